@@ -19,6 +19,9 @@ CLIPS: dict[str, tuple[float, float]] = {
 }
 """Objective -> its own `clip_low` and `clip_high`. cispo has no lower clip: no ratio is below 0."""
 
+UNREACHED_CAP = 1.1
+"""A geometric mean over a trajectory's tokens hardly ever comes so far from 1."""
+
 _SAME_UNCLIPPED = {"gspo": "grpo", "cispo": "dapo"}
 """Objectives that differ from another by how the ratio is taken or clipped, and by nothing else."""
 
@@ -58,16 +61,17 @@ class AlgorithmSection(Section):
     """What a reward is compared with: the mean of its group, or the mean of the group's others (RLOO)."""
     normalise_advantages: bool = True
     """Divide advantages by the group's standard deviation (dr_grpo never does)."""
-    truncated_completions: Literal["train", "mask"] = "train"
-    """Completions that sampling.max_tokens cut off: trained on like any other, or treated as if they had not
-    been sampled: no gradient, no part in the baseline of their group or in the divisor."""
+    truncated_completions: Literal["train", "mask_loss", "mask"] = "train"
+    """Completions that sampling.max_tokens cut off. train: like any other; mask_loss: no gradient, but a part
+    in the baseline of their group and in the divisor (DAPO's overlong filtering); mask: as if they had not
+    been sampled, so that they have no part in these either."""
     updates_per_step: int = Field(default=1, ge=1, le=16)
     """Optimizer updates one batch is split into; with one, and decoupled, no clip can act."""
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         name, level = self.objective, self.correction_level
-        if self.correction_floor > self.correction_cap:
+        if self.decoupled and self.correction == "mask" and self.correction_floor > self.correction_cap:
             raise ValueError(
                 f"algorithm.correction_floor={self.correction_floor:g} is above algorithm.correction_cap="
                 f"{self.correction_cap:g}, so that no weight lies between them; lower the floor"
@@ -135,6 +139,12 @@ class AlgorithmSection(Section):
                 found.append(
                     f"algorithm.objective={self.objective} does not differ from "
                     f"{_SAME_UNCLIPPED[self.objective]} but by its weights: {why}; {fix}"
+                )
+            if self.weight_level == "geometric" and self.correction_cap >= UNREACHED_CAP:
+                found.append(
+                    "nothing bounds a step on stale data: no clip acts, and a geometric mean hardly ever "
+                    f"reaches algorithm.correction_cap={self.correction_cap:g}; set that to 1.01 or so, or "
+                    "take several updates (examples/gspo.yaml)"
                 )
         keys = [key for key in ("correction_level", "correction_cap", "correction_floor") if self._set(key)]
         if not self.decoupled:

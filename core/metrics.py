@@ -23,7 +23,7 @@ class Metric:
 LEARNER_METRICS: tuple[Metric, ...] = (
     Metric("loss", "1", "objective's loss over the batch, mean over the step's updates"),
     Metric("gradient_norm", "1", "norm of the gradient before clipping, mean over the step's updates"),
-    Metric("learning_rate", "1", "AdamW learning rate of the step's last update"),
+    Metric("learning_rate", "1", "AdamW learning rate of the step's last update, made or not"),
     Metric("ratio_mean", "1", "mean importance ratio exp(learner - behaviour logprob) over tokens"),
     Metric("ratio_max", "1", "largest importance ratio of a token"),
     Metric(

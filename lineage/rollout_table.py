@@ -87,15 +87,17 @@ TIMINGS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What used up places of a batch without being in it: groups whose rewards were all equal. What
-    could not be scored counts nowhere."""
+    """A group that used up a place of a batch without being in it, since its rewards were all equal."""
 
-    trajectories: int = 0
-    tokens: int = 0
+    group_id: str
+    """Empty in files of earlier versions, which have the sum over all such groups."""
+    trajectories: int
+    """What could not be scored counts nowhere."""
+    tokens: int
     """Completion tokens of these trajectories."""
 
 
-def encode_batch(rows: Sequence[BatchRow], left_out: LeftOut = LeftOut()) -> bytes:
+def encode_batch(rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = ()) -> bytes:
     """Write the rows of a batch, in their order, as one Parquet file; no rows are fine.
 
     Args:
@@ -122,7 +124,7 @@ def encode_batch(rows: Sequence[BatchRow], left_out: LeftOut = LeftOut()) -> byt
             _texts([row.failure for row in rows]),
         ],
         BATCH_SCHEMA,
-        {_LEFT_OUT: f"{left_out.trajectories} {left_out.tokens}".encode()},
+        {_LEFT_OUT: "\n".join(f"{x.trajectories} {x.tokens} {x.group_id}" for x in left_out).encode()},
     )
 
 
@@ -137,7 +139,7 @@ def decode_batch(payload: bytes) -> list[BatchRow]:
         return _batch_rows(table)
 
 
-def decode_left_out(payload: bytes) -> LeftOut:
+def decode_left_out(payload: bytes) -> list[LeftOut]:
     """Read what was left out of a batch.
 
     Raises:
@@ -145,8 +147,9 @@ def decode_left_out(payload: bytes) -> LeftOut:
     """
     table = _read(payload, BATCH_SCHEMA, columns=("group_id",))
     with _readable(payload, "batch"):
-        trajectories, tokens = map(int, table.schema.metadata[_LEFT_OUT].split())
-    return LeftOut(trajectories, tokens)
+        found = [line.partition(b" ") for line in table.schema.metadata[_LEFT_OUT].splitlines()]
+        pairs = [(int(trajectories), rest.partition(b" ")) for trajectories, _, rest in found]
+        return [LeftOut(group_id.decode(), count, int(tokens)) for count, (tokens, _, group_id) in pairs]
 
 
 def _batch_rows(table: Any) -> list[BatchRow]:

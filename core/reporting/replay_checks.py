@@ -103,7 +103,11 @@ class StepCheck:
         ]
         if self.tensor is not None:
             parts.append(self.tensor.words())
-        metric = next((m for m in self.metrics if m.name == "loss"), None) or next(iter(self.metrics), None)
+        # A learning rate that differs is the cause of all else.
+        first = sorted(self.metrics, key=lambda metric: metric.name != "learning_rate")
+        metric = next((m for m in first if m.name in ("learning_rate", "loss")), None) or next(
+            iter(first), None
+        )
         if metric is not None:
             parts.append(metric.words())
         return "; ".join(parts)

@@ -65,8 +65,8 @@ def seal_batch(
         timings.extend(_timings(ingredient))
     # With filter=refill their places went to other groups, so that the step divides by those.
     dropped = plan.filtered if config.loop.filter == "drop" else ()
-    lengths_out = [n for group in dropped for n in _counted_lengths(group, ingredients, config.algorithm)]
-    left_out = LeftOut(trajectories=len(lengths_out), tokens=sum(lengths_out))
+    counted = [(group, _counted_lengths(group, ingredients, config.algorithm)) for group in dropped]
+    left_out = [LeftOut(group.group_id, len(lengths), sum(lengths)) for group, lengths in counted]
     digest = store.put(encode_batch(rows, left_out))
     timings_digest = store.put(encode_timings(timings))
     rewarded = (*plan.used, *plan.filtered)
@@ -129,7 +129,7 @@ def _counts(
 def _counted_lengths(
     group: GroupState, ingredients: Mapping[str, Ingredient], algorithm: AlgorithmSection
 ) -> list[int]:
-    if algorithm.truncated_completions == "train":
+    if algorithm.truncated_completions != "mask":
         return [group.token_counts[index] for index in group.scored]
     counts = _counts(group, ingredients[group.group_id].submission, algorithm)
     return [length for length, counted in zip(group.token_counts, counts, strict=True) if counted]

@@ -23,7 +23,6 @@ import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
-from antiphon.core.learning_rate import rate_share
 from antiphon.services.broadcast.snapshot import Weights, published_entries
 from antiphon.services.learner.layers.compiled import compile_blocks
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
@@ -44,7 +43,6 @@ class UpdateMetrics:
 
     loss: float
     gradient_norm: float
-    learning_rate: float
     tokens: tuple[TokenMetrics, ...]
     """One per micro-batch, on the CPU."""
 
@@ -81,7 +79,7 @@ def _open_deepspeed() -> Any:
 
 
 class DeepSpeedEngine:
-    """Weights, optimizer and learning-rate schedule of one policy."""
+    """Weights and optimizer of one policy."""
 
     def __init__(self, config: RunConfig, make_policy: Callable[[Any, Objective], Policy] = Policy) -> None:
         """Load the base weights and make the engine.
@@ -107,17 +105,16 @@ class DeepSpeedEngine:
         policy = make_policy(causal_model, objective)
         if section.compiled:
             compile_blocks(causal_model)
+        self.learning_rate = section.learning_rate
         optimizer = torch.optim.AdamW(
             policy.parameters(),
-            lr=section.learning_rate,
+            lr=self.learning_rate,
             betas=(section.beta1, section.beta2),
             weight_decay=section.weight_decay,
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, rate_share(section, config.run.steps, config.algorithm.updates_per_step)
-        )
+        self._optimizer = optimizer
         self._engine, *_ = deepspeed.initialize(
-            model=policy, optimizer=optimizer, lr_scheduler=schedule, config=_deepspeed_config(config)
+            model=policy, optimizer=optimizer, config=_deepspeed_config(config)
         )
 
     def update(
@@ -125,6 +122,7 @@ class DeepSpeedEngine:
         batches: Sequence[MicroBatch],
         proximal_logprobs: Sequence[torch.Tensor] | None = None,
         left_out: UpdateTotals = NOTHING,
+        share: float = 1.0,
         done: Callable[[], None] = lambda: None,
     ) -> UpdateMetrics:
         """Make one optimizer update from all micro-batches together.
@@ -134,6 +132,7 @@ class DeepSpeedEngine:
             proximal_logprobs: per micro-batch, the logprobs [R, T] at the start of the step;
                 None when this is the step's first update.
             left_out: what the update divides by besides its own trajectories and tokens.
+            share: of the learning rate, 0..1.
             done: called after each micro-batch.
 
         Raises:
@@ -144,8 +143,9 @@ class DeepSpeedEngine:
             tokens=left_out.tokens + sum(batch.completion_tokens for batch in batches),
         )
         loss, metrics = self.sum_gradients(batches, totals, proximal_logprobs, done)
-        learning_rate = float(self._engine.get_lr()[0])
-        return UpdateMetrics(loss, self._apply(), learning_rate, tuple(metrics))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate * share
+        return UpdateMetrics(loss, self._apply(), tuple(metrics))
 
     def sum_gradients(
         self,
@@ -240,7 +240,7 @@ class DeepSpeedEngine:
             self._engine.optimizer.checkpoint_event_epilogue()
 
     def save(self, folder: Path, client_state: dict[str, Any]) -> None:
-        """Write weights, optimizer, schedule and `client_state` into `folder`."""
+        """Write weights, optimizer and `client_state` into `folder`."""
         self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client_state, save_latest=False)
 
     def load(self, folder: Path) -> dict[str, Any]:

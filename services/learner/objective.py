@@ -159,7 +159,7 @@ class Objective:
 
     def ingredients(
         self, learner: torch.Tensor, batch: LossBatch, proximal_logprobs: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, TokenMetrics]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor, TokenMetrics]:
         """Return what the ratio compares with, each token's weight, and the metrics; [R, T], no gradient.
 
         Args:
@@ -173,8 +173,8 @@ class Objective:
             weight, altered = self.importance_weights(proximal, batch)
         else:
             old = batch.behaviour_logprobs
-            weight, altered = None, torch.zeros_like(batch.mask, dtype=torch.bool)
-        applied = batch.mask if weight is None else weight * batch.mask
+            weight, altered = torch.ones_like(batch.mask), torch.zeros_like(batch.mask, dtype=torch.bool)
+        applied = weight * batch.mask
         clipped = torch.zeros_like(altered)
         if old is not None:
             factor, clipped, beyond = self._clip(learner, old, batch)
@@ -182,7 +182,7 @@ class Objective:
             applied = applied * factor
             # Further apart than this would overflow, or be 0 times infinity.
             old = torch.where(beyond, learner - (learner - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), old)
-            weight = torch.where(beyond, 0.0, torch.ones_like(batch.mask) if weight is None else weight)
+            weight = torch.where(beyond, 0.0, weight)
         return old, weight, TokenMetrics(learner, altered, clipped, applied)
 
     def _clip(
@@ -213,18 +213,19 @@ class Objective:
 
     def importance_weights(
         self, proximal: torch.Tensor, batch: LossBatch
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weights [R, T] of exp(proximal - behaviour) and which of them were altered.
 
         At sequence level a trajectory's weight is the product over its tokens, at geometric level the
-        geometric mean. A weight is at most e^LOG_RATIO_LIMIT, whatever the cap.
+        geometric mean. It is 0 where a token is further apart than LOG_RATIO_LIMIT, whatever the cap.
         """
         algorithm = self._algorithm
-        untouched = torch.zeros_like(batch.mask, dtype=torch.bool)
-        if algorithm.correction == "none":
-            return None, untouched
         distance = (proximal - batch.behaviour_logprobs) * batch.mask
+        beyond = distance.abs() > LOG_RATIO_LIMIT  # what is no number goes on to the loss, which names it
+        if algorithm.correction == "none":
+            return torch.where(beyond, 0.0, torch.ones_like(batch.mask)), beyond
         if algorithm.weight_level != "token":
+            beyond = beyond.any(1, keepdim=True).expand_as(beyond)
             distance = distance.sum(1, keepdim=True)
             if algorithm.weight_level == "geometric":
                 distance = distance / batch.mask.sum(1, keepdim=True)
@@ -236,5 +237,6 @@ class Objective:
         else:
             altered = (weight > algorithm.correction_cap) | (weight < algorithm.correction_floor)
             weight = weight.masked_fill(altered, 0.0)
+        weight, altered = weight.masked_fill(beyond, 0.0), altered | beyond
         # Liger multiplies losses of padding by the mask afterwards: they must be finite.
         return torch.where(batch.mask > 0, weight, 1.0), altered & (batch.mask > 0)

@@ -9,7 +9,7 @@ Legend: N positions the model computes, P pairs of a position and the token that
 of the micro-batch, T completion tokens of the longest of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -98,13 +98,13 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
     return [_micro_batch([rows[place] for place in part], [inputs[p] for p in part], step) for part in parts]
 
 
-def split_updates(rows: Sequence[BatchRow], updates: int) -> list[list[BatchRow]]:
-    """Deal whole groups to the step's updates, in the order of their ids; empty parts vanish."""
-    groups: dict[str, list[BatchRow]] = {}
-    for row in sorted(rows, key=lambda row: (row.group_id, row.sample_index)):
-        groups.setdefault(row.group_id, []).append(row)
-    dealt = [list(groups.values())[start::updates] for start in range(updates)]
-    return [[row for group in part for row in group] for part in dealt if part]
+def deal_groups(group_ids: Iterable[str], updates: int) -> list[frozenset[str]]:
+    """Deal the groups of a step, those left out of its batch among them, to its updates.
+
+    It goes by the order of their ids, so that what a filter leaves out moves no other group.
+    """
+    ordered = sorted(set(group_ids))
+    return [frozenset(ordered[start::updates]) for start in range(updates)]
 
 
 def _check_row(row: BatchRow) -> None:

@@ -2,7 +2,8 @@
 
 The loss needs only the hidden states that predict completion tokens and the output embedding.
 A model whose logits are anything but `head @ hidden` is refused at the start, by comparison
-with its own forward pass, instead of being trained wrongly.
+with its own forward pass, instead of being trained wrongly. So is one that computes something else while it
+trains than while it samples: every dropout is set to 0, since an importance weight would be its noise.
 """
 
 from typing import Any
@@ -139,11 +140,22 @@ def load_causal_model(path: str, dtype: torch.dtype, gradient_checkpointing: boo
             f"model.path={path} lacks {len(missing)} tensors, {missing[0]} among them, which would be made "
             "up at random; copy the model anew"
         )
+    _silence_dropout(model)
     _check_head(model, path)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     return model
+
+
+def _silence_dropout(model: Any) -> None:
+    """Set every probability of dropping something to 0, in layers and where an attention keeps its own."""
+    for module in (*model.modules(), model.config):
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def published_names(causal_model: Any) -> list[str]:
@@ -166,8 +178,12 @@ def _check_head(model: Any, path: str) -> None:
             states = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
             ours = (states @ head.weight.T).float()
             theirs = model(input_ids=tokens, use_cache=False).logits.float()
+            model.train()
+            training = model(input_ids=tokens, use_cache=False).logits.float()
         if not torch.allclose(ours, theirs, atol=_PROBE_TOLERANCE, rtol=_PROBE_TOLERANCE):
             problem = "scales or caps its logits after the output head"
+        elif not torch.allclose(training, theirs, atol=_PROBE_TOLERANCE, rtol=_PROBE_TOLERANCE):
+            problem = "computes with noise while it trains (a dropout that its modules do not show)"
     if problem:
         raise ConfigError(
             f"model.path={path} {problem}, which the learner's loss does not support; use another"

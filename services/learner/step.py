@@ -7,6 +7,7 @@ in a replay, leads to the digests that were committed.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,17 +15,29 @@ import torch
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.core.records import BatchRow, FinishReason
+from antiphon.core.learning_rate import rate_share
+from antiphon.core.records import FinishReason
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.lineage.rollout_table import decode_batch, decode_left_out
+from antiphon.lineage.rollout_table import LeftOut, decode_batch, decode_left_out
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
 from antiphon.services.learner.objective import NOTHING, UpdateTotals
-from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
+from antiphon.services.learner.packing import MicroBatch, deal_groups, make_micro_batches
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.step_metrics import describe_tokens, drifts, empty_statistics, gather
 from antiphon.services.learner.training import TrainedStep, Training
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePart:
+    """What one optimizer update of a step works on."""
+
+    batches: list[MicroBatch]
+    left_out: UpdateTotals
+    """What it divides by besides its own rows."""
+    share: float
+    """Of the learning rate."""
 
 
 class Trainer(Training):
@@ -41,6 +54,8 @@ class Trainer(Training):
         self._checkpoints = checkpoints
         self._make_engine = make_engine
         self._engine: DeepSpeedEngine | None = None
+        self._updates = config.algorithm.updates_per_step
+        self._share = rate_share(config.learner, config.run.steps, self._updates)
         self._version = -1
         self.progress = ProgressCounter()
         checkpoints.checked = self.progress.add
@@ -71,35 +86,55 @@ class Trainer(Training):
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         begun = time.perf_counter()
-        rows = [row for row in decode_batch(payload) if not row.failure]
-        if self._config.algorithm.truncated_completions == "mask":
-            rows = [row for row in rows if row.finish_reason is not FinishReason.LENGTH]
-        updates = self._micro_batches(rows, step)
-        left_out = self._left_out(payload, len(updates))
+        updates = self._parts(payload, step)
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
         self._version = -1
         if updates:
-            metrics, apart = _train_updates(engine, updates, left_out, self.progress.add)
+            metrics, apart = _train_updates(engine, updates, self.progress.add)
         else:
             metrics, apart = empty_statistics(), {}
         self._version = step + 1
+        metrics["learning_rate"] = engine.learning_rate * self._share(self._version * self._updates - 1)
         metrics["train_s"] = time.perf_counter() - begun
         return TrainedStep(self.version, engine.weights(), metrics, apart)
 
-    def _micro_batches(self, rows: list[BatchRow], step: int) -> list[list[MicroBatch]]:
-        section = self._config.learner
-        return [
-            make_micro_batches(part, step, section.micro_batch_tokens)
-            for part in split_updates(rows, self._config.algorithm.updates_per_step)
+    def _parts(self, payload: bytes, step: int) -> list[UpdatePart]:
+        """Deal a batch to the step's updates; one that gets nothing to train on makes none."""
+        algorithm = self._config.algorithm
+        rows, left_out = decode_batch(payload), decode_left_out(payload)
+        scored = [row for row in rows if not row.failure]
+        cut_off = [row for row in scored if row.finish_reason is FinishReason.LENGTH]
+        trained = scored
+        if algorithm.truncated_completions != "train":
+            trained = [row for row in scored if row.finish_reason is not FinishReason.LENGTH]
+        if algorithm.truncated_completions == "mask_loss":
+            left_out += [LeftOut(row.group_id, 1, len(row.token_ids)) for row in cut_off]
+        # In a file of an earlier version the groups left out have no names, and so no part in the dealing.
+        ids = {row.group_id for row in trained}
+        if all(group.group_id for group in left_out):
+            ids |= {row.group_id for row in rows} | {group.group_id for group in left_out}
+        dealt = [
+            (place, group_ids, own)
+            for place, group_ids in enumerate(deal_groups(ids, self._updates))
+            if (own := [row for row in trained if row.group_id in group_ids])
         ]
-
-    def _left_out(self, payload: bytes, updates: int) -> UpdateTotals:
-        """Return what each of a step's updates divides by besides its own rows."""
-        if self._config.algorithm.divisor == "trained" or not updates:
-            return NOTHING
-        found = decode_left_out(payload)
-        return UpdateTotals(found.trajectories / updates, found.tokens / updates)
+        parts = []
+        for place, group_ids, own in dealt:
+            shared = [(x, 1) for x in left_out if x.group_id in group_ids]
+            shared += [(x, len(dealt)) for x in left_out if not x.group_id]
+            totals = UpdateTotals(
+                sum(group.trajectories / by for group, by in shared),
+                sum(group.tokens / by for group, by in shared),
+            )
+            parts.append(
+                UpdatePart(
+                    make_micro_batches(own, step, self._config.learner.micro_batch_tokens),
+                    NOTHING if algorithm.divisor == "trained" else totals,
+                    self._share(step * self._updates + place),
+                )
+            )
+        return parts
 
     def save(self) -> int:
         engine = self._held()
@@ -159,33 +194,31 @@ def _bytes_in(folder: Path) -> int:
 
 def _train_updates(
     engine: DeepSpeedEngine,
-    updates: list[list[MicroBatch]],
-    left_out: UpdateTotals,
+    updates: list[UpdatePart],
     count: Callable[[], None],
 ) -> tuple[dict[str, float], dict[str, tuple[SampleStatistics, ...]]]:
     # Later updates clip against the weights the step began with; the first one holds them.
     proximal: list[list[torch.Tensor] | None] = [None]
-    for batches in updates[1:]:
+    for part in updates[1:]:
         held = []
-        for batch in batches:
+        for batch in part.batches:
             held.append(engine.logprobs(batch))
             count()
         proximal.append(held)
     pairs = zip(updates, proximal, strict=True)
-    done = [engine.update(batches, old, left_out, count) for batches, old in pairs]
+    done = [engine.update(part.batches, old, part.left_out, part.share, count) for part, old in pairs]
     # Only the first update sees the weights that the step began with.
-    return _metrics(updates, done), drifts(updates[0], done[0].tokens)
+    return _metrics(updates, done), drifts(updates[0].batches, done[0].tokens)
 
 
-def _metrics(updates: list[list[MicroBatch]], done: list[UpdateMetrics]) -> dict[str, float]:
-    batches = [batch for part in updates for batch in part]
+def _metrics(updates: list[UpdatePart], done: list[UpdateMetrics]) -> dict[str, float]:
+    batches = [batch for part in updates for batch in part.batches]
     tokens = [found for update in done for found in update.tokens]
     total = sum(batch.completion_tokens for batch in batches)
     slots = sum(len(batch.shared.slots.index) for batch in batches)
     return {
         "loss": sum(update.loss for update in done) / len(done),
         "gradient_norm": sum(update.gradient_norm for update in done) / len(done),
-        "learning_rate": done[-1].learning_rate,
         "completion_tokens": float(total),
         "trajectories": float(sum(len(batch.advantages) for batch in batches)),
         "padding_share": 1.0 - sum(batch.shared.real_slots for batch in batches) / slots,

@@ -10,7 +10,10 @@ from antiphon.core.errors import ConfigError
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"correction_floor": 3.0}, "correction_floor=3 is above algorithm.correction_cap=2"),
+        (
+            {"correction": "mask", "correction_floor": 3.0},
+            "correction_floor=3 is above algorithm.correction_cap=2",
+        ),
         ({"correction": "mask", "correction_cap": 0.25}, "correction_floor=0.5 is above"),
         ({"objective": "gspo", "correction_level": "token"}, "does not fit algorithm.objective=gspo"),
         ({"objective": "cispo", "correction_level": "sequence"}, "does not fit algorithm.objective=cispo"),
@@ -39,7 +42,16 @@ def test_what_means_nothing_is_refused_in_one_sentence(changes: dict, sentence: 
         ({"clip_low": 0.1, "dual_clip": 3.0}, ["algorithm.clip_low and algorithm.dual_clip cannot act"]),
         ({"clip_high": 0.3, "updates_per_step": 2}, []),
         ({"clip_high": 0.3, "decoupled": False}, []),
-        ({"objective": "gspo"}, ["algorithm.objective=gspo does not differ from grpo"]),
+        (
+            {"objective": "gspo"},
+            ["algorithm.objective=gspo does not differ from grpo", "nothing bounds a step on stale data"],
+        ),
+        (
+            {"objective": "gspo", "correction_cap": 1.01},
+            ["algorithm.objective=gspo does not differ from grpo"],
+        ),
+        ({"correction_level": "geometric"}, ["nothing bounds a step on stale data"]),
+        ({"correction_cap": 0.4}, []),
         ({"objective": "cispo"}, ["algorithm.objective=cispo does not differ from dapo"]),
         ({"objective": "gspo", "updates_per_step": 4}, []),
         (

@@ -114,7 +114,8 @@ class Experiment:
         version = max(0, step - self._lag)
         self._task.load(self._versions[version])
         rows: list[BatchRow] = []
-        left_trajectories = left_tokens = taken = opened = 0
+        left_out: list[LeftOut] = []
+        taken = opened = 0
         rewards: list[float] = []
         most = (
             int(loop.prompts_per_step * loop.refill_limit)
@@ -133,14 +134,13 @@ class Experiment:
                         taken += 1
                         masks = self._config.algorithm.truncated_completions == "mask"
                         counted = [len(one.tokens) for one in group if one.ended or not masks]
-                        left_trajectories += len(counted)
-                        left_tokens += sum(counted)
+                        left_out.append(LeftOut(f"g{number:07d}", len(counted), sum(counted)))
                     continue
                 taken += 1
                 self._trained_groups += 1
                 rows.extend(self._rows(problem, number, group, scored, version))
         self._sampled_groups += opened
-        return encode_batch(rows, LeftOut(left_trajectories, left_tokens)), float(np.mean(rewards))
+        return encode_batch(rows, left_out), float(np.mean(rewards))
 
     def _sample(
         self, chosen: list[tuple[Problem, int]], step: int, opened: int

@@ -42,7 +42,7 @@ def ingredient(name: str, rewards: tuple[float, ...]) -> Ingredient:
     return Ingredient(group, GroupSubmission("l", name, "w", trajectories, 0.0), prompt)
 
 
-def sealed(folder: Path, filter_: str, truncated: str) -> tuple[list[BatchRow], LeftOut]:
+def sealed(folder: Path, filter_: str, truncated: str) -> tuple[list[BatchRow], list[LeftOut]]:
     config: RunConfig = build_config(
         {
             "loop": {"filter": filter_},
@@ -61,8 +61,9 @@ def sealed(folder: Path, filter_: str, truncated: str) -> tuple[list[BatchRow], 
 @pytest.mark.parametrize(
     ("truncated", "advantages", "left_out"),
     [
-        ("train", [0.25, 0.25, -0.75, 0.25], LeftOut(4, 15)),
-        ("mask", [0.5, 0.0, -0.5, 0.0], LeftOut(2, 5)),
+        ("train", [0.25, 0.25, -0.75, 0.25], LeftOut("g1", 4, 15)),
+        ("mask_loss", [0.25, 0.25, -0.75, 0.25], LeftOut("g1", 4, 15)),
+        ("mask", [0.5, 0.0, -0.5, 0.0], LeftOut("g1", 2, 5)),
     ],
 )
 def test_a_masked_completion_moves_no_baseline_and_is_in_no_divisor(
@@ -70,11 +71,11 @@ def test_a_masked_completion_moves_no_baseline_and_is_in_no_divisor(
 ) -> None:
     rows, found = sealed(tmp_path, "drop", truncated)
     assert [row.advantage for row in rows] == advantages
-    assert found == left_out
+    assert found == [left_out]
 
 
 def test_with_refill_other_groups_have_the_places_of_those_left_out(tmp_path: Path) -> None:
-    assert sealed(tmp_path, "refill", "train")[1] == LeftOut(0, 0)
+    assert sealed(tmp_path, "refill", "train")[1] == []
 
 
 def test_statistics_are_those_of_the_members_that_were_scored(tmp_path: Path) -> None:
@@ -91,4 +92,4 @@ def test_statistics_are_those_of_the_members_that_were_scored(tmp_path: Path) ->
     rows = decode_batch(payload)
     assert [row.failure for row in rows] == ["", "it took too long", "", ""]
     assert [row.advantage for row in rows] == pytest.approx([1 / 3, 0.0, -2 / 3, 1 / 3])
-    assert decode_left_out(payload) == LeftOut(2, LENGTHS[1] + LENGTHS[3])
+    assert decode_left_out(payload) == [LeftOut("g1", 2, LENGTHS[1] + LENGTHS[3])]

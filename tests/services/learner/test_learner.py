@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import BlockedError, ConfigError, ContractError, IntegrityError, UnavailableError
@@ -38,11 +38,13 @@ from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.snapshot import weights_digest, weights_of, write_snapshot
 from antiphon.services.broadcast.verified_weights import open_snapshot
 from antiphon.services.coordinator.api import StageReply
+from antiphon.services.learner import policy as policy_module
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.objective import UpdateTotals
 from antiphon.services.learner.packing import make_micro_batches
+from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.server import open_learner, register_learner
 from antiphon.services.learner.service import LearnerService
@@ -859,6 +861,30 @@ def test_everything_works_over_grpc(model_path: Path, tmp_path: Path) -> None:
     run(body)
 
 
+def test_a_model_with_dropout_trains_without_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    ).save_pretrained(tmp_path / "gpt2")
+    tokens = torch.arange(16)[None]
+    model = load_causal_model(str(tmp_path / "gpt2"), torch.float32, False)
+    assert model.training
+    once, again, sampled = model(tokens).logits, model(tokens).logits, model.eval()(tokens).logits
+    assert torch.equal(once, again) and torch.equal(once, sampled)
+
+
+def test_a_model_that_adds_noise_while_it_trains_is_refused(tmp_path: Path, model_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = Qwen3Config.from_pretrained(model_path)
+    shape.attention_dropout = 0.5
+    Qwen3ForCausalLM(shape).save_pretrained(tmp_path)
+    load_causal_model(str(tmp_path), torch.float32, False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(policy_module, "_silence_dropout", lambda model: None)
+        with pytest.raises(ConfigError, match="computes with noise while it trains"):
+            load_causal_model(str(tmp_path), torch.float32, False)
+
+
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "nowhere"):
@@ -877,7 +903,8 @@ def test_what_the_filter_leaves_out_changes_the_work_and_not_the_update(
     config = make_config(model_path, algorithm__objective=objective)
     rows = [replace(row, advantage=0.0) if row.group_id.endswith("g1") else row for row in make_rows(0)]
     kept = [row for row in rows if row.advantage]
-    left_out = LeftOut(len(rows) - len(kept), sum(len(row.token_ids) for row in rows if not row.advantage))
+    tokens = sum(len(row.token_ids) for row in rows if not row.advantage)
+    left_out = [LeftOut("s0-g1", len(rows) - len(kept), tokens)]
     whole = trained_norm(config, tmp_path / "a", encode_batch(rows))
     assert trained_norm(config, tmp_path / "b", encode_batch(kept, left_out)) == pytest.approx(
         whole, rel=1e-5
@@ -886,6 +913,76 @@ def test_what_the_filter_leaves_out_changes_the_work_and_not_the_update(
     found = trained_norm(alone, tmp_path / "c", encode_batch(kept, left_out))
     assert found > 1.5 * whole  # half of the groups are in it
     assert trained_norm(config, tmp_path / "d", encode_batch(kept)) == found
+
+
+def trained_weights(config: RunConfig, folder: Path, batches: list[bytes]) -> tuple[str, list[float]]:
+    """Return the digest of the weights after some steps, and the learning rate of each."""
+    trainer = Trainer(config, CheckpointStore(folder, 1))
+    trainer.start(0)
+    try:
+        done = [trainer.train(step, payload) for step, payload in enumerate(batches)]
+        return done[-1].weights.digest(), [step.metrics["learning_rate"] for step in done]
+    finally:
+        trainer.stop()
+
+
+def test_a_filter_deals_no_group_to_another_update(model_path: Path, tmp_path: Path) -> None:
+    """Four groups, two updates; the first group has no variance. Its update has the third group alone."""
+    rows = [
+        replace(row, group_id=f"g{2 * seed + place // 4}", advantage=row.advantage * (seed + place // 4 > 0))
+        for seed in (0, 1)
+        for place, row in enumerate(make_rows(seed))
+    ]
+    kept = [row for row in rows if row.advantage]
+    assert {row.group_id for row in kept} == {"g1", "g2", "g3"}
+    left_out = [LeftOut("g0", 4, sum(len(row.token_ids) for row in rows if row.group_id == "g0"))]
+    config = make_config(model_path, algorithm__updates_per_step=2)
+    parts = [
+        Trainer(config, CheckpointStore(tmp_path / "none", 1))._parts(payload, 0)
+        for payload in (encode_batch(rows), encode_batch(kept, left_out))
+    ]
+    for of_all, of_kept in zip(*parts, strict=True):
+        held = [
+            {group for batch in part.batches for group, _ in batch.rows} - {"g0"}
+            for part in (of_all, of_kept)
+        ]
+        assert held[0] == held[1]
+        divisors = [
+            part.left_out.tokens + sum(batch.completion_tokens for batch in part.batches)
+            for part in (of_all, of_kept)
+        ]
+        assert divisors[0] == divisors[1]
+
+
+def test_a_batch_of_an_earlier_version_is_dealt_as_it_was_then(model_path: Path, tmp_path: Path) -> None:
+    rows = [
+        replace(row, group_id=f"g{2 * seed + place // 4 + 1}")
+        for seed in (0, 1)
+        for place, row in enumerate(make_rows(seed))
+    ]
+    config = make_config(model_path, algorithm__updates_per_step=2)
+    first, second = Trainer(config, CheckpointStore(tmp_path, 1))._parts(
+        encode_batch(rows, [LeftOut("", 4, 22)]), 0
+    )
+    assert first.left_out == second.left_out == UpdateTotals(2.0, 11.0)
+    found = [{group for batch in part.batches for group, _ in batch.rows} for part in (first, second)]
+    assert found == [{"g1", "g3"}, {"g2", "g4"}]
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_the_learning_rate_is_that_of_the_step_whatever_was_trained_before(
+    model_path: Path, tmp_path: Path, updates: int
+) -> None:
+    choice = {"run__steps": 4, "learner__schedule": "cosine", "learner__final_rate_share": 0.1}
+    config = make_config(model_path, **choice, algorithm__updates_per_step=updates)
+    full = [encode_batch(make_rows(step)) for step in range(4)]
+    with_empty = [full[0], encode_batch([]), encode_batch(make_rows(2)[:4]), full[3]]
+    _, rates = trained_weights(config, tmp_path / "a", full)
+    digest, again = trained_weights(config, tmp_path / "b", with_empty)
+    assert again == rates == sorted(rates[:2]) + sorted(rates[2:], reverse=True)
+    # And it is what the update was made with: the last step alone, from the same weights, says so.
+    flat = make_config(model_path, **choice | {"learner__schedule": "constant"})
+    assert digest != trained_weights(flat, tmp_path / "c", with_empty)[0]
 
 
 def trained_norm(config: RunConfig, folder: Path, payload: bytes) -> float:
@@ -910,6 +1007,12 @@ def test_completions_that_were_cut_off_or_not_scored_are_in_neither_update_nor_d
     masked = trained_norm(config, tmp_path / "a", encode_batch(rows))
     assert masked == trained_norm(config, tmp_path / "b", encode_batch(ended))
     assert masked != trained_norm(make_config(model_path), tmp_path / "c", encode_batch(rows))
+    # Masked in the loss alone they stay in the divisor, as what the filter left out does.
+    loss_alone = make_config(model_path, algorithm__truncated_completions="mask_loss")
+    cut = sum(len(row.token_ids) for row in rows if row.finish_reason is FinishReason.LENGTH)
+    whole = sum(len(row.token_ids) for row in rows)
+    found = trained_norm(loss_alone, tmp_path / "e", encode_batch(rows))
+    assert found == pytest.approx(masked * (whole - cut) / whole, rel=1e-5)
     failed = [replace(row, failure="it hung") if row.sample_index == 1 else row for row in make_rows(0)]
     assert masked == trained_norm(make_config(model_path), tmp_path / "d", encode_batch(failed))
 

@@ -269,6 +269,34 @@ def test_one_impossible_logprob_gives_a_finite_loss_and_no_gradient(name: str, d
             assert bool((found.applied == 0).all()) == (name == "gspo")  # one ratio for the trajectory
 
 
+@pytest.mark.parametrize(
+    ("name", "correction", "level"),
+    [
+        *itertools.product(
+            ("dapo", "grpo"), ("truncate", "mask", "none"), ("token", "sequence", "geometric")
+        ),
+        *itertools.product(("gspo",), ("truncate", "mask", "none"), ("sequence", "geometric")),
+        ("cispo", "truncate", "token"),
+        ("dr_grpo", "none", "token"),
+    ],
+)
+def test_a_token_beyond_twenty_nats_gets_no_gradient(name: str, correction: str, level: str) -> None:
+    """Its log-probability is wrong; the rest of its trajectory counts, unless one weight is of the whole."""
+    toy = Toy()
+    (batch,) = make_micro_batches(make_rows(8), 0, 10_000)
+    algorithm = AlgorithmSection(objective=name, correction=correction, correction_level=level)
+    learner = toy.logprobs(batch).detach()
+    behaviour = learner.clone()
+    behaviour[0, 0] -= 30.0
+    spoiled = dataclasses.replace(batch, behaviour_logprobs=behaviour * batch.mask)
+    for proximal in (None, learner.clone()):
+        _, _, found = Objective(algorithm, MAX_TOKENS, 1.0).ingredients(learner, spoiled, proximal)
+        assert float(found.applied[0, 0]) == 0.0 and bool(found.altered[0, 0])
+        whole = level != "token" and correction != "none"
+        assert bool((found.applied[0] == 0).all()) == whole
+        assert bool((found.applied[1:][batch.mask[1:] > 0] > 0).all())
+
+
 def test_a_trajectory_that_is_masked_by_its_weight_stays_in_the_divisor() -> None:
     """A weight of 0 is a value like others: if the divisor shrank, the rest would count for more."""
     toy = Toy()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
-from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
+from antiphon.services.learner.packing import MicroBatch, deal_groups, make_micro_batches
 
 
 def make_row(group: int, sample: int, prompt: int, length: int) -> BatchRow:
@@ -154,17 +154,17 @@ def test_arrival_changes_nothing(rows, budget, chance) -> None:
     for ours, theirs in zip(first, second, strict=True):
         for field in dataclasses.fields(MicroBatch):
             assert same(getattr(ours, field.name), getattr(theirs, field.name))
-    order = [[row.group_id for row in part] for part in split_updates(rows, 3)]
-    assert order == [[row.group_id for row in part] for part in split_updates(shuffled, 3)]
+    ids, mixed = [row.group_id for row in rows], [row.group_id for row in shuffled]
+    assert deal_groups(ids, 3) == deal_groups(mixed, 3)
 
 
 @given(rows=ROWS, updates=st.integers(1, 6))
 def test_updates_share_whole_groups(rows, updates) -> None:
-    parts = split_updates(rows, updates)
-    groups = [{row.group_id for row in part} for part in parts]
-    assert sum(len(part) for part in parts) == len(rows)
-    assert len(set().union(*groups)) == sum(map(len, groups))
-    assert 1 <= len(parts) <= updates
+    ids = [row.group_id for row in rows]
+    parts = deal_groups(ids, updates)
+    assert len(parts) == updates and set().union(*parts) == set(ids)
+    assert sum(map(len, parts)) == len(set(ids))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize(
