@@ -6,6 +6,7 @@ what is heavy only when they run, so help and mistakes answer at once.
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -91,7 +92,8 @@ def execute(arguments: Sequence[str]) -> int:
         code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         verb = " ".join(("antiphon", *(error.command_chain or ())))
-        return _complain(f"{' '.join(str(error).split())} See `{verb} --help`.", 2)
+        said = " ".join(str(error).split())
+        return _complain(f"{said} {_as_override(said)}See `{verb} --help`.", 2)
     except AntiphonError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -110,6 +112,23 @@ def execute(arguments: Sequence[str]) -> int:
             raise
         return _complain(f"cannot use {error.filename}: {error.strerror}; give another file or folder", 2)
     return code if isinstance(code, int) else 0
+
+
+def _as_override(said: str) -> str:
+    """Say how a field of the configuration is set, where it was written as an option."""
+    option = re.search(r'Unknown option: "?--([\w.-]+\w)', said)
+    if option is None:
+        return ""
+    from antiphon.core.config import RunConfig
+    from antiphon.core.config_errors import places_of
+
+    name = option[1].replace("-", "_").rpartition(".")[2]
+    places = places_of(name, RunConfig)
+    return (
+        f"A field of the configuration is set by {' or '.join(f'{place}=VALUE' for place in places)}. "
+        if places
+        else ""
+    )
 
 
 def _complain(sentence: str, code: int) -> int:

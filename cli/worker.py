@@ -89,6 +89,12 @@ def worker_credentials(given: Path | None, run: str, coordinator: str) -> "Crede
     bundle = find_credentials(credentials_folder(given))
     if bundle is None and run:
         bundle = local_credentials(home_directory() / "runs" / run)
+        if bundle is None:
+            raise ConfigError(
+                f"there is no run {run} of yours under {home_directory() / 'runs'}, whose credentials "
+                f"would open the coordinator at {coordinator}; give --credentials FOLDER, or one of "
+                "`antiphon runs`"
+            )
     if bundle is None:
         raise ConfigError(
             f"the coordinator at {coordinator} lets no one in without credentials; give --credentials FOLDER "

@@ -183,11 +183,13 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file at {path}; give the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; give a readable YAML file") from error
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read {path}: {said}; give the path of a YAML file") from error
     try:
         tree = read_yaml(text) or {}
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        raise ConfigError(f"{path} is not valid YAML: {said}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(tree, dict):
@@ -245,7 +247,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {override!r} is not of the form key=value; write loop.max_staleness=2")
     try:
-        value = read_yaml(raw) if raw else ""
+        value = read_yaml(raw, key) if raw else ""
     except yaml.YAMLError:
         raise ConfigError(f"override {key}: {raw!r} is not a valid YAML value; quote it") from None
     *path, leaf = key.split(".")

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,19 +35,28 @@ _WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 """Kind of an error -> what is asked for instead."""
 
+_READ_OTHERWISE = re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+"""Numbers that YAML 1.1 reads to the base of 8 or 60."""
 MOST_SHOWN = 60
 """Characters of a wrong value that are repeated."""
 
 
-def read_yaml(text: str) -> Any:
-    """Read one YAML document in which no mapping has a key twice and nothing holds itself.
+def read_yaml(text: str, place: str = "") -> Any:
+    """Read one YAML document in which every value is what it looks like.
+
+    Args:
+        text: the document.
+        place: the key that it is the value of, for what is said; a value of a key holds no comment.
 
     Raises:
-        ConfigError: with the lines of a key that stands twice.
+        ConfigError: for a key that stands twice, what holds itself, or what YAML reads as something else.
         yaml.YAMLError: when it is no YAML.
     """
     try:
-        _check_keys(yaml.compose(text, Loader=_LOADER), "", ())
+        node = yaml.compose(text, Loader=_LOADER)
+        _check_keys(node, place, ())
+        if place and "#" in (cut := text[0 if node is None else node.end_mark.index :]):
+            raise ConfigError(f"{place}: YAML leaves out {cut.strip()!r} as a comment; quote the whole value")
         return yaml.load(text, Loader=_LOADER)
     except (ValueError, RecursionError) as error:  # a day that no calendar has, a number of 5,000 digits
         raise yaml.YAMLError(str(error)) from error
@@ -55,6 +65,12 @@ def read_yaml(text: str) -> Any:
 def _check_keys(node: yaml.Node | None, place: str, outer: tuple[yaml.Node, ...]) -> None:
     if any(node is one for one in outer):
         raise ConfigError(f"{place} holds itself; write its values out instead of an alias")
+    numbers = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    if isinstance(node, yaml.ScalarNode) and node.tag in numbers and _READ_OTHERWISE.fullmatch(node.value):
+        read = yaml.load(node.value, Loader=_LOADER)
+        raise ConfigError(
+            f"{place}={node.value} is {read} in YAML; write {read} if that is meant, else a plain number"
+        )
     if isinstance(node, yaml.SequenceNode):
         for value in node.value:
             _check_keys(value, place, (*outer, node))
@@ -62,6 +78,8 @@ def _check_keys(node: yaml.Node | None, place: str, outer: tuple[yaml.Node, ...]
         lines: dict[str, int] = {}
         for key, value in node.value:
             name = f"{place}.{key.value}" if place else str(key.value)
+            if ":" in str(key.value) and value.value == "" and not (key.style or value.style):
+                raise ConfigError(f"{name} is a key without a value; write a blank after the colon")
             line = key.start_mark.line + 1
             if name in lines:
                 where = f"lines {lines[name]} and {line}" if lines[name] != line else f"line {line}"
@@ -106,7 +124,14 @@ def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[Bas
     return root
 
 
+def places_of(field: str, root: type[BaseModel]) -> list[str]:
+    """Return where in the sections of `root` a field of this name stands, as section.field."""
+    return [f"{name}.{field}" for name in root.model_fields if field in _section((name,), root).model_fields]
+
+
 def _suggest(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
+    if len(location) == 1 and (places := places_of(str(location[0]), root)):
+        return f"; did you mean {' or '.join(places)}?"
     known = list(_section(location[:-1], root).model_fields)
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     prefix = "".join(f"{part}." for part in location[:-1])

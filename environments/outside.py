@@ -5,7 +5,10 @@ What is wrong with one is a sentence that names it, before anything starts; the 
 
 import importlib
 import inspect
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
@@ -23,6 +26,8 @@ from antiphon.system.packages import (
 
 METHODS = ("problem", "size", "problem_by_key", "reward")
 ARGUMENTS = "(parameters, seed, train_size, heldout_size)"
+ELSEWHERE_S = 120.0
+"""Longest time that another process may take to build an environment and its first problems."""
 COMPARED = 64
 """Prompts of each split that are looked at before a run."""
 
@@ -67,7 +72,7 @@ class OutsideEnvironment:
         self.name = name
         self._called = f"environment.name={name}"
         made = self._class(reference)
-        arguments = (dict(parameters), seed, train_size, heldout_size)
+        arguments = self._arguments = (dict(parameters), seed, train_size, heldout_size)
         try:
             inspect.signature(made).bind(*arguments)
         except TypeError as error:
@@ -76,7 +81,15 @@ class OutsideEnvironment:
             ) from error
         if lacking := [*getattr(made, "__abstractmethods__", ())]:
             raise ConfigError(f"{self._called}: {reference} lacks {' and '.join(sorted(lacking))}")
-        self._inner = self._tried("building it", lambda: made(*arguments))
+        try:
+            self._inner = self._tried("building it", lambda: made(*arguments))
+        except ConfigError as error:
+            if isinstance(missing := error.__cause__, KeyError) and missing.args[0] not in parameters:
+                raise ConfigError(
+                    f"{self._called}: {reference} needs the parameter {missing.args[0]}, which has no "
+                    f"default; set environment.parameters.{missing.args[0]}, or give it one in `defaults`"
+                ) from error
+            raise
         for method in METHODS:
             if not callable(getattr(self._inner, method, None)):
                 raise ConfigError(
@@ -136,6 +149,32 @@ class OutsideEnvironment:
         for reward in rewards:
             if isinstance(verdict := checked_reward(reward), Failed):
                 raise ConfigError(f"{self._called}: {verdict.reason.replace('the scorer', 'reward(...)')}")
+        self._check_elsewhere()
+
+    def _check_elsewhere(self) -> None:
+        """Compare the problems with those of another process, in which sets and hashes have another order."""
+        counts = {split: min(COMPARED, self.size(split)) for split in ("train", "heldout")}
+        command = [sys.executable, "-P", "-m", "antiphon.environments.outside"]
+        asked = json.dumps([self.name, *self._arguments, counts])
+        try:
+            done = subprocess.run(
+                command, input=asked, capture_output=True, text=True, timeout=ELSEWHERE_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                f"{self._called}: another process had not built it after {ELSEWHERE_S:g} s; make it quicker"
+            ) from error
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            said = said.removeprefix(f"{self._called}: ")[:200]
+            raise ConfigError(f"{self._called}: another process cannot build it: {said}")
+        for ours, other in zip(_problems(self, counts), json.loads(done.stdout), strict=True):
+            if ours != other:
+                raise ConfigError(
+                    f"{self._called}: {ours[0]} is another problem in another process ({ours[1][-60:]!r} and "
+                    f"{other[1][-60:]!r}); draw from a list or sorted(...) instead of a set, and by the "
+                    "given random numbers alone"
+                )
 
     def _class(self, reference: str) -> Any:
         if not _REFERENCE.fullmatch(reference):
@@ -166,6 +205,13 @@ class OutsideEnvironment:
                 raise ConfigError(
                     f"{self._called}: {field} of {what} is of type {type(value).__name__} instead of text"
                 )
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"{self._called}: {field} of {what} ({found.key[:80]!a}) holds {value[error.start]!a}, "
+                    "half a character, as cut JSON has it; repair the data"
+                ) from error
         if not found.key or not found.text:
             raise ConfigError(f"{self._called}: {what} has an empty {'text' if found.key else 'key'}")
         return found
@@ -179,3 +225,16 @@ class OutsideEnvironment:
         except Exception as error:
             said = " ".join(str(error).split())[:200]
             raise ConfigError(f"{self._called}: {what} raised {type(error).__name__}: {said}") from error
+
+
+def _problems(environment: OutsideEnvironment, counts: Mapping[str, int]) -> list[list[str]]:
+    found = [environment.problem(split, index) for split, size in counts.items() for index in range(size)]
+    return [[problem.key, problem.text, problem.answer] for problem in found]
+
+
+if __name__ == "__main__":
+    named, *rest, wanted = json.load(sys.stdin)
+    try:
+        print(json.dumps(_problems(OutsideEnvironment(named, reference_of(named) or "", *rest), wanted)))
+    except AntiphonError as error:
+        sys.exit(str(error))

@@ -121,8 +121,9 @@ class ChildProcess(subprocess.Popen[bytes]):
 
 
 def quote(lines: Sequence[str]) -> str:
-    """Return the last lines of a log for an error message."""
-    return " | ".join(line.strip() for line in lines[-TAIL_LINES:]) or "it wrote nothing"
+    """Return the last lines of a log for an error message, the loader's warnings left out."""
+    told = [line.strip() for line in lines if not line.startswith("ERROR: ld.so: ")]
+    return " | ".join(told[-TAIL_LINES:]) or "it wrote nothing"
 
 
 def ending(status: int) -> str:

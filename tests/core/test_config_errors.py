@@ -173,3 +173,50 @@ def test_on_means_the_word_only_where_a_key_has_it(tmp_path: Path) -> None:
         ConfigError, match=r"broadcast\.relay=true is not possible: it must be 'auto' or 'off'"
     ):
         load_config(written, ["broadcast.relay=on"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("run.seed=010", "run.seed=010 is 8 in YAML; write 8"),
+        ("run.steps=1:30", "run.steps=1:30 is 90 in YAML"),
+        ("algorithm.ratio_cap=1:30.5", "algorithm.ratio_cap=1:30.5 is 90.5 in YAML"),
+        ("environment.parameters={a: 07}", "environment.parameters.a=07 is 7 in YAML"),
+        (
+            "model.path=/data/my model #2",
+            "model.path: YAML leaves out '#2' as a comment; quote the whole value",
+        ),
+        ("run.name=#2", "run.name: YAML leaves out '#2'"),
+        ("environment.parameters={min_number:2}", "min_number:2 is a key without a value; write a blank"),
+        ("learning_rate=1e-4", "unknown key learning_rate; did you mean learner.learning_rate?"),
+        ("dtype=float32", "did you mean model.dtype or learner.dtype?"),
+    ],
+)
+def test_what_yaml_would_read_as_something_else_is_refused(tmp_path: Path, override: str, said: str) -> None:
+    (tmp_path / "run.yaml").write_text("run: {steps: 3}  # a comment here is one\n")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(tmp_path / "run.yaml", [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [("'/data/my model #2'", "/data/my model #2"), ("/data/a#b", "/data/a#b"), ("'010'", "010")],
+)
+def test_what_is_quoted_is_taken_as_it_stands(tmp_path: Path, override: str, value: str) -> None:
+    (tmp_path / "run.yaml").write_text("run: {steps: 1_000}\n")
+    config = load_config(tmp_path / "run.yaml", [f"model.path={override}"])
+    assert (config.model.path, config.run.steps) == (value, 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "Is a directory; give the path of a YAML file"), ("# A\na: b: c\n", "in line 2")],
+)
+def test_what_is_no_configuration_is_said_without_words_of_the_library(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    path = tmp_path / "given"
+    path.mkdir() if text is None else path.write_text(text)
+    with pytest.raises(ConfigError, match=said) as refused:
+        load_config(path)
+    assert "unicode string" not in str(refused.value) and "Errno" not in str(refused.value)

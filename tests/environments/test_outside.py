@@ -58,6 +58,7 @@ def _found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def write(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a module `mine` where Python finds it."""
     (folder / "mine.py").write_text(body)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     importlib.invalidate_caches()
@@ -200,6 +201,18 @@ def test_a_class_that_cannot_be_used_is_one_sentence(
             "heldout-0-0 has the same prompt as train-0-0",
         ),
         ("def problem_by_key(self, key): return self.problem('train', 5)", "is another problem each time"),
+        (
+            "def draw(self, random): return [*{str(n) for n in range(300)}][random.integers(300)], '1'",
+            r"train-0-0 is another problem in another process .* instead of a set",
+        ),
+        (
+            "def problem(self, split, index): return Problem('k', 'Add \\ud83d', '')",
+            r"text of problem\('train', 0\) \('k'\) holds '\\ud83d', half a character",
+        ),
+        (
+            "def __init__(self, parameters, *rest): self.path = parameters['path']",
+            r"mine:Task needs the parameter path, .*set environment\.parameters\.path",
+        ),
     ],
 )
 def test_an_environment_that_breaks_its_contract_is_one_sentence(
