@@ -9,6 +9,8 @@ _STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
 _NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
+_VARIABLE = re.compile(r"(?!PYTHON|LD_|ANTIPHON_|PATH$|HOME$|TMPDIR$)[A-Z][A-Z0-9_]{0,63}")
+
 # Every number has a bound: beyond it a message, a clock or a shape would overflow in some service, later.
 MOST_STEPS = 10_000_000
 MOST_PROMPTS = 10_000_000
@@ -96,7 +98,10 @@ class EnvironmentSection(Section):
     """Environment by name: `reasoning/<task>` is any task of reasoning-gym, `package.module:Class` a class of
     your own, a plain name what an installed package calls so; see docs/guides/own-environment.md."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the task, such as its difficulty."""
+    """Parameters of the task, such as its difficulty. They are recorded: a secret does not belong here."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables such as JUDGE_KEY whose values the environment's class reads from `os.environ`. The
+    process that starts the run must have them; scoring processes get them, and no record does."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the problems; splits never share one."""
     train_size: int = Field(default=256, ge=1, le=MOST_PROMPTS)
@@ -106,6 +111,16 @@ class EnvironmentSection(Section):
     max_lost_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """Largest share of the characters of the prompts, spaces left out, for which the model's tokenizer may
     have no token; a run that loses more is refused before it starts. 1 accepts everything."""
+
+    @field_validator("secrets", mode="after")
+    @classmethod
+    def _check_secrets(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_VARIABLE.fullmatch(name) for name in names):  # what stands there may be a secret itself
+            raise ValueError(
+                "environment.secrets has something else than names of variables for secrets; name one, as "
+                "JUDGE_KEY, and export its value where the run is started"
+            )
+        return names
 
 
 class RewardSection(Section):

@@ -6,6 +6,7 @@ What is wrong with one is a sentence that names it, before anything starts; the 
 import importlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -50,6 +51,20 @@ def folders_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), ()
     named = [str(folder) for folder in named_folders()]
     return (str(package.root), *named), (str(package.path), *named)
+
+
+def secret_values(names: Sequence[str]) -> dict[str, str]:
+    """Return the values of the variables that `environment.secrets` names.
+
+    Raises:
+        ConfigError: when one is not set.
+    """
+    if missing := [name for name in names if not os.environ.get(name)]:
+        raise ConfigError(
+            f"environment.secrets names {', '.join(missing)}, which is not set here; export it where the run "
+            "is started"
+        )
+    return {name: os.environ[name] for name in names}
 
 
 class OutsideEnvironment:

@@ -6,7 +6,7 @@ from pathlib import Path
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.environments.environment import Problem
-from antiphon.environments.outside import OutsideEnvironment
+from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
@@ -70,6 +70,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         expected_tensors(model)
         notes += check_model(config, model)
     section = config.environment
+    secret_values(section.secrets)
     environment = make_environment(
         section.name, section.parameters, section.seed, section.train_size, section.heldout_size
     )

@@ -6,19 +6,25 @@ output in a file, and is asked to stop before it is killed.
 """
 
 import asyncio
+import atexit
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from antiphon.core.errors import UnavailableError
+from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 
@@ -28,6 +34,8 @@ POLL_S = 0.05
 """Pause between two looks at a process that starts or stops."""
 KILL_S = 10.0
 """Longest wait for the kernel to take a killed process away."""
+SETTLED_S = 60.0
+"""Age from which a folder for temporary files has been locked by the process that made it."""
 TAIL_LINES = 12
 """Last lines of a log that an error message quotes."""
 
@@ -255,6 +263,31 @@ class StopRequest:
         return bool(self._told)
 
 
+def keep_temporary_files() -> None:
+    """Let the temporary files of this process, those of libraries too, lie in a folder that ends with it.
+
+    What killed processes of this user left is removed: such folders, which nobody locks any more, and what
+    OpenMP keeps in shared memory under the number of its process.
+    """
+    shared = tempfile.gettempdir()
+    own = f"antiphon-{os.getuid()}-"
+    for left in Path(shared).glob(f"{own}*"):
+        with contextlib.suppress(OSError):  # another user's, in use, or removed by another process just now
+            if wall_clock() - left.stat().st_mtime > SETTLED_S:
+                fcntl.flock(os.open(left, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+    for mark in Path("/dev/shm").glob("__KMP_REGISTERED_LIB_*"):
+        found = re.fullmatch(rf"__KMP_REGISTERED_LIB_(\d+)_{os.getuid()}", mark.name)
+        if found and not Path("/proc", found[1]).exists():
+            mark.unlink(missing_ok=True)
+    # What is compiled is for the next process too.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{shared}/torchinductor_{os.getuid()}")
+    folder = tempfile.mkdtemp(prefix=own)
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)  # until this process ends
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop for many messages, each of which costs less CPU than with Python's own."""
     import uvloop  # a command that only looks needs none
@@ -273,6 +306,7 @@ def run_service(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> in
     """
     tie_to_parent()
     configure_logs()
+    keep_temporary_files()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_until_signalled(start))
 

@@ -46,6 +46,7 @@ def main() -> int:
     requests, results = sys.stdin.buffer, sys.stdout.buffer
     task = parse_task(requests.readline())
     sys.path.extend(task.folders)
+    os.environ.update(task.secrets)
     try:
         module, _, name = task.factory.partition(":")
         make_environment = getattr(importlib.import_module(module), name)
@@ -53,7 +54,7 @@ def main() -> int:
             task.name, task.parameters, task.seed, task.train_size, task.heldout_size
         )
     except AntiphonError as error:
-        print(error, file=sys.stderr)
+        print(task.without_secrets(str(error)), file=sys.stderr)
         return error.exit_code
     if sys.argv[1:] == ["sandbox"]:
         give_up_rights()
@@ -126,7 +127,8 @@ def _score(
         except BaseException as error:  # noqa: BLE001 - also SystemExit: an answer may have raised it
             reward = Failed(f"the scorer failed: {type(error).__name__}")
         if isinstance(reward, Failed):
-            os.write(writing, _RESULT.pack(b"f", 0.0, reward.reason.encode(errors="replace")))
+            reason = task.without_secrets(reward.reason)
+            os.write(writing, _RESULT.pack(b"f", 0.0, reason.encode(errors="replace")))
         else:
             os.write(writing, _RESULT.pack(b"r", reward, b""))
     os._exit(0)

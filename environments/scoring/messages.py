@@ -7,7 +7,7 @@ hostile answer may have written it.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from antiphon.core.errors import ContractError
@@ -41,6 +41,14 @@ class ScoringTask:
     """Further folders in which Python finds the environment's modules."""
     readable: tuple[str, ...] = ()
     """Files and folders of them that the sandbox shows."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables that the environment's class may read."""
+
+    def without_secrets(self, text: str) -> str:
+        """Return `text` with the names of secrets in place of their values."""
+        for name, value in self.secrets.items():
+            text = text.replace(value, f"${name}")
+        return text
 
 
 @dataclass(frozen=True, slots=True)

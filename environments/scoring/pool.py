@@ -13,6 +13,7 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -229,7 +230,8 @@ class ScoringProcess:
                     line = await self._line()
             except (ContractError, TimeoutError) as error:
                 await self.end()
-                raise ConfigError(f"a scoring process did not start: {_said(errors) or error}") from error
+                said = self._task.without_secrets(_said(errors))
+                raise ConfigError(f"a scoring process did not start: {said or error}") from error
             except BaseException:
                 await self.end()
                 raise
@@ -245,7 +247,7 @@ class ScoringProcess:
         Raises:
             ContractError: when the process ended, fell silent or wrote what is no result.
         """
-        request = answers_line(key, texts)
+        request, hide = answers_line(key, texts), self._task.without_secrets
         for _ in texts:
             try:
                 async with asyncio.timeout(self._task.answer_timeout_s + GRACE_S):
@@ -254,7 +256,8 @@ class ScoringProcess:
             except TimeoutError:
                 raise ContractError("a scoring process fell silent") from None
             request = b""
-            yield parse_result(line)
+            result = parse_result(line)
+            yield result if isinstance(result, float) else replace(result, reason=hide(result.reason))
 
     async def end(self) -> None:
         """Kill it, with all that runs in its sandbox."""

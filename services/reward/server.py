@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from antiphon.core.config import RunConfig
 from antiphon.environments.environment import Environment
-from antiphon.environments.outside import folders_of
+from antiphon.environments.outside import folders_of, secret_values
 from antiphon.environments.scoring.messages import ScoringTask
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -49,6 +49,7 @@ def scorer_of(config: RunConfig, environment: Environment) -> contextlib.Abstrac
         reward.memory_mib << 20,
         folders=folders,
         readable=readable,
+        secrets=secret_values(section.secrets),
     )
     return ScoringPool(
         task,

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from antiphon.benchmarks import sandbox as sandbox_benchmark
 from antiphon.benchmarks.parts.sandbox.attempts import ATTEMPTS
 from antiphon.benchmarks.parts.sandbox.environment import FACTORY, HONEST
+from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
+from antiphon.environments.outside import secret_values
 from antiphon.environments.scoring.messages import (
     Failed,
     Killed,
@@ -95,6 +97,39 @@ def test_what_is_no_reward_is_a_failure_with_its_reason(reward: str, verdict: fl
             assert await pool.score("train-0-0", [f"reward = {reward}"]) == [verdict]
 
     run(story())
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_a_secret_reaches_the_scorer_and_no_reason_that_is_kept(sandbox: bool) -> None:
+    task = replace(RETURNING, secrets={"JUDGE_KEY": "sk1"})
+    assert "sk1" not in repr(task)
+
+    async def story() -> None:
+        async with make_pool(task, sandbox=sandbox) as pool:
+            knows = "reward = __import__('os').environ.get('JUDGE_KEY') == 'sk1'"
+            tells = "raise type('sk1', (Exception,), {})"
+            assert await pool.score("train-0-0", [knows, tells]) == [
+                1.0,
+                Failed("the scorer failed: $JUDGE_KEY"),
+            ]
+
+    run(story())
+
+
+def test_a_secret_is_named_in_the_configuration_and_set_where_the_run_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = build_config({"environment": {"secrets": ["JUDGE_KEY"]}})
+    monkeypatch.setenv("JUDGE_KEY", "sk1")
+    assert secret_values(config.environment.secrets) == {"JUDGE_KEY": "sk1"}
+    assert "sk1" not in dump_config(config)
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(ConfigError, match=r"environment\.secrets names JUDGE_KEY, which is not set here"):
+        secret_values(config.environment.secrets)
+    for wrong in ("sk-1234", "LD_PRELOAD", "PATH", "A=b"):
+        with pytest.raises(ConfigError, match="something else than names of variables") as refused:
+            build_config({"environment": {"secrets": [wrong]}})
+        assert wrong not in str(refused.value)
 
 
 def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost() -> None:

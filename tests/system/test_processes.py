@@ -40,7 +40,46 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+LEAVING = """
+import os, signal, sys, tempfile
+from antiphon.system import processes
+processes.SETTLED_S = -1.0
+processes.keep_temporary_files()
+open(os.path.join(tempfile.gettempdir(), "vllm_dist_1"), "w").close()
+print(tempfile.gettempdir(), flush=True)
+sys.stdin.read(1)
+if sys.argv[1:]:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    def begin(*how: str) -> tuple["subprocess.Popen[str]", Path]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", LEAVING, *how],
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    killed, left = begin("by SIGKILL")
+    mark = Path(f"/dev/shm/__KMP_REGISTERED_LIB_{killed.pid}_{os.getuid()}")
+    mark.write_text("as OpenMP does")
+    living, kept = begin()
+    assert left.exists() and mark.exists()  # neither is dead
+    killed.communicate("x", timeout=20)
+    assert killed.returncode == -signal.SIGKILL and (left / "vllm_dist_1").exists()
+    last, own = begin()
+    assert not left.exists() and not mark.exists() and kept.exists()
+    for process in (living, last):
+        process.communicate("x", timeout=20)
+    assert not list(tmp_path.iterdir()) and not own.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_service_in_order(number: signal.Signals, code: int, tmp_path: Path) -> None:
     ready = tmp_path / "deep" / "service.json"
     with subprocess.Popen(
