@@ -1,13 +1,14 @@
 """Prompts: any task of reasoning-gym as an environment with two splits that never share a problem.
 
-The text of a problem decides its split: a fixed quarter of all texts is held out, whatever the
-seed and the sizes. So no train split, and no warm start that draws from one, can contain a
-held-out problem of any run. Problems are generated on demand; problem i of a split is the
-i-th of the seed's stream whose text belongs there, the same on every machine.
+What a problem asks, its text or, of a task that draws wordings, its meaning, decides its split: a fixed
+quarter of all is held out, whatever the seed and the sizes. So no train split, and no warm start that draws
+from one, can contain a held-out problem of any run. Problems are generated on demand; problem i of a split is
+the i-th of the seed's stream that belongs there and was not there yet, the same on every machine.
 """
 
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,6 +39,10 @@ _PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
 }
 """Types of task parameters that are checked here; the task checks what is more involved."""
+WORDED = frozenset({"calendar_arithmetic"})
+"""Tasks that draw one of several wordings for a question: two of them are one problem."""
+_NOT_ASKED = frozenset({"source_dataset", "source_index", "difficulty"})
+"""What an entry's metadata says besides the question."""
 _INTEGER = re.compile(r"0|[1-9][0-9]*")
 
 
@@ -73,18 +78,34 @@ def parameters_of(task: str) -> dict[str, Any]:
     return {**found, SUFFIX: ""}
 
 
-def split_of(text: str) -> str:
-    """Return the split that a problem's text belongs to: a fixed quarter is held out."""
-    return "heldout" if derive_seed("reasoning-split", text) % 4 == 0 else "train"
+def split_of(asked: str) -> str:
+    """Return the split that a problem belongs to, by what it asks: a fixed quarter is held out."""
+    return "heldout" if derive_seed("reasoning-split", asked) % 4 == 0 else "train"
+
+
+def problem_of(task: str, entry: Mapping[str, Any]) -> str:
+    """Return what a problem asks, which is its text unless the task draws a wording for it."""
+    if task not in WORDED:
+        return str(entry["question"])
+    asked = {key: value for key, value in entry["metadata"].items() if key not in _NOT_ASKED}
+    return json.dumps([asked, entry["answer"]], sort_keys=True)
 
 
 class ReasoningEnvironment:
     """One task of reasoning-gym with fixed parameters, seed and sizes."""
 
     def __init__(
-        self, task: str, parameters: Mapping[str, Any], seed: int, train_size: int, heldout_size: int
+        self,
+        task: str,
+        parameters: Mapping[str, Any],
+        seed: int,
+        train_size: int,
+        heldout_size: int,
+        repeats: bool = False,
     ):
         """Check the parameters and open the two streams; no problem is generated yet.
+
+        `repeats` lets a problem come again within a split, as demonstrations may.
 
         Raises:
             ConfigError: when the task does not know or cannot accept a parameter, or a size is
@@ -102,7 +123,9 @@ class ReasoningEnvironment:
             raise ConfigError(f"environment.parameters.{SUFFIX}={self._suffix!r} must be text")
         _check_names(task, own)
         self._sizes = {"train": train_size, "heldout": heldout_size}
-        self._streams = {split: _Stream(task, own, seed, split, size) for split, size in self._sizes.items()}
+        self._streams = {
+            split: _Stream(task, own, seed, split, size, repeats) for split, size in self._sizes.items()
+        }
 
     def problem(self, split: str, index: int) -> Problem:
         """Return problem `index` of `split` ("train" or "heldout").
@@ -167,8 +190,12 @@ class ReasoningEnvironment:
 class _Stream:
     """The problems of one split in order, generated as far as anyone asked."""
 
-    def __init__(self, task: str, parameters: dict[str, Any], seed: int, split: str, size: int):
+    def __init__(
+        self, task: str, parameters: dict[str, Any], seed: int, split: str, size: int, repeats: bool
+    ):
         self.task = task
+        self._repeats = repeats
+        self._seen: set[str] = set()
         self.split = split
         # The library gets it too: a few tasks plan all their problems ahead, and acre's plan,
         # alone among them, depends on how many there are.
@@ -191,12 +218,15 @@ class _Stream:
             if self._next == self.length:
                 raise ConfigError(
                     f"{FAMILY}/{self.task} with these environment.parameters has too few different "
-                    f"problems for the split {self.split!r}: {len(self._entries)} of {self.length} texts "
-                    "belong there; make the task more varied (larger numbers or ranges)"
+                    f"problems for the split {self.split!r}: {self.length} draws gave {len(self._entries)}; "
+                    f"lower environment.{self.split}_size, or make the task more varied (larger numbers or "
+                    "ranges)"
                 )
             candidate = self.dataset[self._next]
             self._next += 1
-            if split_of(candidate["question"]) == self.split:
+            asked = problem_of(self.task, candidate)
+            if split_of(asked) == self.split and (self._repeats or asked not in self._seen):
+                self._seen.add(asked)
                 self._entries.append(candidate)
         return self._entries[index]
 

@@ -83,7 +83,9 @@ def extract_answer(completion: str) -> str | None:
 def score(task: str, scorer: Scorer, entry: dict[str, Any], completion: str) -> float:
     """Reward one completion: 1.0 for a fully right answer between the tags, else 0.0."""
     answer = extract_answer(completion)
-    if not answer or len(answer) > MAX_ANSWER_CHARS or not may_be_scored(_task_of(task, entry), answer):
+    if not answer or len(answer) > MAX_ANSWER_CHARS:
+        return 0.0
+    if not may_be_scored(_task_of(task, entry), answer, str(entry["answer"])):
         return 0.0
     try:
         return 1.0 if scorer.score_answer(answer, entry) == 1.0 else 0.0

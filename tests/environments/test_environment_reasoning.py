@@ -1,5 +1,6 @@
 """The reasoning environment: same problems everywhere, splits apart, judges that never raise."""
 
+import re
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ def test_sizes_do_not_move_problems() -> None:
     assert [small.problem("train", i) for i in range(4)] == [large.problem("train", i) for i in range(4)]
 
 
-@pytest.mark.parametrize("parameters", [{}, {"min_terms": 2, "max_terms": 2, "max_digits": 1}])
+@pytest.mark.parametrize("parameters", [{}, {"min_terms": 2, "max_terms": 3, "max_digits": 1}])
 def test_no_heldout_problem_is_in_any_train_split(parameters: dict[str, int]) -> None:
     heldout = chain_sum(seed=0, heldout_size=300, **parameters)
     texts = {heldout.problem("heldout", index).text for index in range(300)}
@@ -45,6 +46,40 @@ def test_no_heldout_problem_is_in_any_train_split(parameters: dict[str, int]) ->
         train = chain_sum(seed=seed, train_size=600, **parameters)
         assert texts.isdisjoint(train.problem("train", index).text for index in range(600))
     assert all(split_of(text) == "heldout" for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters"),
+    [
+        ("chain_sum", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
+        ("products", {}),
+        ("lcm", {}),
+        ("calendar_arithmetic", {}),
+    ],
+)
+def test_no_problem_comes_twice_within_a_split(task: str, parameters: dict[str, int]) -> None:
+    environment = make_environment(f"reasoning/{task}", parameters, 0, 256, 256)
+    texts = {
+        split: [environment.problem(split, i).text for i in range(256)] for split in ("train", "heldout")
+    }
+    assert all(len(set(found)) == 256 for found in texts.values())
+    assert not set(texts["train"]) & set(texts["heldout"])
+
+
+def test_two_wordings_of_one_question_are_one_problem() -> None:
+    environment = make_environment("reasoning/calendar_arithmetic", {"tasks": ["is_leap_year"]}, 0, 96, 32)
+    years = [
+        re.findall(r"[0-9]{4}", environment.problem(split, index).text)[0]
+        for split, size in (("train", 96), ("heldout", 32))
+        for index in range(size)
+    ]
+    assert len(set(years)) == len(years)
+
+
+def test_a_task_with_fewer_problems_than_asked_for_is_refused() -> None:
+    few = make_environment("reasoning/calendar_arithmetic", {"tasks": ["is_leap_year"]}, 0, 256, 32)
+    with pytest.raises(ConfigError, match=r"too few different problems .* lower environment\.train_size"):
+        few.problem("train", 255)
 
 
 def test_another_seed_gives_other_problems() -> None:
@@ -129,7 +164,6 @@ HOSTILE = st.one_of(
 def test_judges_never_raise_for_what_a_model_wrote(task: str, answer: str) -> None:
     environment = _built(task)
     problem = environment.problem("train", 0)
-    answer = answer.replace("**", "*")  # 9**9**9 takes for ever, which is the sandbox's concern
     assert environment.reward(problem, [f"<answer>{answer}</answer>"])[0] in (0.0, 1.0)
 
 
@@ -196,7 +230,9 @@ def test_a_task_without_variety_cannot_be_split() -> None:
     # Its ten texts all happen to belong to the train split.
     one_term = {"min_terms": 1, "max_terms": 1, "min_digits": 1, "max_digits": 1}
     environment = make_environment("reasoning/chain_sum", one_term, 0, 100, 1)
-    assert len({environment.problem("train", index).text for index in range(100)}) == 10
+    assert len({environment.problem("train", index).text for index in range(10)}) == 10
+    with pytest.raises(ConfigError, match=r"draws gave 10; lower environment\.train_size"):
+        environment.problem("train", 10)
     with pytest.raises(ConfigError, match="too few different problems"):
         environment.problem("heldout", 0)
 

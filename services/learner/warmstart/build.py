@@ -17,7 +17,7 @@ import torch
 
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.environments.registry import make_environment
+from antiphon.environments.reasoning.prompts import FAMILY, ReasoningEnvironment
 from antiphon.services.learner.warmstart.imitation import Progress, deterministic, imitate
 from antiphon.services.learner.warmstart.recipe import WarmstartRecipe, recipe_as_json
 from antiphon.services.learner.warmstart.tiny_model import (
@@ -75,8 +75,14 @@ def warmstart(recipe: WarmstartRecipe, out: Path, progress: Progress) -> Warmsta
         ConfigError: when the recipe cannot be followed.
         IntegrityError: when the loss stops being a number; nothing is written then.
     """
-    environment = make_environment(
-        recipe.environment, recipe.parameters, recipe.seed, train_size=recipe.problems, heldout_size=1
+    # Demonstrations of a short problem may come again, as they have since the demo's model was made.
+    environment = ReasoningEnvironment(
+        recipe.environment.removeprefix(f"{FAMILY}/"),
+        recipe.parameters,
+        recipe.seed,
+        train_size=recipe.problems,
+        heldout_size=1,
+        repeats=True,
     )
     tokenizer = build_tokenizer(environment.problem("train", 0).text, recipe.shape)
     model = build_model(recipe.shape, recipe.seed)
