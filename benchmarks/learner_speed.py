@@ -67,8 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = [f"loop.prompts_per_step={options.groups}"] if options.groups else []
     config = load_config(options.config, [*groups, *options.overrides])
     result, samples = measure(config, options.steps, options.pairs)
-    violated = violations({**result, **medians(samples)})
-    return finish(result, record=options.record, samples=samples, violated=violated)
+    at_size = slower({**result, **medians(samples)})
+    violated = violations(result)
+    return finish(result, record=options.record, samples=samples, violated=violated, at_size=at_size)
 
 
 def measure(
@@ -124,16 +125,19 @@ def gradient_error(config: RunConfig, rows: Sequence[BatchRow]) -> float:
     return float((found[1] - found[0]).norm() / found[0].norm())
 
 
-def violations(result: Mapping[str, Any]) -> list[str]:
-    """Return what does not hold."""
-    wrong = [
+def slower(result: Mapping[str, Any]) -> list[str]:
+    """Return which ratios are too small."""
+    return [
         f"{name} is {value:.2f}, less than {RATIO}"
         for name, value in result.items()
         if name in ("learner_ratio_demo", "learner_ratio_long_tails") and value < RATIO
     ]
-    if result["gradient_error"] > ERROR:
-        wrong.append(f"gradient_error is {result['gradient_error']:.1e}, more than {ERROR:.0e}")
-    return wrong
+
+
+def violations(result: Mapping[str, Any]) -> list[str]:
+    """Return what does not hold."""
+    error = result["gradient_error"]
+    return [f"gradient_error is {error:.1e}, more than {ERROR:.0e}"] if error > ERROR else []
 
 
 if __name__ == "__main__":

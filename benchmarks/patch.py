@@ -101,11 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     result |= {"megabytes": options.megabytes, "steps": options.steps}
     result |= {"bit_equal": equal, "predictor_error": round(max(errors), 4)}
-    return finish(result, record=options.record, samples=slowest, violated=violations(result, slowest))
+    violated = [] if equal else ["a version that was encoded did not come back bit by bit"]
+    at_size = violations(result, slowest)
+    return finish(result, record=options.record, samples=slowest, violated=violated, at_size=at_size)
 
 
 def violations(result: Mapping[str, Any], rates: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return what does not hold."""
+    """Return what does not hold of sizes, speeds and predictions."""
     found = [
         f"{name}: a patch takes {result[name]['bytes_share']:.2%} of the full bytes, more than {most:.0%}"
         for name, (_, most) in BOUNDS.items()
@@ -116,8 +118,6 @@ def violations(result: Mapping[str, Any], rates: Mapping[str, Sequence[float]]) 
             found.append(f"{name} is {median(rates[name]):.0f}, less than {LEAST_MB_PER_S:.0f}")
     if result["predictor_error"] > MOST_PREDICTOR_ERROR:
         found.append(f"the predictor is off by {result['predictor_error']:.1%}")
-    if not result["bit_equal"]:
-        found.append("a version that was encoded did not come back bit by bit")
     return found
 
 

@@ -110,8 +110,8 @@ def cases(arguments: argparse.Namespace) -> list[Site]:
     return found[:1] if arguments.one_case else [*found, troubled]
 
 
-def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Simulate every case with every schedule; return the result and what was violated."""
+def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Simulate every case with every schedule; return the result, what was violated and what was lost."""
     span_s = 3600.0 * arguments.hours
     table: list[dict[str, Any]] = []
     schedules = {
@@ -161,14 +161,13 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         "replacement_s": None if arguments.no_replacement else arguments.replacement,
         "steps_per_hour_wanted": round(3600.0 / Site(workers=arguments.workers).train_s, 3),
     }
+    slow: list[str] = []
     for row in table:
         bound_row = row is table[0] or row["stragglers"]
         if arguments.mode == "chance" and bound_row and row["lost_throughput"]["mean"] > MOST_LOST:
             where = " with stragglers" if row["stragglers"] else ""
-            violations.append(
-                f"lost_throughput{where} is {row['lost_throughput']['mean']:g}, above {MOST_LOST:g}"
-            )
-    return result, violations
+            slow.append(f"lost_throughput{where} is {row['lost_throughput']['mean']:g}, above {MOST_LOST:g}")
+    return result, violations, slow
 
 
 def compare_processes(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -251,12 +250,12 @@ def main(words: Sequence[str] | None = None) -> int:
         if arguments.real_processes:
             result, violated = compare_processes(arguments)
             return finish(result, record=arguments.record, violated=violated, name="preemption_processes")
-        result, violated = measure(arguments)
+        result, violated, slow = measure(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     name = None if arguments.mode == "chance" else f"preemption_{arguments.mode}"
-    return finish(result, record=arguments.record, violated=violated, name=name)
+    return finish(result, record=arguments.record, violated=violated, at_size=slow, name=name)
 
 
 if __name__ == "__main__":

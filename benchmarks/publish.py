@@ -103,16 +103,21 @@ def main() -> int:
         "swap_stall_s": 1.5 * median(copies) + 0.05,
         "step_during_fetch": 1.05,
     }
-    violated = [
-        f"{name} is {result[name]}, above {bound:g}" for name, bound in bounds.items() if result[name] > bound
-    ]
+    broken = {
+        name: f"{name} is {result[name]}, above {bound:g}"
+        for name, bound in bounds.items()
+        if result[name] > bound
+    }
+    timed = {"over_raw_write", "extra_memory_share", "swap_stall_s", "step_during_fetch"}
+    violated = [sentence for name, sentence in broken.items() if name not in timed]
+    at_size = [sentence for name, sentence in broken.items() if name in timed]
     samples = {
         "write_s": written["write_s"],
         "raw_write_s": written["raw_write_s"],
         "fetch_s": taken["fetch_s"],
         "verify_s": taken["verify_s"],
     }
-    return finish(result, record=arguments.record, samples=samples, violated=violated)
+    return finish(result, record=arguments.record, samples=samples, violated=violated, at_size=at_size)
 
 
 def synthetic(size: int) -> dict[str, torch.Tensor]:

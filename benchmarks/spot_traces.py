@@ -87,10 +87,10 @@ def main() -> int:
     }
     for policy in NAMED:
         result |= {f"{key}_{policy.name}": value for key, value in _figures(totals[policy.name]).items()}
-    violated = []
+    at_size = []
     if above > MOST_ABOVE:
-        violated.append(f"the default costs {above:.1%} more than {best}; at most {MOST_ABOVE:.0%}")
-    return finish(result, record=arguments.record, violated=violated)
+        at_size.append(f"the default costs {above:.1%} more than {best}; at most {MOST_ABOVE:.0%}")
+    return finish(result, record=arguments.record, at_size=at_size)
 
 
 def windows(pool: Pool, hours: float, count: int) -> list[Pool]:

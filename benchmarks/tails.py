@@ -103,7 +103,7 @@ def main() -> int:
         for name, limit in LIMITS.items()
         if report[name] > limit
     ]
-    return finish(report, record=args.record, violated=problems)
+    return finish(report, record=args.record, at_size=problems)
 
 
 def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:

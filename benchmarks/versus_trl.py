@@ -93,7 +93,7 @@ def main() -> int:
     result, samples, violated = compare_each(ours, theirs, options.levels)
     result |= {"seeds": seeds, "trl_threads": options.trl_threads, "without_trl": missing}
     result |= {"dtype": options.dtypes[0], "trl_dtypes": options.trl_dtypes}
-    return finish(result, record=options.record, samples=samples, violated=violated)
+    return finish(result, record=options.record, samples=samples, at_size=violated)
 
 
 class Side(NamedTuple):

@@ -3,6 +3,8 @@
     scripts/benchmarks                   write the page and the quoted metrics
     scripts/benchmarks --check           only tell whether they are current
     scripts/benchmarks --run NAME...     measure and record these first (`all`: every one), then write
+    scripts/benchmarks --smoke [NAME...] run every script in its smallest form, two at a time: only what must
+                                         hold at any size counts, and nothing is recorded
     scripts/benchmarks --list            names, commands and how long they take
     scripts/benchmarks --age             warn of results that are old or missing; never fails
 
@@ -19,6 +21,7 @@ then optionally a format as Python has it (`.1%` makes a percentage of a share).
 import argparse
 import ast
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -26,6 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +102,54 @@ MEASUREMENTS = {
     "patch": Measurement("patch.py", 5),
 }
 """Name of the result -> how it is measured."""
+
+SMALLEST = {
+    "activation": "--fleets 20 --noisy 2 --hours 0.5",
+    "broadcast": "--only small --repeat 1",
+    "capacity": "--schedules 50 --knees 1",
+    "coordinator": "--clients 8 --seconds 1 --idle 20 --fleet 20 --processes 2 --events 5000 --no-postgres",
+    "cpu_seconds": "--rounds 1 --steps 2",
+    "demo": "--seeds 1 --steps 4",
+    "dishonest_workers": "--groups 8 --honest 40",
+    "distant_workers": "--steps 5 --only chain_patch",
+    "draft_index": "--repetitions 2",
+    "drafting": "--steps 3 --pairs 1 --only sampled",
+    "drafting_epochs": "--seeds 0 --epochs 2 --prompts 32",
+    "end_to_end": "--seeds 1 --links 0.5 --ablation-seeds 0 --epochs 1 --prompts 24 --samples 1",
+    "exhaustion": "--pairs 1 --seconds 3",
+    "fault_schedules": "--seeds 20 --no-mutants",
+    "fuzz": "--minutes 0.2",
+    "gradient_sums": "--micro-batches 8 --stages 0 2",
+    "keyed_sampler": "--pairs 1",
+    "kills": "--kills 3 --steps 8",
+    "learner_speed": "--steps 0 --pairs 1 --groups 4",
+    "learning": "--seeds 1 --steps 2 --interval 2 --samples 1",
+    "length_pipeline": "--simulated-only --fleets 16",
+    "mutants": "--mutants 2",
+    "outages": "--down 3 --steps 12",
+    "overhead": "--rounds 1 --steps 2",
+    "overlap": "--steps 6",
+    "patch": "--megabytes 20 --steps 16 --repetitions 1",
+    "preemption": "--hours 0.1 --seeds 1 --one-case",
+    "provisioning": "--cells 1 --steps 6",
+    "publish": "--bytes 20000000 --pairs 1",
+    "published_costs": "",
+    "recording": "--steps 4 --no-s3",
+    "replay": "--steps 4",
+    "retention": "--steps 6 --anchor-every 3",
+    "reward_parity": "--seeds 1 --samples 1 run.steps=2",
+    "sampling_rules": "--rows 20000",
+    "sandbox": "--answers 50",
+    "simulator": "--only-fleet --hours 0.05",
+    "spot_traces": "--hours 0.5 --windows 1",
+    "staleness": "--seeds 1 --steps 2 --interval 2 --samples 1",
+    "stragglers": "--steps 6 --pairs 1",
+    "tails": "--steps 8 --bounds 1",
+    "versus_trl": "--seeds 1 --interval 2 --samples 1 run.steps=2",
+}
+"""Script -> the arguments of its smallest form, which still goes through all that it checks."""
+SMOKE_S = 300.0
+"""Longest time of one of them."""
 
 _MARK = re.compile(
     r"<!-- figure: (?P<name>\w+)\.(?P<figure>@?[\w.-]+)(?: (?P<part>min|max|range|each))?"
@@ -330,6 +382,43 @@ def measure(names: Sequence[str]) -> int:
     return status
 
 
+def smoke(names: Sequence[str]) -> int:
+    """Run scripts in their smallest forms, two at a time; 1 if anything that they check does not hold."""
+
+    def run(name: str) -> bool:
+        command = [
+            sys.executable,
+            "-P",
+            str(PROJECT / "benchmarks" / f"{name}.py"),
+            *shlex.split(SMALLEST[name]),
+        ]
+        begun_s, said = time.perf_counter(), ""
+        try:
+            done = subprocess.run(
+                command,
+                cwd=PROJECT,
+                env={**os.environ, results.SMOKE_VARIABLE: "1"},
+                capture_output=True,
+                text=True,
+                timeout=SMOKE_S,
+            )
+            held = done.returncode == 0 and isinstance(json.loads(done.stdout.splitlines()[-1]), dict)
+            said = "" if held else done.stdout[-2000:] + done.stderr[-4000:]
+        except subprocess.TimeoutExpired:
+            held, said = False, f"it took more than {SMOKE_S:g} s"
+        except (ValueError, IndexError):
+            held, said = False, "its last line is no JSON object"
+        took_s = time.perf_counter() - begun_s
+        print(f"{'held' if held else 'FAILED'} {name} in {took_s:.0f} s\n{said}".strip(), flush=True)
+        return held
+
+    begun_s = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        failed = [name for name, held in zip(names, pool.map(run, names), strict=True) if not held]
+    print(f"{len(names)} benchmarks in {(time.perf_counter() - begun_s) / 60:.1f} minutes; failed: {failed}")
+    return 1 if failed else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -339,6 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     choice.add_argument("--check", action="store_true", help="only tell whether the pages are current")
     names = [*MEASUREMENTS, "all"]
     choice.add_argument("--run", nargs="+", choices=names, metavar="NAME", help="measure and record before")
+    choice.add_argument("--smoke", nargs="*", choices=SMALLEST, metavar="NAME", help="the smallest forms")
     choice.add_argument("--list", action="store_true", help="what can be run")
     choice.add_argument("--age", action="store_true", help="warn of old results")
     options = parser.parse_args(arguments)
@@ -348,6 +438,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.age:
         return age()
+    if options.smoke is not None:
+        return smoke(options.smoke or list(SMALLEST))
     if not options.run:
         return update(options.check)
     status = measure(list(MEASUREMENTS) if "all" in options.run else options.run)

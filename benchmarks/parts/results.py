@@ -8,6 +8,7 @@ breaks what the script checks is never recorded.
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 RESULTS = PROJECT / "benchmarks" / "results"
 GENERATED = ("README.md", "docs", "benchmarks/results")
 """What recording changes by itself: no change of the program that was measured."""
+SMOKE_VARIABLE = "ANTIPHON_SMOKE"
+"""Set where a benchmark runs in its smallest form."""
 UNITS = {
     "_per_second": "1/s",
     "_per_cpu_s": "1/CPU-s",
@@ -96,6 +99,7 @@ def finish(
     record: bool,
     samples: Mapping[str, Sequence[float]] | None = None,
     violated: Sequence[str] = (),
+    at_size: Sequence[str] = (),
     name: str | None = None,
 ) -> int:
     """End a benchmark: print its JSON object, keep it if asked, and return the exit status.
@@ -105,11 +109,18 @@ def finish(
         record: write the result file.
         samples: name -> each repetition's value; their medians become values of the result.
         violated: sentences about what was checked and does not hold; any makes the status 1.
+        at_size: the same of what holds only at the size of a whole measurement, such as speeds; in a
+            smallest form (`scripts/benchmarks --smoke`) they are printed and do not count.
         name: of the result file; by default the script's.
     """
     whole = {**result, **medians(samples or {})}
     if samples:
         whole["samples"] = {key: list(values) for key, values in samples.items()}
+    if os.environ.get(SMOKE_VARIABLE):
+        print("\n".join(f"at this size: {sentence}" for sentence in at_size), file=sys.stderr, flush=True)
+        record = False
+    else:
+        violated = [*violated, *at_size]
     if violated:
         whole["violated"] = list(violated)
         print("\n".join(f"violated: {sentence}" for sentence in violated), file=sys.stderr, flush=True)

@@ -44,6 +44,25 @@ def test_every_measurement_has_its_script() -> None:
         assert pages.summary(script), f"{script.name} does not say what it measures"
 
 
+def test_every_script_has_a_smallest_form() -> None:
+    others = {"__init__", "drafting_replay"}  # the latter replays a corpus that the caller has
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - others
+    assert scripts == set(pages.SMALLEST)
+
+
+def test_in_a_smallest_form_what_holds_only_at_size_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert results.finish({"x": 1}, record=False, at_size=["too slow"]) == 1
+    assert "violated: too slow" in capsys.readouterr().err
+    monkeypatch.setenv(results.SMOKE_VARIABLE, "1")
+    assert results.finish({"x": 1}, record=True, at_size=["too slow"]) == 0
+    said = capsys.readouterr()
+    assert "at this size: too slow" in said.err and "violated" not in said.out
+    assert results.finish({"x": 1}, record=False, violated=["a promise"], at_size=["too slow"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["violated"] == ["a promise"]
+
+
 @pytest.mark.parametrize(
     ("told", "shown"),
     [
