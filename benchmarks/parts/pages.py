@@ -143,7 +143,7 @@ SMALLEST = {
     "simulator": "--only-fleet --hours 0.05",
     "spot_traces": "--hours 0.5 --windows 1",
     "staleness": "--seeds 1 --steps 2 --interval 2 --samples 1",
-    "stragglers": "--steps 6 --pairs 1",
+    "stragglers": "--steps 16 --pairs 1",
     "tails": "--steps 8 --bounds 1",
     "versus_trl": "--seeds 1 --interval 2 --samples 1 run.steps=2",
 }

@@ -159,6 +159,7 @@ class _DiskLog(io.StringIO):
     """The log of simulated processes: nobody reads it, but no line of it fits on a full disk."""
 
     def __init__(self, full: Callable[[], bool]) -> None:
+        super().__init__()
         self._full = full
 
     def write(self, line: str) -> int:
