@@ -16,6 +16,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from antiphon.cli.help import GROUPS, epilogue, place_of, shown_default, words_of
 from antiphon.core.errors import INTERRUPTED, AntiphonError
 from antiphon.core.reporting.plain_text import plain
+from antiphon.system.ports import spare_proxies
 
 app = App(
     name="antiphon",
@@ -139,6 +140,7 @@ def _complain(sentence: str, code: int) -> int:
 def main() -> None:
     """Run the command line of this process; what it and its children write is its owner's alone."""
     os.umask(0o077)
+    spare_proxies()
     sys.exit(execute(sys.argv[1:]))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,7 +118,7 @@ def _show_resting(directory: Path, as_json: bool) -> int:
         print(json.dumps(said, indent=2) if as_json else lines)
         raise AntiphonError(
             f"run {directory.name} is not running and not finished; continue it with "
-            f"`antiphon run {directory / 'config.yaml'} --resume {directory.name}`"
+            f"`antiphon run {shlex.quote(str(directory / 'config.yaml'))} --resume {directory.name}`"
         )
     outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
     outcome |= {"figures": figures.plain()}  # those of outcome.json, computed anew

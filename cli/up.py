@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from antiphon.runs.servers.prefect_server import (
     server_password,
     write_shell_file,
 )
-from antiphon.system.files import write_atomically
+from antiphon.system.files import sqlite_url, write_atomically
 from antiphon.system.ports import free_port
 from antiphon.system.processes import ChildProcess, stop_groups, wait_ready
 
@@ -104,10 +105,11 @@ def up(
                 print(f"  {line}", flush=True)
         if name == "prefect":
             print(f"  its password is the line in {password_file(home)}", flush=True)
-            print(f"  the prefect command of a shell: . {write_shell_file(home, pages[name].url + '/api')}")
+            variables = write_shell_file(home, pages[name].url + "/api")
+            print(f"  the prefect command of a shell: . {shlex.quote(str(variables))}")
     if "s3" in pages:
         keys = s3_server.credentials_file(home / "s3")
-        print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {keys}", flush=True)
+        print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {shlex.quote(str(keys))}", flush=True)
     print("stop them with: antiphon down")
     return 0
 
@@ -223,8 +225,8 @@ def _begin_mlflow(home: Path, port: int) -> Page:
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
     environment = os.environ | {
         login.PASSWORD: server_password(home),
-        login.DATABASE: f"sqlite:///{folder / 'mlflow.db'}",
-        login.ARTIFACTS: str(folder / "artifacts"),
+        login.DATABASE: sqlite_url(folder / "mlflow.db"),
+        login.ARTIFACTS: (folder / "artifacts").as_uri(),
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(hosts),
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}" for host in hosts),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

@@ -3,6 +3,8 @@
 Drawing never holds a run up: it reads what it is given and keeps a short history of its own.
 """
 
+import os
+import sys
 import textwrap
 import threading
 import time
@@ -20,13 +22,15 @@ from rich.text import Text
 
 from antiphon.core.reporting.figures import share
 from antiphon.core.reporting.plain_text import plain
-from antiphon.core.reporting.run_view import PlaneView, drafting_words, reward_of
+from antiphon.core.reporting.run_view import PlaneView, drafting_words, reward_of, unscored_words
 from antiphon.core.status import RunStatus
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 48
 """Steps that the sparkline shows."""
 
+STAGES = ("rollout", "reward", "learner", "broadcast")
+"""Rows of the table; what is said of others is a sentence."""
 WIDTH = 120
 """Columns of the widest panel, and of a line without a terminal."""
 
@@ -122,20 +126,27 @@ def picture(
     step.add_row(bar, f"{status.committed_steps} of {status.steps_total}   {clock}")
     rows.add_row("step", step)
     rewards = [history.rewards[s] for s in sorted(history.rewards)]
-    rows.add_row("reward", f"{share(rewards[-1] if rewards else None):>6}  {sparkline(rewards)}")
+    last = f" (step {max(history.rewards)})" if rewards else ""
+    rows.add_row("reward", f"{share(rewards[-1] if rewards else None):>6}{last}  {sparkline(rewards)}")
     rows.add_row("held-out pass@1", _score_words(history.scores))
-    rows.add_row("staleness", staleness_words(status.staleness_histogram))
-    if drafts := drafting_words(status.last_commit):
-        rows.add_row("drafts", drafts)
+    rows.add_row("staleness", f"{staleness_words(status.staleness_histogram)}  in all steps")
+    if status.last_commit is not None and (drafts := drafting_words(status.last_commit)):
+        rows.add_row("drafts", f"{drafts} (step {status.last_commit.step})")
+    if unscored := unscored_words(status):
+        rows.add_row("not scored", Text(plain(unscored)))
     for batch in status.voided:
         said = f"batch {batch.digest[:12]} of step {batch.step}, by {batch.operator}: {batch.reason}"
         rows.add_row("voided", Text(plain(said)))
     table = Table(box=None, padding=(0, 2), show_edge=False)
-    for name in ("plane", "state", "tokens/s", "waits for"):
-        table.add_column(name, justify="right" if name == "tokens/s" else "left", no_wrap=name != "waits for")
+    for name in ("stage", "state", "tokens/s", "waits for"):
+        fixed = name in ("stage", "tokens/s")
+        table.add_column(name, justify="right" if name == "tokens/s" else "left", no_wrap=fixed)
     for plane in planes.values():
-        rate = f"{plane.rate:,.0f}" if plane.rate else "–"
-        table.add_row(plane.name, plane.state, rate, plane.waits_for or "–")
+        if plane.name in STAGES:
+            rate = f"{plane.rate:,.0f}" if plane.rate else "–"
+            table.add_row(plane.name, plane.state, rate, plane.waits_for or "–")
+        else:  # a sentence about the run: as a row it would take the room of all columns
+            rows.add_row(plane.name, plane.state)
     parts: list[RenderableType] = [rows, Text(""), table]
     if status.paused_reason:
         parts += [Text(""), Text(f"paused: {plain(status.paused_reason)}", style="bold red")]
@@ -164,6 +175,16 @@ class TurnsConsole(Console):
         self._turn.acquire()
         super().__enter__()
         return self
+
+    def on_broken_pipe(self) -> None:
+        """Go on without the output, whose reader has left; rich would end the process without a word."""
+        if not self.quiet:
+            self.quiet = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            said = (
+                "antiphon: nobody reads the output any more; the run goes on, and `antiphon status` shows it"
+            )
+            print(said, file=sys.stderr, flush=True)
 
     def __exit__(self, *error: Any) -> None:
         try:
@@ -230,6 +251,7 @@ class PlainView:
         self._said_s = self._started_s
         self._step = -1
         self._paused = ""
+        self._unscored = 0
 
     def started(self, run_id: str, links: Mapping[str, str]) -> None:
         self._started_s = time.perf_counter()
@@ -241,12 +263,17 @@ class PlainView:
         """Print a line when a step was made, or when nothing was printed for PLAIN_INTERVAL_S."""
         for version in self._history.take(status):
             self.message(f"held-out pass@1 of version {version}: {share(self._history.scores[version])}")
+        if status.trajectories_failed >= max(1, 10 * self._unscored):  # at 1, 10, 100 and so on
+            self._unscored = status.trajectories_failed
+            self.message(unscored_words(status))
         if status.paused_reason and status.paused_reason != self._paused:
             self._paused = status.paused_reason
             self.message(f"paused: {status.paused_reason}")
         now = time.perf_counter()
         moved = status.committed_steps != self._step
-        if not moved and now - self._said_s < PLAIN_INTERVAL_S:
+        # Records are written behind the last step: no stage waits for anything then.
+        done = status.committed_steps >= status.steps_total and all(e.complete for e in status.evaluations)
+        if not moved and (done or now - self._said_s < PLAIN_INTERVAL_S):
             return
         self._step = status.committed_steps
         waits = [f"{p.name} waits for {p.waits_for}" for p in planes.values() if p.waits_for]
@@ -274,10 +301,11 @@ class PlainView:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a sentence in lines of at most WIDTH columns; what has no blank, such as a path, stays whole."""
+    """Print a sentence in lines as wide as the terminal, at most WIDTH; what has no blank stays whole."""
+    width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     for line in textwrap.wrap(
         plain(text, keep="\n\t"),
-        WIDTH,
+        width,
         subsequent_indent="    ",
         break_long_words=False,
         break_on_hyphens=False,

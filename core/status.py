@@ -174,6 +174,8 @@ class RunStatus:
     """Batches that operators voided, oldest void first."""
     trajectories_failed: int = 0
     """Answers that could not be scored, held-out ones included."""
+    last_failure: str = ""
+    """Why the last of them could not."""
     unaudited: int = 0
     """Groups that were drawn for an audit and could not be checked."""
     unaudited_reason: str = ""

@@ -1,5 +1,6 @@
 """Run overview: the state and the figures of runs, each from its own folder alone."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ def _differences(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 def _summary(directory: Path, config: RunConfig, differs: dict[str, Any]) -> RunSummary:
     state = state_of(directory)
     verb = {"running": "status", "finished": "report"}.get(state)
-    again = f"antiphon run {directory / 'config.yaml'} --resume {directory.name}"
+    again = f"antiphon run {shlex.quote(str(directory / 'config.yaml'))} --resume {directory.name}"
     return RunSummary(
         run_id=directory.name,
         state=state,

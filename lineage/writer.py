@@ -20,6 +20,8 @@ FIRST_PAUSE_S = 0.5
 """Pause before the second attempt; it doubles with each further one."""
 LONGEST_PAUSE_S = 30.0
 """Most seconds between two attempts."""
+UNANSWERED_S = 20.0
+"""Longest wait at the end for a service that has never answered."""
 HOLD_S = 120.0
 """Longest time that a writer is held back at its start."""
 
@@ -104,7 +106,13 @@ class Writer:
             self._waited_for += 1
             self._changed.notify_all()
             try:
-                return self._changed.wait_for(lambda: not self._jobs, timeout_s)
+                self._changed.wait_for(lambda: not self._jobs, min(timeout_s, UNANSWERED_S))
+                return (
+                    self._changed.wait_for(
+                        lambda: not self._jobs or not self._has_answered(), max(0.0, timeout_s - UNANSWERED_S)
+                    )
+                    and not self._jobs
+                )
             finally:
                 self._waited_for -= 1
 
@@ -117,7 +125,9 @@ class Writer:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+        self._thread.join(min(timeout_s, UNANSWERED_S))
+        if self._has_answered():
+            self._thread.join(max(0.0, timeout_s - UNANSWERED_S))
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()
@@ -157,6 +167,10 @@ class Writer:
             with self._changed:
                 self._jobs.popleft()
                 self._changed.notify_all()
+
+    def _has_answered(self) -> bool:
+        """Return whether anything was written, or refused; a first attempt that still runs counts, too."""
+        return bool(self._done or self._failed or not self._retries)
 
     def _hold_no_longer(self) -> None:
         if self._begin is not None:

@@ -21,7 +21,7 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
-from antiphon.core.reporting.run_view import RunView, SilentView
+from antiphon.core.reporting.run_view import RunView, SilentView, unscored_words
 from antiphon.lineage.libraries import load_libraries
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report.cpu_section import write_cpu_seconds
@@ -69,6 +69,9 @@ UNFINISHED_RECORD_S = 15.0
 
 INTERRUPTED_RECORD_S = 1.0
 """The same while a person waits for the end; what is left follows when the run continues."""
+
+SLOW_RECORD_S = 5.0
+"""Records that take longer are said to be written."""
 
 RECORD_TIMEOUT_S = 120.0
 """Longest wait for the records to be written once the last step is done."""
@@ -129,7 +132,13 @@ class LiveRun:
         picture = run.call(lambda: draw_events(run.coordinator, drawer, packer), None)
         records: dict[str, Any] = {}
         if run.recorder is not None:
+            where = os.environ.get("MLFLOW_TRACKING_URI") or run.store_root.parent
+            said = f"records are being written to {where}, for at most {RECORD_TIMEOUT_S:g} s"
+            late = threading.Timer(SLOW_RECORD_S, self.view.message, [said])
+            late.daemon = True
+            late.start()
             records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
+            late.cancel()
         if run.uploader is not None:
             run.uploader.flush(RECORD_TIMEOUT_S)
             records["uploads"] = asdict(run.uploader.report())
@@ -145,6 +154,7 @@ class LiveRun:
             records=records,
             cpu_s=cpu_s,
             drafting=drafting_summary(picture.drafting_by_epoch),
+            unscored=unscored_words(status),
             no_signal=closing_lines(
                 commits, run.run_dir, run.store_root.parent, run.config.sampling.max_tokens
             ),

@@ -48,6 +48,9 @@ class RunOutcome:
     no_signal: list[str] = field(default_factory=list)
     """What is said of a run none of whose steps trained anything (`closing_lines`); [] of any other."""
 
+    unscored: str = ""
+    """How many answers could not be scored and why the last one; empty where all could."""
+
     @property
     def exit_code(self) -> int:
         """Return 0 for a run at least one of whose steps trained, else 1."""
@@ -71,6 +74,8 @@ class RunOutcome:
             said.append(f"drafts right by epoch: {epochs_words(self.drafting['by_epoch'])}")
         if waiting := self.records.get("uploads", {}).get("pending", 0):
             said.append(f"{waiting} artifacts are not in the remote store yet: ./antiphon push sends them")
+        if self.unscored:
+            said.append(self.unscored)
         said.append(f"final weights {self.weights_digest}")
         said += self.no_signal
         if any(writer["name"] == "ledger" for writer in self.records.get("writers", ())):

@@ -1,5 +1,6 @@
 """Preflight: everything about a run that can be found wrong before anything is started."""
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,11 +19,15 @@ from antiphon.services.broadcast.transports.lattica_node import missing_reason
 from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.learner.asked_tensors import check_weights
+from antiphon.services.rollout.engine.environment import device, overruling
 from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
+from antiphon.system.compiler import check_compiler
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
 """Addresses to listen on that cannot be dialled."""
+SHARED_BYTES = 8 << 20
+"""Free shared memory with which a run begins."""
 CHECKED_PROMPTS = 256
 """Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
 
@@ -62,7 +67,14 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     if config.broadcast.lattica_port is not None and (reason := missing_reason()) is not None:
         raise ConfigError(f"broadcast.lattica_port={config.broadcast.lattica_port}: {reason}")
     model = Path(resolve_model_path(config.model.path))
-    notes: list[str] = []
+    notes = [f"{name} is not used: the configuration decides" for name in overruling()]
+    check_shared_memory()
+    for key, compiled in (
+        ("rollout.compiled", config.rollout.compiled),
+        ("learner.compiled", config.learner.compiled),
+    ):
+        if compiled and device() == "cpu":
+            check_compiler(key)
     if model.is_dir():
         check_pointers(model)
     codec = TextCodec.load(str(model))
@@ -90,6 +102,23 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         make_usable(results, "--results")
     make_home(home)
     return notes
+
+
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> None:
+    """Check that engines find room for their semaphores and queues.
+
+    Raises:
+        ConfigError: with its size, where there is too little.
+    """
+    if not folder.is_dir():
+        return
+    disk = shutil.disk_usage(folder)
+    if disk.free < SHARED_BYTES:
+        raise ConfigError(
+            f"{folder} has {disk.free >> 10} KiB free of {disk.total >> 10} KiB, and engines need "
+            f"{SHARED_BYTES >> 20} MiB; make it larger (mount -o remount,size=64m {folder}, or docker's "
+            "--shm-size=64m)"
+        )
 
 
 def check_model(config: RunConfig, model: Path) -> list[str]:

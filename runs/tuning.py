@@ -14,7 +14,7 @@ from antiphon.core.capacity.engine_tuning import EngineChoice, Trial, Unit, choo
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import AntiphonError
 from antiphon.services.rollout.engine.environment import child_environment, device
-from antiphon.system.compiler import missing_compiler
+from antiphon.system.compiler import why_not_compiling
 from antiphon.system.processes import ChildProcess, quote
 
 SLACK_S = 120.0
@@ -40,7 +40,7 @@ def values_to_try(config: RunConfig) -> dict[str, Sequence[Any]]:
     on_cpu = device() == "cpu"
     threads = sorted({n for n in (1, 2, 4, 8, 16, 32, cores) if n <= cores}) if on_cpu else []
     blocks = (32, 64, 128) if on_cpu else (16, 32, 64)
-    compiles = not on_cpu or missing_compiler() is None
+    compiles = not on_cpu or why_not_compiling() is None
     return {
         "dtype": ("float32", "bfloat16"),
         "threads": threads,

@@ -2,25 +2,26 @@
 
 import os
 import shutil
+import sys
 
 from antiphon.core.errors import ConfigError
 
 
-def missing_compiler() -> str | None:
-    """Return the name of the compiler that torch would call, if it is not there: that of CXX, or g++."""
+def why_not_compiling() -> str | None:
+    """Return why torch cannot compile here, in a clause with what to do; None where it can."""
     compiler = os.environ.get("CXX", "g++")
-    return compiler if shutil.which(compiler) is None else None
+    if shutil.which(compiler) is None:
+        return f"{compiler} is not there; install it, name another one in CXX"
+    if " " in sys.prefix:
+        return f"torch does not quote paths for it, and {sys.prefix} has a blank; move the checkout elsewhere"
+    return None
 
 
 def check_compiler(key: str) -> None:
-    """Check that this machine has a compiler, which the configuration's `key` needs.
+    """Check that torch can compile on this machine, which the configuration's `key` needs.
 
     Raises:
-        ConfigError: when it has none.
+        ConfigError: when it cannot.
     """
-    compiler = missing_compiler()
-    if compiler is not None:
-        raise ConfigError(
-            f"{key}=true needs a C++ compiler on a CPU, and {compiler} is not there; install it, "
-            "name another one in CXX, or leave the key out"
-        )
+    if reason := why_not_compiling():
+        raise ConfigError(f"{key}=true needs a C++ compiler on a CPU, and {reason}, or leave the key out")

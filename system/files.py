@@ -5,11 +5,21 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from urllib.parse import quote
 
 from antiphon.core.errors import UnavailableError
 
 PREFIX = ".incoming-"
 """Begins the name of a file that is being written; one that a killed process left may be removed."""
+
+
+def sqlite_url(path: Path, scheme: str = "sqlite") -> str:
+    """Return the URL of an SQLite file; a path as it is would be cut at ? and lose its %.
+
+    >>> sqlite_url(Path("/home/50%?/a.db"))
+    'sqlite:////home/50%25%3F/a.db'
+    """
+    return f"{scheme}:///{quote(str(path))}"
 
 
 def write_atomically(path: Path, payload: bytes, mode: int = 0o600) -> None:

@@ -4,6 +4,7 @@ The system takes the ports of outgoing connections from a range of its own. A po
 be taken by the time a server that was given it has started, so those below it are offered.
 """
 
+import os
 import secrets
 import socket
 
@@ -12,6 +13,15 @@ from antiphon.core.errors import UnavailableError
 LOOPBACK = "127.0.0.1"
 OFFERED = range(20_000, 32_000)
 """Below Linux's usual range for outgoing connections, 32768 to 60999."""
+
+
+def spare_proxies() -> None:
+    """Have this process and those that it starts reach their own machine without a proxy."""
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    own = ("localhost", LOOPBACK, "::1", socket.gethostname())
+    spared = ",".join(dict.fromkeys([*names, *own]))
+    os.environ.update({"no_proxy": spared, "NO_PROXY": spared})
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:

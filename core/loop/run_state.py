@@ -64,6 +64,7 @@ class RunState:
     groups_filtered: int = 0
     groups_requeued: int = 0
     trajectories_failed: int = 0
+    last_failure: str = ""  # why the last of them was not scored
     staleness_histogram: dict[int, int] = field(default_factory=dict)
     registrations: dict[str, int] = field(default_factory=dict)
     sampling_rule: str = ""  # of the first worker; "" also in journals from before there was a choice
@@ -233,6 +234,7 @@ def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.SUBMITTED)
     state.recent_failures = newest_failures(state.recent_failures, group.samples, dict(event.failures))
     state.trajectories_failed += len(event.failures)
+    state.last_failure = event.failures[-1][1] if event.failures else state.last_failure
     if group.evaluation is None:
         group.phase = GroupPhase.REWARDED
         group.rewards, group.rewarded_at_s = event.rewards, event.at_s

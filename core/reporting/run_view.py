@@ -58,7 +58,7 @@ def planes_of(
     """
     active = sum(worker.state is WorkerState.ACTIVE for worker in status.workers)
     joining = sum(worker.state is WorkerState.JOINING for worker in status.workers)
-    workers = f"{active} workers" + (f", {joining} joining" if joining else "")
+    workers = f"{active} worker{'s' * (active != 1)}" + (f", {joining} joining" if joining else "")
     training = status.sealed_steps > status.committed_steps
     views = [
         ("rollout", f"{status.groups_leased} groups at {workers}", status.waiting),
@@ -81,6 +81,16 @@ def planes_of(
     if status.order:
         views.append(("lease order", status.order, ""))
     return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}
+
+
+def unscored_words(status: RunStatus) -> str:
+    """Say how many answers could not be scored, and why the last one; "" where all could."""
+    if not status.trajectories_failed:
+        return ""
+    return (
+        f"{status.trajectories_failed} answers could not be scored, which train nothing and count as 0 in "
+        f"held-out scores; the last: {status.last_failure}"
+    )
 
 
 def _failing_swaps(status: RunStatus) -> str:

@@ -52,6 +52,10 @@ class RemoteStore:
         if self._place.size(name) == size:
             return False
         self._place.put(name, path)
+        if (kept := self._place.size(name)) != size:
+            raise UnavailableError(
+                f"{self.url} took {name} of {size} bytes and has {kept or 0}; what answers there is no store"
+            )
         return True
 
     def fetch(self, digest: str, folder: Path) -> Path | None:

@@ -7,6 +7,7 @@ configuration key that said where it is. Keys come from the environment alone an
 
 import errno
 import os
+import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -59,8 +60,15 @@ class RemotePlace:
         probe = f"{self._root}/.antiphon-check-{os.getpid()}"
         with self._explained():
             filesystem = self._filesystem()
-            filesystem.pipe_file(probe, b"antiphon")
+            word = secrets.token_hex(16).encode()
+            filesystem.pipe_file(probe, word)
+            kept = self._size(filesystem, probe) == len(word) and filesystem.cat_file(probe) == word
             filesystem.rm_file(probe)
+        if not kept:
+            raise ConfigError(
+                f"{self._setting}={self.url} took an object and gives back something else; what answers "
+                f"at {self.endpoint_url or 'that address'} is no store, see {self._endpoint_setting}"
+            )
 
     def size(self, name: str) -> int | None:
         """Return the bytes of an object, or None where there is none.

@@ -12,12 +12,21 @@ import threading
 from pathlib import Path
 
 import structlog
+from sqlalchemy import create_engine
 
+from antiphon.system.files import sqlite_url
 from antiphon.system.set_up import empty_database
 
 _VERSION_TABLE = "alembic_version"
 """MLflow writes it after all tables; until then it has stored nothing."""
 
+_ARTIFACTS = "/mlflow/artifacts"
+_PLACES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+)
+"""Columns in which MLflow keeps where artifacts lie."""
 _MAKING = threading.Lock()
 """Alembic, which makes the tables, knows one migration of a process at a time."""
 
@@ -37,13 +46,30 @@ def prepare_database(path: Path) -> None:
     with _MAKING:
         if not path.exists() or _is_unfinished(path):
             _make(path)
+    _put_places_right(path)
+
+
+def _put_places_right(path: Path) -> None:
+    """Let what a database says of its own artifacts name the folder beside it: the home may have moved."""
+    here = (path.absolute().parent / "artifacts").as_uri()
+    engine = create_engine(sqlite_url(path))
+    try:
+        with engine.begin() as connection:
+            for table, column in _PLACES:
+                connection.exec_driver_sql(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, instr({column}, ?) + ?) "
+                    f"WHERE {column} LIKE 'file:%/mlflow/artifacts/%' AND instr({column}, ? || '/') != 1",
+                    (here, _ARTIFACTS, len(_ARTIFACTS), here),
+                )
+    finally:
+        engine.dispose()
 
 
 def make_tables(path: Path) -> None:
     """Let MLflow make its tables in a new file, which is half-made meanwhile."""
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
-    engine = create_sqlalchemy_engine(f"sqlite:///{path}")
+    engine = create_sqlalchemy_engine(sqlite_url(path))
     try:
         _initialize_tables(engine)
     finally:
@@ -73,7 +99,7 @@ def _is_unfinished(path: Path) -> bool:
     """Return whether a database was begun and never held anything."""
     from mlflow.store.db.utils import create_sqlalchemy_engine
 
-    engine = create_sqlalchemy_engine(f"sqlite:///{path}")
+    engine = create_sqlalchemy_engine(sqlite_url(path))
     try:
         with engine.connect() as connection:
             wanted = f"SELECT COUNT(*) FROM sqlite_master WHERE name = '{_VERSION_TABLE}'"

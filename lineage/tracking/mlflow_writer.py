@@ -20,6 +20,7 @@ from antiphon.lineage.tracking.notes import Gathering, Note
 from antiphon.lineage.tracking.opening import RunPlan, open_tracked_run
 from antiphon.lineage.tracking.tracked_run import TrackedRun
 from antiphon.lineage.writer import FIRST_PAUSE_S, Writer
+from antiphon.system.files import sqlite_url
 from antiphon.system.spared import without
 
 _PERMANENT = frozenset(
@@ -79,7 +80,7 @@ class MlflowWriter(Writer):
         super().__init__("mlflow", first_pause_s, begin, REST_S)
         self._mapping = run_dir / "mlflow.json"
         self._folder = home / "mlflow"
-        own = f"sqlite:///{(self._folder / 'mlflow.db').absolute()}"
+        own = sqlite_url((self._folder / "mlflow.db").absolute())
         self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or own
         self._is_own = self.tracking_uri == own
         self._run: TrackedRun | None = None

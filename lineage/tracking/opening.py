@@ -42,7 +42,10 @@ def open_tracked_run(client: Any, uri: str, plan: RunPlan, mapping: Path) -> Tra
         ContractError: when the run or its experiment was deleted in MLflow.
     """
     marking = mapping.with_suffix(".mark")
-    run = _find_run(client, plan, _read(mapping, uri).get("run_id"), _read(marking, uri).get("mark"))
+    own = plan.artifact_root is not None
+    run = _find_run(
+        client, plan, _read(mapping, uri, own).get("run_id"), _read(marking, uri, own).get("mark")
+    )
     if run is None:
         experiment_id = _experiment_id(client, uri, plan)
         mark = secrets.token_hex(8)
@@ -115,10 +118,14 @@ def _log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
         client.log_batch(run_id, params=entries[start : start + PARAMS_PER_CALL])
 
 
-def _read(path: Path, uri: str) -> dict[str, str]:
-    """Return what was noted about the server at `uri`; nothing about another one."""
+def _read(path: Path, uri: str, own: bool) -> dict[str, str]:
+    """Return what was noted about the server at `uri`; nothing about another one.
+
+    The home's `own` database is the same wherever the home was when it was noted.
+    """
     known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return known if known.get("tracking_uri") == uri else {}
+    noted = known.get("tracking_uri", "")
+    return known if noted == uri or (own and noted.startswith("sqlite:")) else {}
 
 
 def _write(mapping: Path, known: Mapping[str, str]) -> None:

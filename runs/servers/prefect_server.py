@@ -24,6 +24,7 @@ import structlog
 
 from antiphon.core.errors import ConfigError
 from antiphon.services.security.keys import check_private, make_private_folder, write_private
+from antiphon.system.files import sqlite_url
 from antiphon.system.ports import free_port, is_free
 from antiphon.system.processes import ChildProcess, tied_command, wait_ready
 from antiphon.system.set_up import empty_database
@@ -171,6 +172,8 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
     environment = server_environment(home, url, schedules=outlive)
     if not any(name in environment for name in _DATABASES):
         begin_with_empty_database(home / "prefect")
+        # Prefect's own default puts the path into a URL as it is.
+        environment[_DATABASES[1]] = sqlite_url(home / "prefect" / "prefect.db", "sqlite+aiosqlite")
     arguments = [sys.executable, "-P", "-m", "antiphon.system.collecting", "prefect", "server", "start"]
     arguments += ["--host", HOST, "--port", str(port)]
     arguments = arguments if outlive else tied_command(arguments)

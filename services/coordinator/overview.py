@@ -58,6 +58,7 @@ class Overview:
             groups_dropped_stale=state.groups_dropped_stale,
             groups_filtered=state.groups_filtered,
             trajectories_failed=state.trajectories_failed,
+            last_failure=state.last_failure,
             groups_requeued=state.groups_requeued,
             staleness_histogram=dict(state.staleness_histogram),
             workers=tuple(_with_standing(w, state) for w in machine.fleet.records(machine.leases, now)),

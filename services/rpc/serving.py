@@ -227,9 +227,11 @@ def open_channel(
     Raises:
         ConfigError: when the address is not loopback and there are no credentials.
     """
+    host = address.rpartition(":")[0]
     options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", int(own_connection))]
+    if is_loopback(host):
+        options.append(("grpc.enable_http_proxy", 0))
     if credentials is None:
-        host = address.rpartition(":")[0]
         if not is_loopback(host):
             raise ConfigError(
                 f"{address} would be spoken to without encryption; give credentials (--credentials FOLDER or "

@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -79,10 +80,72 @@ def test_the_picture_names_every_figure() -> None:
         assert word in drawn
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 200])
+def test_the_panel_shows_its_columns_in_every_width_with_the_rows_of_a_demo(width: int) -> None:
+    waiting = "step 12: 14 of 16 groups rewarded; 27 being sampled (27 at worker-0), 3 to be rewarded"
+    capacity = (
+        "12,611 tokens/s keep the learner busy, 9,194 are there; sampling-bound, 1.12 s a step expected, "
+        "1.42 measured; publish interval 1, S_min 4"
+    )
+    ahead = "1.50 of at most 4 steps ahead, 50% of the places in use; expected: 2.25 s a step, staleness 1.4"
+    planes = {
+        plane.name: plane
+        for plane in (
+            PlaneView("rollout", "27 groups at 1 worker", 9194.0, waiting),
+            PlaneView("reward", "3 to reward, 14 ready", 0.0, ""),
+            PlaneView("learner", "version 12, training: micro-batch 3 of 8", 12611.0, "the batch of step 12"),
+            PlaneView("broadcast", "newest version 12", 0.0, ""),
+            PlaneView("run-ahead", ahead, 0.0, ""),
+            PlaneView("capacity", capacity, 0.0, ""),
+            PlaneView("lease order", "short_to_long: 1.29 s a step, arrival 1.35 s", 0.0, ""),
+        )
+    }
+    metrics = {"reward_mean": 0.5, "drafting_acceptance": 0.88, "drafting_tokens_per_pass": 13.45}
+    history = RunHistory()
+    status = status_at(9, last_commit=StepCommit(8, 9, "a" * 64, "b" * 64, metrics))
+    history.take(status)
+    drawn = text_of(picture(status, planes, history, 60.0), width)
+    head = next(line for line in drawn.splitlines() if "stage" in line)
+    assert [word for word in ("stage", "state", "tokens/s", "waits for") if word not in head] == []
+    first = [line.strip("│ ").split(" ")[0] for line in drawn.splitlines()]
+    assert [name for name in planes if name.split()[0] not in first] == []
+    assert "…" not in drawn and max(map(len, drawn.splitlines())) <= width
+    words = " ".join(" ".join(line.strip("│").split()) for line in drawn.splitlines())
+    for figure in ("50.0% (step 8)", "13.45 tokens per pass (step 8)", "in all steps", "9,194", "S_min 4"):
+        assert figure in words
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(80, 80), (100, 100), (200, 120)])
+def test_sentences_are_folded_at_the_width_of_the_terminal(columns: int, widest: int) -> None:
+    output = io.StringIO()
+    view = make_view(TurnsConsole(file=output, force_terminal=True, width=columns))
+    view.message("a sentence that has a good many words " * 12)
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    assert widest - 12 < max(map(len, lines)) <= widest
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
+    words = "from antiphon.cli.view import make_view\nview = make_view()\n"
+    words += "for _ in range(9):\n    view.message('x' * 99999)"
+    words += f"\nopen({str(tmp_path / 'end')!r}, 'w')"
+    command = f'{sys.executable} -P -c "$WORDS" | head -c 1 > /dev/null'
+    done = subprocess.run(
+        command,
+        shell=True,
+        env=os.environ | {"WORDS": words},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (tmp_path / "end").exists()
+    assert done.stderr.count("nobody reads the output any more; the run goes on") == 1, done.stderr
+
+
 def test_drafting_is_told_in_a_few_words_and_only_where_an_engine_drafts() -> None:
     metrics = {"drafting_acceptance": 0.61, "drafting_tokens_per_pass": 2.125, "drafting_gain": 1.9}
     drafted = status_at(3, last_commit=StepCommit(2, 3, "a" * 64, "b" * 64, metrics))
-    said = "61.0% of drafts right, 2.12 tokens per pass, 1.90x as fast as undrafted"
+    said = "61.0% of drafts right, 2.12 tokens per pass, 1.90x as fast as undrafted (step 2)"
     for status in (drafted, status_at(3), status_at(0)):
         output = io.StringIO()
         view = make_view(TurnsConsole(file=output, width=200))
@@ -238,3 +301,16 @@ def test_a_sparkline_never_grows_beyond_its_width(values: list[float], width: in
     assert len(drawn) == min(width, len(values))
     if drawn and max(values[-width:]) > min(values[-width:]):
         assert "█" in drawn and "▁" in drawn
+
+
+def test_answers_that_could_not_be_scored_are_counted_with_the_last_reason() -> None:
+    output = io.StringIO()
+    view = make_view(TurnsConsole(file=output))
+    reason = "the scorer returned 2.0, which lies outside 0..1"
+    for failed in (0, 1, 2, 9, 10, 99, 250):
+        view.status(status_at(1, trajectories_failed=failed, last_failure=reason), PLANES)
+    said = [line for line in output.getvalue().splitlines() if "answers could not be scored" in line]
+    assert [line.split()[0] for line in said] == ["1", "10", "250"]
+    drawn = text_of(picture(status_at(1, trajectories_failed=3, last_failure=reason), {}, RunHistory(), None))
+    assert "3 answers could not be scored" in drawn and "lies outside 0..1" in " ".join(drawn.split())
+    assert "not scored" not in text_of(picture(status_at(1), {}, RunHistory(), None))

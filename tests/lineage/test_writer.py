@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.lineage import writer as writing
 from antiphon.lineage.writer import Writer
 
 
@@ -126,3 +127,23 @@ def test_a_writer_rests_until_what_belongs_together_has_come() -> None:
     assert writer.flush(10.0) and seen == [1, 2]
     writer.put("three", lambda: seen.append(3))
     assert writer.close(10.0).done == 3 and seen == [1, 2, 3]
+
+
+def test_a_service_that_never_answered_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "UNANSWERED_S", 0.01)
+    tried, answer = threading.Event(), threading.Event()
+
+    def away() -> None:
+        tried.set()
+        if not answer.is_set():
+            raise UnavailableError("nobody listens")
+
+    writer = Writer("test", first_pause_s=0.001)
+    writer.put("first", away)
+    assert tried.wait(60.0)
+    while not writer.report().retries:
+        tried.wait(0.001)
+    assert not writer.flush(3600.0)
+    answer.set()
+    assert writer.flush(3600.0)
+    assert writer.close(3600.0).done == 1

@@ -1,5 +1,6 @@
 """./antiphon names what a machine lacks before it does anything, and leaves a ready one alone."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PYTHON = shlex.quote(sys.executable)
 TOOLS = (
     *(
         "awk",
@@ -89,7 +91,7 @@ def test_no_python(checkout: Path, bare_path: Path) -> None:
 
 
 def test_a_python_without_venv(checkout: Path, bare_path: Path) -> None:
-    program(bare_path, "python3", f'case "$2" in *ensurepip*) exit 1 ;; esac\nexec {sys.executable} "$@"')
+    program(bare_path, "python3", f'case "$2" in *ensurepip*) exit 1 ;; esac\nexec {PYTHON} "$@"')
     assert "apt-get install python3-venv" in refusal(start(checkout, bare_path), checkout)
 
 
@@ -99,7 +101,7 @@ def test_no_compiler(checkout: Path, bare_path: Path) -> None:
 
 
 def test_no_headers(checkout: Path, bare_path: Path) -> None:
-    program(bare_path, "python3", f'case "$2" in *Python.h*) exit 1 ;; esac\nexec {sys.executable} "$@"')
+    program(bare_path, "python3", f'case "$2" in *Python.h*) exit 1 ;; esac\nexec {PYTHON} "$@"')
     program(bare_path, "cc", "exit 0")
     assert "apt-get install python3-dev" in refusal(start(checkout, bare_path), checkout)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
 from antiphon.environments.environment import Problem
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.runs.preflight import check_characters, check_model, preflight
+from antiphon.runs.preflight import check_characters, check_model, check_shared_memory, preflight
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+Usage = namedtuple("Usage", "total used free")
 NO_LEDGER = ["record.dvc=false"]
 
 
@@ -68,3 +70,22 @@ def test_a_model_is_checked_against_its_own_configuration_and_the_run_s(
     long = load_config(EXAMPLES / "quickstart.yaml", ["rollout.max_model_tokens=1025"])
     with pytest.raises(ConfigError, match=r"max_model_tokens=1025 is more than the 1024 positions"):
         check_model(long, EXAMPLES / "models" / "chain-sum")
+
+
+def test_too_little_shared_memory_is_named_with_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_shared_memory(tmp_path / "none")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(4096, 0, 4096))
+    with pytest.raises(
+        ConfigError, match=r"has 4 KiB free of 4 KiB, and engines need 8 MiB; .*--shm-size=64m"
+    ):
+        check_shared_memory(tmp_path)
+
+
+def test_variables_of_vllm_that_would_overrule_the_configuration_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "900")
+    (said,) = preflight(load_config(EXAMPLES / "quickstart.yaml", NO_LEDGER), tmp_path)
+    assert said == "VLLM_CPU_KVCACHE_SPACE is not used: the configuration decides"

@@ -74,7 +74,7 @@ def test_what_is_spared(
 def test_the_values_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(Path(QUICKSTART))
     monkeypatch.setattr(tuning.os, "sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.setattr(tuning, "missing_compiler", lambda: "g++")
+    monkeypatch.setattr(tuning, "why_not_compiling", lambda: "g++")
     monkeypatch.setattr(tuning, "device", lambda: "cpu")
     found = tuning.values_to_try(config)
     assert found["threads"] == [1, 2, 4, 6] and found["compiled"] == (False,)

@@ -1,6 +1,8 @@
 """Ports that a server is told before it listens: free, different, and not those of outgoing connections."""
 
+import os
 import socket
+import urllib.request
 
 import pytest
 
@@ -24,3 +26,20 @@ def test_a_port_that_somebody_listens_on_is_not_offered(monkeypatch: pytest.Monk
         with pytest.raises(UnavailableError, match="no 1 free ports"):
             ports.free_port()
     assert ports.free_port() == taken
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [({}, []), ({"no_proxy": "a.org, b"}, ["a.org", "b"]), ({"NO_PROXY": "c"}, ["c"])]
+)
+def test_calls_to_the_own_machine_know_no_proxy(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], kept: list[str]
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"http_proxy": "http://127.0.0.1:9", **given}.items():
+        monkeypatch.setenv(name, value)
+    ports.spare_proxies()
+    ports.spare_proxies()
+    assert os.environ["no_proxy"].split(",")[: len(kept)] == kept
+    assert os.environ["NO_PROXY"].split(",").count("127.0.0.1") == 1
+    assert urllib.request.proxy_bypass("127.0.0.1") and not urllib.request.proxy_bypass("antiphon.org")

@@ -22,6 +22,7 @@ import structlog
 
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.services.coordinator.journal.sql_store import SqlPlace, SqlStore
+from antiphon.system.files import sqlite_url
 
 _log = structlog.get_logger("coordinator")
 
@@ -114,7 +115,7 @@ class _File:
         if self._claim is None:
             self._claim = _lock(self._path, self._run_id, self._hung_s)
         engine = sa.create_engine(
-            f"sqlite:///{self._path}",
+            sqlite_url(self._path),
             poolclass=sa.pool.NullPool,
             # The driver must not begin transactions by itself: it would leave changes of the schema out.
             connect_args={"check_same_thread": False, "timeout": 10.0, "isolation_level": None},
@@ -140,7 +141,8 @@ class _File:
         # Without a log nothing of it is missing, and the file is read as it is.
         log = self._path.with_name(f"{self._path.name}-wal")
         how = "mode=ro" if log.exists() else "mode=ro&immutable=1"
-        url = f"sqlite:///file:{quote(str(self._path.absolute()))}?{how}&uri=true"
+        # Two read it: SQLAlchemy the URL, and SQLite the file's within.
+        url = f"{sqlite_url(Path('file:' + quote(str(self._path.absolute()))))}?{how}&uri=true"
         return sa.create_engine(url, poolclass=sa.pool.NullPool).connect()
 
     def explained(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:

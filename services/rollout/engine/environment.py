@@ -18,6 +18,8 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.sampling_config import Rule
 from antiphon.system.memory import keep_memory
 
+OVERRULING = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+"""Variables against rollout.kv_cache_mib, and against the positions that a model has."""
 PLUGIN = "antiphon"
 """Name of our own entry point among vLLM's general plugins; the only one that may load."""
 
@@ -75,7 +77,12 @@ def child_environment(threads: int, base: Mapping[str, str] | None = None) -> di
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     preloaded = environment.get("LD_PRELOAD", "")
     if library.exists() and "libiomp5" not in preloaded:
-        environment["LD_PRELOAD"] = f"{library}:{preloaded}" if preloaded else str(library)
+        name = str(library)
+        if " " in name:  # LD_PRELOAD is split at blanks, LD_LIBRARY_PATH is not
+            folders = environment.get("LD_LIBRARY_PATH")
+            name, found = library.name, str(library.parent)
+            environment["LD_LIBRARY_PATH"] = f"{found}:{folders}" if folders else found
+        environment["LD_PRELOAD"] = f"{name}:{preloaded}" if preloaded else name
     return environment
 
 
@@ -96,6 +103,8 @@ def prepare_environment(settings: EngineSettings) -> None:
     }
     if settings.batch_invariant and has_batch_invariance(_compute_capability()):
         wanted["VLLM_BATCH_INVARIANT"] = "1"
+    for name in overruling():
+        del os.environ[name]  # the configuration decides
     if "vllm" in sys.modules:
         late = sorted(name for name, value in wanted.items() if os.environ.get(name) != value)
         if late:
@@ -105,6 +114,11 @@ def prepare_environment(settings: EngineSettings) -> None:
             )
     os.environ.update(wanted)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def overruling() -> list[str]:
+    """Return the variables of this process by which vLLM would overrule the configuration."""
+    return [name for name in OVERRULING if name in os.environ]
 
 
 def has_batch_invariance(capability: tuple[int, int] | None) -> bool:

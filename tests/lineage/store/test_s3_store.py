@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -252,3 +254,41 @@ def test_the_server_dies_with_whoever_started_it(tmp_path: Path, server: S3Serve
     _, alive = psutil.wait_procs([served], timeout=30)
     remove_sockets(tmp_path / "s3")  # nobody was left to do it
     assert not alive or alive[0].status() == psutil.STATUS_ZOMBIE
+
+
+class SaysYes(BaseHTTPRequestHandler):
+    """Answers 200 and a page to everything, as a login page or a proxy does."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(200)
+        self.send_header("Content-Length", "13")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(b"<html></html>")
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Stay silent."""
+
+
+def test_a_server_that_says_yes_to_everything_is_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    payload = tmp_path / "payload"
+    payload.write_bytes(b"more bytes than the page has")
+    with ThreadingHTTPServer(("127.0.0.1", 0), SaysYes) as answering:
+        threading.Thread(target=answering.serve_forever, daemon=True).start()
+        store = RemoteStore("s3://team/x", f"http://127.0.0.1:{answering.server_address[1]}")
+        with pytest.raises(
+            ConfigError, match=r"record\.artifact_url=s3://team/x took an object and gives back"
+        ):
+            store.check()
+        with pytest.raises(UnavailableError, match="of 28 bytes and has 13; what answers there is no store"):
+            store.put(digest_bytes(payload.read_bytes()), payload)
+        answering.shutdown()

@@ -7,12 +7,16 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from antiphon.core.errors import UnavailableError
 from antiphon.lineage.tracking.database import prepare_database
 from antiphon.lineage.tracking.mlflow_writer import _client, make_own_database
+from antiphon.lineage.tracking.opening import RunPlan, open_tracked_run
+from antiphon.lineage.tracking.tracked_run import TrackedRun
+from antiphon.system.files import sqlite_url
 
 DEADLINE_S = 120.0
 
@@ -67,3 +71,29 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     path.write_text("no database at all, but text that is long enough to be read as one" * 20)
     with pytest.raises(UnavailableError, match=r"mlflow\.db cannot be used"):
         make_own_database(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["moved", "moved %20?"])
+def test_a_home_that_moved_continues_its_run_and_keeps_its_artifacts_together(
+    tmp_path: Path, name: str
+) -> None:
+    """Nothing is written to the place where it was."""
+    mapping = tmp_path / "mlflow.json"
+
+    def opened(home: Path) -> tuple[TrackedRun, Any]:
+        path = home / "mlflow" / "mlflow.db"
+        make_own_database(home)
+        uri = sqlite_url(path)
+        client = _client(uri)
+        plan = RunPlan("demo", "demo-1", {}, {}, path.parent / "artifacts")
+        return open_tracked_run(client, uri, plan, mapping), client
+
+    before, _ = opened(tmp_path / "home")
+    (tmp_path / "home").rename(tmp_path / name)
+    after, client = opened(tmp_path / name)
+    assert after.run_id == before.run_id
+    (tmp_path / "note.txt").write_text("kept")
+    client.log_artifact(after.run_id, str(tmp_path / "note.txt"))
+    assert [file.parents[3].name for file in tmp_path.rglob("artifacts/note.txt")] == ["artifacts"]
+    assert not (tmp_path / "home").exists()
+    assert list((tmp_path / name).rglob("note.txt"))

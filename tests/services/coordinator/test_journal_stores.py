@@ -18,7 +18,7 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import fold, new_state
 from antiphon.services.coordinator.journal import schema as sql_schema
 from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow, Journal, TrainedRow
-from antiphon.services.coordinator.journal.reading import event_bodies
+from antiphon.services.coordinator.journal.reading import event_bodies, opened_with
 from antiphon.services.coordinator.journal.store import StoreTotals
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME
@@ -366,3 +366,19 @@ def test_recovered_capacity_agrees_with_the_version(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_meant_is_refused(store: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_config({"coordinator": {"journal_url": store}})
+
+
+@pytest.mark.parametrize("folder", ["home %20", "who?", "a#b", "50%", "a b"])
+def test_a_path_may_hold_what_a_url_would_read_otherwise(tmp_path: Path, folder: str) -> None:
+    place = tmp_path / folder / "journal.db"
+    place.parent.mkdir()
+
+    async def write() -> None:
+        journal = Journal(place, "r")
+        await journal.enqueue([e.RunOpened("r", {"run.seed": "0"}), e.StepOpened(0)])
+        await journal.close()
+
+    asyncio.run(write())
+    assert len(list(event_bodies(place, "r"))) == 2
+    assert opened_with(place, "r") == ({"run.seed": "0"}, False)
+    assert {file.parent for file in tmp_path.rglob("*.db")} == {place.parent}
