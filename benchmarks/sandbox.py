@@ -2,7 +2,8 @@
 
 Each attempt is given to a scorer that runs its answer as Python (`benchmarks/parts/sandbox`), in the sandbox
 of the reward service. It succeeded when it got what it wanted, or when a file, a socket or a process outside
-shows that it was there. After each, one right and one wrong answer must be scored as ever. `answers_per_s` is
+shows that it was there. After each, one right and one wrong answer must be scored as ever; `failed_after`
+counts those that were not scored. `answers_per_s` is
 of short answers of the task countdown, in groups of eight, by two warm scoring processes. `hang_spread_s` is
 by how much an answer that hangs delayed another one at most; its own deadline is the limit.
 
@@ -48,6 +49,8 @@ def main() -> int:
     report = asyncio.run(_measure(ATTEMPTS[: args.attempts], args.answers))
     problems = [f"succeeded: {name}" for name in report["escaped"]]
     problems += [f"disturbed the scorer: {name}" for name in report["disturbed"]]
+    if report["failed_after"]:
+        problems.append(f"{report['failed_after']} honest answers failed after an attack")
     if report["answers_per_s"] < LEAST_PER_S:
         problems.append(f"{report['answers_per_s']:.0f} answers a second are fewer than {LEAST_PER_S:.0f}")
     if report["hang_spread_s"] > TIMEOUT_S:
@@ -56,20 +59,24 @@ def main() -> int:
 
 
 async def _measure(attempts: Sequence[Attempt], answers: int) -> dict[str, Any]:
-    escaped, disturbed = await attack(attempts, TIMEOUT_S)
+    escaped, disturbed, failed_after = await attack(attempts, TIMEOUT_S)
     return {
         "attempts": len(attempts),
         "escapes": len(escaped),
         "escaped": escaped,
         "disturbed": disturbed,
+        "failed_after": failed_after,
         "answers_per_s": await _speed(answers),
         "hang_spread_s": await _spread(),
     }
 
 
-async def attack(attempts: Sequence[Attempt], answer_timeout_s: float) -> tuple[list[str], list[str]]:
-    """Try each attempt; return the names of those that succeeded, and of those that disturbed the scorer."""
-    escaped, disturbed = [], []
+async def attack(attempts: Sequence[Attempt], answer_timeout_s: float) -> tuple[list[str], list[str], int]:
+    """Try each attempt; return those that succeeded, those that disturbed the scorer, and what it cost.
+
+    That is the number of honest answers that failed after an attempt.
+    """
+    escaped, disturbed, failed_after = [], [], 0
     with _outside() as (names, was_touched):
         async with _pool(answer_timeout_s) as pool:
             for attempt in attempts:
@@ -79,9 +86,10 @@ async def attack(attempts: Sequence[Attempt], answer_timeout_s: float) -> tuple[
                 print(f"{attempt.name}: {'SUCCEEDED' if got_it else _words(verdict)}", flush=True)
                 if got_it:
                     escaped.append(attempt.name)
+                failed_after += sum(isinstance(one, Failed) for one in after)
                 if after != [1.0, 0.0]:
                     disturbed.append(attempt.name)
-    return escaped, disturbed
+    return escaped, disturbed, failed_after
 
 
 async def _speed(answers: int) -> float:

@@ -138,7 +138,8 @@ class RewardSection(Section):
     processes: int = Field(default=2, ge=1, le=256)
     """Scoring processes of a reward service that does not score itself; each scores a group at a time."""
     attempts: int = Field(default=3, ge=1, le=100)
-    """Processes that one answer may end while it is scored before it has failed."""
+    """How often answers of one group may take too long or end the process that scores them; then those of
+    the group that are not scored have failed, too."""
     max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """Largest share of the newest 256 answers that may fail; beyond it the run is paused."""
 

@@ -2,17 +2,18 @@
 
 bubblewrap builds it from the kernel's namespaces: an empty root that cannot be written to, with the named
 folders in it to read; no network, no /proc, no other process to see, none of this process's variables. The
-program is process 1 of its own process namespace: nothing inside can stop or kill it, and when it ends, the
-kernel ends everything that it started. Libraries that want a folder to write to while they load have one
-until `give_up_rights`, which also gives up what a machine's administrator is left with inside.
-`limit_this_process` sets what the kernel counts.
+program is process 1 of its own process namespace, so when it ends, the kernel ends all that it started.
+Libraries that want a folder to write to while they load have one until `close_scratch`. A process of
+`fork_apart` is process 1 of a further namespace: what it runs has no number by which to name the process it
+came from, so it can neither signal it nor change its limits or its share of the processor. `give_up_rights`
+takes from it what an administrator is left with inside, another user's rights where this one is root, and all
+system calls but those listed in `system_calls`. `limit_this_process` sets what the kernel counts.
 """
 
 import ctypes
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -20,13 +21,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError
+from antiphon.system.system_calls import filter_program, refuse_other_calls
 
 PROGRAM = "bwrap"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 SCRATCH, SCRATCH_BYTES = "/scratch", 64 << 20
 """Folder that can be written to until rights are given up, and how much it holds."""
 NOBODY = 65_534
-"""User and group of what runs inside where this process is root."""
+"""User and group of what answers run in where this process is root."""
 TRIAL_S = 20.0
 """Longest time that an empty sandbox may take."""
 
@@ -34,9 +36,16 @@ _OTHERWISE = (
     "or set reward.sandbox=process, which scores in a child process with limits of time and memory but "
     "without a sandbox: only for a model and for workers that you trust"
 )
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_DUMPABLE = 4
+_CLONE_NEWPID = 0x20000000
 _MS_READ_ONLY, _MS_REMOUNT, _MS_BIND = 0x1, 0x20, 0x1000
 _CAPABILITIES_V3 = 0x20080522
+_TRIAL = f"""
+import ctypes, os
+call = ctypes.CDLL(None)
+assert call.unshare({_CLONE_NEWPID}) == 0 == call.setns(os.pidfd_open(1), {_CLONE_NEWPID}), "needs Linux 5.8"
+"""
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
@@ -77,7 +86,7 @@ def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
     private = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     if os.geteuid() == 0:
-        rights += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        rights += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
     else:
         private.append("--unshare-user")
     return [
@@ -99,7 +108,8 @@ def check_sandbox() -> None:
     Raises:
         ConfigError: when bubblewrap is not installed or cannot build a sandbox on this machine.
     """
-    trial = sandboxed([sys.executable, "-I", "-S", "-c", "pass"], interpreter_paths())
+    filter_program()
+    trial = sandboxed([sys.executable, "-I", "-S", "-c", _TRIAL], interpreter_paths())
     try:
         done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S)
     except subprocess.TimeoutExpired:
@@ -114,26 +124,50 @@ def check_sandbox() -> None:
         )
 
 
-def give_up_rights() -> None:
-    """Give up what a program of the sandbox needs no more once it is loaded, for good.
+def close_scratch() -> None:
+    """Make the scratch folder read-only, once what runs in the sandbox is loaded.
 
-    The scratch folder becomes read-only, root becomes nobody, no right of an administrator is left, and
-    processes that this one starts can neither trace nor read it, though they have the same user.
+    Processes that this one starts can neither trace nor read it, even with its user.
 
     Raises:
         OSError: when the kernel refuses, as it does outside of the sandbox.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     flags = _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY
-    _check(libc.mount(None, SCRATCH.encode(), None, ctypes.c_ulong(flags), None))
+    _check(_libc.mount(None, SCRATCH.encode(), None, ctypes.c_ulong(flags), None))
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+
+
+def fork_apart() -> int:
+    """Fork as `os.fork` does; the new process sees no process but its own.
+
+    Raises:
+        OSError: when the kernel refuses, as it does outside of the sandbox.
+    """
+    _check(_libc.unshare(_CLONE_NEWPID))
+    child = os.fork()
+    if child:
+        # The next one begins beside it and not within. It must not have this handle, by which it could kill.
+        this_process = os.pidfd_open(os.getpid())
+        _check(_libc.setns(this_process, _CLONE_NEWPID))
+        os.close(this_process)
+    return child
+
+
+def give_up_rights(program: bytes) -> None:
+    """Give up what scoring needs not, for good: see the head of this file.
+
+    Args:
+        program: of `system_calls.filter_program`.
+
+    Raises:
+        OSError: when the kernel refuses, as it does outside of the sandbox.
+    """
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    _check(libc.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()))
-    _check(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
-    # The kernel forgets with the old user that this process dies with bubblewrap.
-    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    _check(_libc.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()))
+    refuse_other_calls(program)
 
 
 def limit_this_process(*, cpu_s: int, memory_bytes: int, open_files: int) -> None:

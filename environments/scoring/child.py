@@ -3,7 +3,8 @@
 The answers to one problem are scored by a process of their own, which may start none, write no file, and
 has limits of time and memory. It inherits the loaded libraries, so it costs milliseconds, and it takes with
 it whatever an answer did: nothing of a group is left when the next one is scored. This process itself only
-carries answers, and forks anew for those behind one that hung or ended its fork.
+carries answers, and forks anew for those behind one that hung. It ends when an answer has ended its fork, so
+that nothing of it can stay, and with the service that started it.
 
     python -I -m antiphon.environments.scoring.child sandbox     (by `ScoringPool`)
 """
@@ -24,25 +25,28 @@ from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.scoring.messages import (
     READY,
     Failed,
-    Killed,
     ScoringTask,
     Verdict,
     checked_reward,
+    failure_of,
+    hung,
     parse_answers,
     parse_task,
     result_line,
 )
-from antiphon.system.sandbox import give_up_rights, limit_this_process
+from antiphon.system.sandbox import close_scratch, fork_apart, give_up_rights, limit_this_process
+from antiphon.system.system_calls import filter_program
 
 OPEN_FILES = 16
 ENDING_S = 0.02
 """Seconds of an answer's deadline that are left for ending it, so that it delays no other by more."""
-_RESULT = struct.Struct("<cd160s")
+_RESULT = struct.Struct("<cd200s")
 """What a fork writes of one answer: its kind, the reward, why there is none."""
 
 
 def main() -> int:
     """Serve until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the service, and that one in order
     requests, results = sys.stdin.buffer, sys.stdout.buffer
     task = parse_task(requests.readline())
     sys.path.extend(task.folders)
@@ -56,79 +60,108 @@ def main() -> int:
     except AntiphonError as error:
         print(task.without_secrets(str(error)), file=sys.stderr)
         return error.exit_code
+    program = None
     if sys.argv[1:] == ["sandbox"]:
-        give_up_rights()
+        close_scratch()
+        program = filter_program()
     gc.collect()
     gc.freeze()  # collecting in a fork would copy every page that it inherits
     results.write(READY)
     results.flush()
     while line := requests.readline():
-        key, texts = parse_answers(line)
+        key, texts, hangs = parse_answers(line)
         problem = environment.problem_by_key(key)
-        for result in _score_apart(environment, problem, texts, task):
+        for result in _score_apart(environment, problem, texts, hangs, task, program):
             results.write(result_line(result))
             results.flush()
     return 0
 
 
 def _score_apart(
-    environment: Environment, problem: Problem, texts: Sequence[str], task: ScoringTask
-) -> Iterator[Verdict | Killed]:
-    """Yield what came of each answer; those behind one that ends its fork are scored in another fork."""
+    environment: Environment,
+    problem: Problem,
+    texts: Sequence[str],
+    hangs: int,
+    task: ScoringTask,
+    program: bytes | None,
+) -> Iterator[Verdict]:
+    """Yield the verdict on each answer, up to the last of so many that may hang.
+
+    Those behind one that hangs are scored in another fork.
+
+    Raises:
+        SystemExit: when an answer ended its fork, or the service that waits for it is gone.
+    """
     at = 0
-    while at < len(texts):
+    while at < len(texts) and hangs:
         reading, writing = os.pipe()
-        child = os.fork()
+        child = os.fork() if program is None else fork_apart()
         if child == 0:
-            _score(environment, problem, texts[at:], task, writing)
+            _score(environment, problem, texts[at:], task, writing, program)
         os.close(writing)
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             poll = select.poll()
             poll.register(pipe, select.POLLIN)
+            poll.register(sys.stdin, 0)  # says when the service has ended
             wait_s = max(task.answer_timeout_s - ENDING_S, 0.5 * task.answer_timeout_s)
-            result: Verdict | Killed = 0.0
-            while at < len(texts) and not isinstance(result, Killed):
-                if not poll.poll(1000.0 * wait_s):
-                    yield Failed(f"the scorer gave no reward within {task.answer_timeout_s:g} s")
+            try:
+                while at < len(texts):
+                    ready = dict(poll.poll(1000.0 * wait_s))
+                    if sys.stdin.fileno() in ready:
+                        raise SystemExit("the reward service has ended")
+                    result = _parsed(pipe.read(_RESULT.size), task) if ready else hung(task.answer_timeout_s)
+                    if result is None:
+                        break
+                    yield result
                     at += 1
-                    break
-                result = _parsed(pipe.read(_RESULT.size))
-                yield result
-                at += 1
-        # It is killed though it should have ended: an answer could have made it close the pipe and go on.
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+                    if not ready:
+                        hangs -= 1
+                        break
+            finally:
+                # It should have ended, but an answer could have made it close the pipe and go on.
+                os.kill(child, signal.SIGKILL)
+                status = os.waitpid(child, 0)[1]
+        if at < len(texts) and result is None:
+            by = f"signal {status & 127}" if status & 127 else f"exit code {status >> 8}"
+            raise SystemExit(f"an answer ended the process that scored it ({by})")
 
 
-def _parsed(found: bytes) -> Verdict | Killed:
+def _parsed(found: bytes, task: ScoringTask) -> Verdict | None:
     # A write of so few bytes to a pipe is whole or not at all: fewer bytes mean that the other end is closed.
     if len(found) == _RESULT.size:
         kind, reward, reason = _RESULT.unpack(found)
         if kind == b"r":
             return checked_reward(reward)
         if kind == b"f":
-            return Failed(reason.rstrip(b"\0").decode(errors="replace"))
-    return Killed("the scoring process ended without a reward")
+            return Failed(task.without_secrets(reason.rstrip(b"\0").decode(errors="replace")))
+    return None
 
 
 def _score(
-    environment: Environment, problem: Problem, texts: Sequence[str], task: ScoringTask, writing: int
+    environment: Environment,
+    problem: Problem,
+    texts: Sequence[str],
+    task: ScoringTask,
+    writing: int,
+    program: bytes | None,
 ) -> NoReturn:
     """Score answers and end this process, whatever they do."""
+    os.setsid()
     nothing = os.open("/dev/null", os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     os.close(nothing)
     cpu_s = math.ceil(len(texts) * task.answer_timeout_s) + 1
     limit_this_process(cpu_s=cpu_s, memory_bytes=task.memory_bytes, open_files=OPEN_FILES)
+    if program is not None:
+        give_up_rights(program)
     for text in texts:
         try:
             reward = checked_reward(environment.reward(problem, [text])[0])
         except BaseException as error:  # noqa: BLE001 - also SystemExit: an answer may have raised it
-            reward = Failed(f"the scorer failed: {type(error).__name__}")
+            reward = failure_of(error, task.without_secrets)
         if isinstance(reward, Failed):
-            reason = task.without_secrets(reward.reason)
-            os.write(writing, _RESULT.pack(b"f", 0.0, reason.encode(errors="replace")))
+            os.write(writing, _RESULT.pack(b"f", 0.0, reward.reason.encode(errors="replace")))
         else:
             os.write(writing, _RESULT.pack(b"r", reward, b""))
     os._exit(0)

@@ -6,7 +6,7 @@ hostile answer may have written it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -59,13 +59,6 @@ class Failed:
     """For people; one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """The process that scored an answer ended without a result."""
-
-    reason: str
-
-
 Verdict = float | Failed
 """A reward in [0, 1], or why there is none."""
 
@@ -80,27 +73,28 @@ def parse_task(line: bytes) -> ScoringTask:
     return ScoringTask(**json.loads(line))
 
 
-def answers_line(key: str, texts: Sequence[str]) -> bytes:
-    """Return the line that asks for the rewards of answers to the problem with a key."""
-    return _line({"key": key, "texts": list(texts)})
+def answers_line(key: str, texts: Sequence[str], hangs: int) -> bytes:
+    """Return the line that asks for the rewards of answers to the problem with a key.
+
+    No more is asked for once so many of them hung.
+    """
+    return _line({"key": key, "texts": list(texts), "hangs": hangs})
 
 
-def parse_answers(line: bytes) -> tuple[str, list[str]]:
-    """Read such a line: the problem's key and the answers."""
+def parse_answers(line: bytes) -> tuple[str, list[str], int]:
+    """Read such a line: the problem's key, the answers, and how many may hang."""
     found = json.loads(line)
-    return found["key"], found["texts"]
+    return found["key"], found["texts"], found["hangs"]
 
 
-def result_line(result: Verdict | Killed) -> bytes:
+def result_line(result: Verdict) -> bytes:
     """Return the line that tells what came of one answer."""
     if isinstance(result, Failed):
         return _line({"failed": result.reason[:REASON_CHARS]})
-    if isinstance(result, Killed):
-        return _line({"killed": result.reason[:REASON_CHARS]})
     return _line({"reward": result})
 
 
-def parse_result(line: bytes) -> Verdict | Killed:
+def parse_result(line: bytes) -> Verdict:
     """Read such a line, which may have been forged.
 
     Raises:
@@ -114,9 +108,8 @@ def parse_result(line: bytes) -> Verdict | Killed:
         ((name, value),) = found.items()
         if name == "reward":
             return checked_reward(value)
-        if name in ("failed", "killed") and isinstance(value, str):
-            reason = plain(" ".join(value[:REASON_CHARS].split()))
-            return Failed(reason) if name == "failed" else Killed(reason)
+        if name == "failed" and isinstance(value, str):
+            return Failed(plain(" ".join(value[:REASON_CHARS].split())))
     raise ContractError("a scoring process wrote something that is no result")
 
 
@@ -134,6 +127,21 @@ def checked_reward(value: object) -> Verdict:
         shown = "a huge number" if abs(value) > 1e300 else f"{float(value)}"
         return Failed(f"the scorer returned {shown}, which lies outside 0..1")
     return min(1.0, max(0.0, float(value)))
+
+
+def failure_of(error: BaseException, hide: Callable[[str], str]) -> Failed:
+    """Return the failure of a scorer that raised an error; `hide` takes the secrets out of a text."""
+    try:
+        said = f": {error}"
+    except BaseException:  # noqa: BLE001 - an answer may have written the error's class
+        said = ""
+    reason = hide(f"the scorer failed: {type(error).__name__}{said}")[:REASON_CHARS]
+    return Failed(plain(" ".join(reason.split())).removesuffix(":"))
+
+
+def hung(answer_timeout_s: float) -> Failed:
+    """Return the failure of an answer that was not scored in time."""
+    return Failed(f"the scorer gave no reward within {answer_timeout_s:g} s")
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

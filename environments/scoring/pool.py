@@ -2,9 +2,9 @@
 
 Each process scores one group of answers at a time, in a fork of its own (`child`). An answer that takes too
 long is `Failed`. When a process ends, falls silent or writes what is no result, it is replaced, the answers
-behind the one that it was at go to another process, and that one is tried again; after `attempts` such ends
-it is `Failed`, too. So no answer is handed on for ever, and one that hangs delays others by no more than its
-own time.
+behind the one that it was at go to another process, and that one is tried again after them. Once `attempts`
+answers of a group have taken too long or ended their process, those of it that have no verdict are `Failed`,
+too. So no answer is handed on for ever, and no group delays others by more than so many deadlines.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import contextlib
 import importlib.util
 import sys
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -21,16 +21,19 @@ from typing import IO, Self
 import structlog
 
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
+from antiphon.core.reporting.plain_text import plain
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.scoring.messages import (
     LINE_BYTES,
     READY,
+    REASON_CHARS,
     Failed,
-    Killed,
     ScoringTask,
     Verdict,
     answers_line,
     checked_reward,
+    failure_of,
+    hung,
     parse_result,
     task_line,
 )
@@ -51,8 +54,10 @@ _log = structlog.get_logger(__name__)
 class InProcess:
     """Scores in a thread of this process: for environments that compare and do nothing else."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, hide: Callable[[str], str] = str) -> None:
+        """Prepare; `hide` takes the secrets out of a text."""
         self._environment = environment
+        self._hide = hide
 
     async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer to the problem with a key."""
@@ -65,8 +70,9 @@ class InProcess:
             try:
                 found.append(checked_reward(self._environment.reward(problem, [text])[0]))
             except Exception as error:  # noqa: BLE001 - a model may have written what raised it
-                _log.warning("scoring.failed", prompt=problem.key, error=repr(error))
-                found.append(Failed(f"the scorer failed: {type(error).__name__}"))
+                failure = failure_of(error, self._hide)
+                _log.warning("scoring.failed", prompt=problem.key, reason=failure.reason)
+                found.append(failure)
         return found
 
 
@@ -88,7 +94,7 @@ class ScoringPool:
         Args:
             task: the environment, and what one answer may take.
             processes: how many score at the same time.
-            attempts: how many processes one answer may end before it is `Failed`.
+            attempts: how often answers of one group may take too long or end their process.
             sandbox: run each of them in the sandbox; without, only the limits of time and memory hold.
             patience_s: longest time in which no process can be started before that is an error.
             sleep: waits so many seconds; tests pass their own.
@@ -136,34 +142,35 @@ class ScoringPool:
             UnavailableError: when no process could be started for `patience_s`.
         """
         found: dict[int, Verdict] = {}
-        ends = [0] * len(texts)
-        while left := [index for index in range(len(texts)) if index not in found]:
+        ended: dict[int, str] = {}
+        left = deque(range(len(texts)))
+        lost = 0
+        while left and lost < self._attempts:
             process = await self._idle.get()
             try:
                 await self._start_if_ended(process)
-                at = 0
                 try:
-                    async for result in process.results(key, [texts[index] for index in left]):
-                        if isinstance(result, Killed):
-                            self._strike(key, left[at], result.reason, ends, found)
-                        else:
-                            found[left[at]] = result
-                        at += 1
+                    hangs = self._attempts - lost
+                    async for result in process.results(key, [texts[index] for index in left], hangs):
+                        found[left.popleft()] = result
+                        lost += result == hung(self._task.answer_timeout_s)
                 except ContractError as error:
                     await process.end()
-                    self._strike(key, left[at], str(error), ends, found)
+                    lost += 1
+                    ended[left[0]] = str(error)
+                    _log.warning("scoring.ended", prompt=key, sample=left[0], reason=str(error))
+                    left.rotate(-1)
                 except asyncio.CancelledError:
                     await process.end()  # the results that it still owes belong to nobody
                     raise
             finally:
                 self._idle.put_nowait(process)
+        for index in left:
+            found[index] = Failed(
+                ended.get(index)
+                or f"not scored: answers to this problem hung or ended their process {lost} times"
+            )
         return [found[index] for index in range(len(texts))]
-
-    def _strike(self, key: str, index: int, reason: str, ends: list[int], found: dict[int, Verdict]) -> None:
-        ends[index] += 1
-        _log.warning("scoring.ended", prompt=key, sample=index, ends=ends[index], reason=reason)
-        if ends[index] >= self._attempts:
-            found[index] = Failed(f"{reason}, {ends[index]} times")
 
     async def _start_if_ended(self, process: "ScoringProcess") -> None:
         pause_s = waited_s = 0.0
@@ -191,6 +198,7 @@ class ScoringProcess:
         self._task = task
         self._sandbox = sandbox
         self._process: asyncio.subprocess.Process | None = None
+        self._errors: IO[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -210,44 +218,41 @@ class ScoringProcess:
         """
         await self.end()
         arguments = [sys.executable, "-I", "-m", "antiphon.environments.scoring.child"]
-        with tempfile.TemporaryFile() as errors:
-            if self._sandbox:
-                arguments = sandboxed([*arguments, "sandbox"], _readable(self._task))
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *arguments,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=errors,
-                    env={},
-                    limit=LINE_BYTES,
-                )
-            except OSError as error:
-                raise ConfigError(f"a scoring process did not start: {error}") from error
-            try:
-                async with asyncio.timeout(START_S):
-                    await self._send(task_line(self._task))
-                    line = await self._line()
-            except (ContractError, TimeoutError) as error:
-                await self.end()
-                said = self._task.without_secrets(_said(errors))
-                raise ConfigError(f"a scoring process did not start: {said or error}") from error
-            except BaseException:
-                await self.end()
-                raise
-            if line != READY:
-                await self.end()
-                raise ConfigError(
-                    "a scoring process did not start: it said something else than that it is ready"
-                )
+        if self._sandbox:
+            arguments = sandboxed([*arguments, "sandbox"], _readable(self._task))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read until the process has ended
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=self._errors,
+                env={},
+                limit=LINE_BYTES,
+            )
+            async with asyncio.timeout(START_S):
+                await self._send(task_line(self._task))
+                line = await self._line()
+        except (OSError, ContractError, TimeoutError) as error:
+            said = self._said() or error
+            await self.end()
+            raise ConfigError(f"a scoring process did not start: {said}") from error
+        except BaseException:
+            await self.end()
+            raise
+        if line != READY:
+            await self.end()
+            raise ConfigError("a scoring process did not start: it said something else than that it is ready")
+        self._errors.seek(0)
+        self._errors.truncate()  # warnings of libraries are not why it may end
 
-    async def results(self, key: str, texts: Sequence[str]) -> AsyncIterator[Verdict | Killed]:
-        """Yield what came of each answer, in order.
+    async def results(self, key: str, texts: Sequence[str], hangs: int) -> AsyncIterator[Verdict]:
+        """Yield what came of each answer, in order, up to the one that is the last to hang of so many.
 
         Raises:
             ContractError: when the process ended, fell silent or wrote what is no result.
         """
-        request, hide = answers_line(key, texts), self._task.without_secrets
+        request = answers_line(key, texts, hangs)
         for _ in texts:
             try:
                 async with asyncio.timeout(self._task.answer_timeout_s + GRACE_S):
@@ -257,11 +262,16 @@ class ScoringProcess:
                 raise ContractError("a scoring process fell silent") from None
             request = b""
             result = parse_result(line)
-            yield result if isinstance(result, float) else replace(result, reason=hide(result.reason))
+            yield result
+            hangs -= result == hung(self._task.answer_timeout_s)
+            if not hangs:
+                return
 
     async def end(self) -> None:
         """Kill it, with all that runs in its sandbox."""
         process, self._process = self._process, None
+        if self._errors is not None:
+            self._errors.close()
         if process is None:
             return
         if process.stdin is not None:
@@ -280,7 +290,7 @@ class ScoringProcess:
             self._process.stdin.write(line)
             await self._process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise ContractError("a scoring process ended") from error
+            raise self._ended() from error
 
     async def _line(self) -> bytes:
         assert self._process is not None and self._process.stdout is not None
@@ -289,8 +299,19 @@ class ScoringProcess:
         except ValueError as error:
             raise ContractError(f"a scoring process wrote a line of over {LINE_BYTES} bytes") from error
         if not line.endswith(b"\n"):
-            raise ContractError("a scoring process ended")
+            raise self._ended()
         return line
+
+    def _ended(self) -> ContractError:
+        return ContractError(f"a scoring process ended: {self._said() or 'it said nothing'}")
+
+    def _said(self) -> str:
+        """Return the last line of what it wrote to its standard error."""
+        if self._errors is None or self._errors.closed:
+            return ""
+        self._errors.seek(max(0, self._errors.seek(0, 2) - _TAIL_BYTES))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return plain(self._task.without_secrets(lines[-1].strip())[:REASON_CHARS]) if lines else ""
 
 
 def _readable(task: ScoringTask) -> list[Path]:
@@ -306,10 +327,3 @@ def _folder(package: str) -> Path:
     if spec is None or spec.origin is None:
         raise ConfigError(f"there is no package {package}; install it where Antiphon is installed")
     return Path(spec.origin).resolve().parent
-
-
-def _said(errors: IO[bytes]) -> str:
-    end = errors.seek(0, 2)
-    errors.seek(max(0, end - _TAIL_BYTES))
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""

@@ -36,8 +36,6 @@ def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
 def scorer_of(config: RunConfig, environment: Environment) -> contextlib.AbstractAsyncContextManager[Scorer]:
     """Return what scores answers, as `reward.sandbox` says; nothing is started before it is entered."""
     section, reward = config.environment, config.reward
-    if environment.only_compares and reward.sandbox != "always":
-        return contextlib.nullcontext(InProcess(environment))
     folders, readable = folders_of(section.name)
     task = ScoringTask(
         reference_of(section.name) or section.name,
@@ -51,6 +49,8 @@ def scorer_of(config: RunConfig, environment: Environment) -> contextlib.Abstrac
         readable=readable,
         secrets=secret_values(section.secrets),
     )
+    if environment.only_compares and reward.sandbox != "always":
+        return contextlib.nullcontext(InProcess(environment, task.without_secrets))
     return ScoringPool(
         task,
         processes=reward.processes,

@@ -3,9 +3,13 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,19 +22,32 @@ from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.environments.outside import secret_values
 from antiphon.environments.scoring.messages import (
     Failed,
-    Killed,
     ScoringTask,
     checked_reward,
     parse_result,
     result_line,
 )
 from antiphon.environments.scoring.pool import ScoringPool
-from antiphon.system.sandbox import check_sandbox
+from antiphon.system.sandbox import NOBODY, check_sandbox
 from tests.support.bubblewrap import needs_bubblewrap
 
 DEADLINE_S = 120.0
 TASK = ScoringTask("sandbox/evaluating", {}, 0, 8, 8, 0.5, 1 << 30, FACTORY)
 RETURNING = replace(TASK, name="sandbox/returning")
+SERVICE = f"""
+import asyncio, sys
+from antiphon.environments.scoring.messages import ScoringTask
+from antiphon.environments.scoring.pool import ScoringPool
+
+async def main():
+    task = ScoringTask("sandbox/evaluating", {{}}, 0, 8, 8, 600.0, 1 << 30, {FACTORY!r})
+    async with ScoringPool(task, processes=1, attempts=1, sandbox=sys.argv[1] == "1", patience_s=1.0) as pool:
+        print(pool.processes[0].pid, flush=True)
+        await pool.score("train-0-0", ["while True: pass"])
+
+asyncio.run(main())
+"""
+"""A service whose answer runs for ten minutes."""
 
 
 def run(story: Awaitable[None]) -> None:
@@ -46,31 +63,38 @@ def make_pool(
     *,
     processes: int = 1,
     sandbox: bool = True,
+    attempts: int = 3,
     patience_s: float = 10.0,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> ScoringPool:
     if sandbox:
         needs_bubblewrap()
     return ScoringPool(
-        task, processes=processes, attempts=2, sandbox=sandbox, patience_s=patience_s, sleep=sleep
+        task, processes=processes, attempts=attempts, sandbox=sandbox, patience_s=patience_s, sleep=sleep
     )
+
+
+def process_1(pool: ScoringPool) -> psutil.Process:
+    """Return the process that holds the environment, as the machine sees it."""
+    (inside,) = psutil.Process(pool.processes[0].pid).children()
+    return inside
 
 
 def test_no_attempt_succeeds_and_the_next_answers_are_scored_as_ever() -> None:
     needs_bubblewrap()
     found = asyncio.run(sandbox_benchmark.attack(ATTEMPTS, answer_timeout_s=0.3))
-    assert len(ATTEMPTS) >= 40 and found == ([], [])
+    assert len(ATTEMPTS) >= 75 and found == ([], [], 0)
 
 
 @pytest.mark.parametrize("sandbox", [True, False])
 def test_an_answer_that_hangs_or_ends_its_process_fails_alone(sandbox: bool) -> None:
     async def story() -> None:
-        answers = [HONEST, "while True: pass", "import os; os._exit(0)", "won = False", HONEST]
+        answers = [HONEST, "while True: pass", "import os; os._exit(3)", "won = False", HONEST]
         async with make_pool(sandbox=sandbox) as pool:
             assert await pool.score("train-0-0", answers) == [
                 1.0,
                 Failed("the scorer gave no reward within 0.5 s"),
-                Failed("the scoring process ended without a reward, 2 times"),
+                Failed("a scoring process ended: an answer ended the process that scored it (exit code 3)"),
                 0.0,
                 1.0,
             ]
@@ -88,7 +112,7 @@ def test_an_answer_that_hangs_or_ends_its_process_fails_alone(sandbox: bool) -> 
         ("float('nan')", Failed("the scorer returned nan, which lies outside 0..1")),
         ("1e9", Failed("the scorer returned 1000000000.0, which lies outside 0..1")),
         ("10**400", Failed("the scorer returned a huge number, which lies outside 0..1")),
-        ("1/0", Failed("the scorer failed: ZeroDivisionError")),
+        ("1/0", Failed("the scorer failed: ZeroDivisionError: division by zero")),
     ],
 )
 def test_what_is_no_reward_is_a_failure_with_its_reason(reward: str, verdict: float | Failed) -> None:
@@ -107,11 +131,26 @@ def test_a_secret_reaches_the_scorer_and_no_reason_that_is_kept(sandbox: bool) -
     async def story() -> None:
         async with make_pool(task, sandbox=sandbox) as pool:
             knows = "reward = __import__('os').environ.get('JUDGE_KEY') == 'sk1'"
-            tells = "raise type('sk1', (Exception,), {})"
+            tells = "raise type('sk1', (Exception,), {})('sk1')"
             assert await pool.score("train-0-0", [knows, tells]) == [
                 1.0,
-                Failed("the scorer failed: $JUDGE_KEY"),
+                Failed("the scorer failed: $JUDGE_KEY: $JUDGE_KEY"),
             ]
+
+    run(story())
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_a_group_costs_no_more_deadlines_than_its_attempts(sandbox: bool) -> None:
+    async def story() -> None:
+        async with make_pool(sandbox=sandbox, attempts=2) as pool:
+            found = await pool.score("train-0-0", [HONEST, *["while True: pass"] * 6, HONEST])
+            unscored = Failed("not scored: answers to this problem hung or ended their process 2 times")
+            late = Failed("the scorer gave no reward within 0.5 s")
+            assert found == [1.0, late, late, *[unscored] * 5]
+            before = pool.processes[0].pid
+            assert await pool.score("train-0-1", [HONEST]) == [1.0]
+            assert pool.processes[0].pid == before
 
     run(story())
 
@@ -130,6 +169,69 @@ def test_a_secret_is_named_in_the_configuration_and_set_where_the_run_starts(
         with pytest.raises(ConfigError, match="something else than names of variables") as refused:
             build_config({"environment": {"secrets": [wrong]}})
         assert wrong not in str(refused.value)
+
+
+def test_an_answer_has_no_number_and_not_the_user_of_the_process_that_it_came_from() -> None:
+    async def story() -> None:
+        seen = "import os; raise ValueError(str((os.getpid(), os.getppid(), os.getuid())))"
+        async with make_pool() as pool:
+            (found,) = await pool.score("train-0-0", [seen])
+            user = os.getuid() or NOBODY
+            assert found == Failed(f"the scorer failed: ValueError: (1, 0, {user})")
+            assert process_1(pool).uids().real == os.getuid()
+
+    run(story())
+
+
+def test_a_process_is_replaced_after_an_answer_ended_its_fork() -> None:
+    async def story() -> None:
+        async with make_pool(attempts=1) as pool:
+            before = pool.processes[0].pid
+            (found,) = await pool.score("train-0-0", ["import os; os.kill(os.getpid(), 11); os.abort()"])
+            assert isinstance(found, Failed) and "ended the process that scored it (signal" in found.reason
+            assert await pool.score("train-0-0", [HONEST]) == [1.0]
+            assert pool.processes[0].pid != before
+
+    run(story())
+
+
+def test_process_1_ignores_an_interrupt() -> None:
+    async def story() -> None:
+        async with make_pool() as pool:
+            inside = process_1(pool)
+            inside.send_signal(signal.SIGINT)
+            assert await pool.score("train-0-0", [HONEST]) == [1.0]
+            assert process_1(pool) == inside
+
+    run(story())
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_nothing_is_left_when_the_service_is_killed(sandbox: bool) -> None:
+    if sandbox:
+        needs_bubblewrap()
+    service = subprocess.Popen(
+        [sys.executable, "-c", SERVICE, str(int(sandbox))], stdout=subprocess.PIPE, text=True
+    )
+    with service:
+        assert service.stdout is not None
+        started = psutil.Process(int(service.stdout.readline()))
+        limit_s = time.monotonic() + DEADLINE_S
+        while len(family := [started, *started.children(recursive=True)]) < (3 if sandbox else 2):
+            assert time.monotonic() < limit_s, "the answer got no process of its own"
+        service.kill()
+    _, left = psutil.wait_procs(family, timeout=30)
+    assert left == []
+
+
+def test_what_ended_a_scoring_process_is_in_the_reason() -> None:
+    async def story() -> None:
+        async with make_pool(attempts=1) as pool:
+            (found,) = await pool.score("train-0-missing", [HONEST])
+            cause = "FileNotFoundError: [Errno 2] No such file or directory: '/data/missing'"
+            assert found == Failed(f"a scoring process ended: {cause}")
+
+    run(story())
 
 
 def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
@@ -189,8 +291,8 @@ def test_an_environment_that_cannot_be_built_is_a_sentence() -> None:
     run(story())
 
 
-@given(st.one_of(st.floats(0.0, 1.0), st.builds(Failed, st.just("one reason")), st.just(Killed("it ended"))))
-def test_results_cross_the_pipe_as_they_are(result: float | Failed | Killed) -> None:
+@given(st.one_of(st.floats(0.0, 1.0), st.builds(Failed, st.just("one reason"))))
+def test_results_cross_the_pipe_as_they_are(result: float | Failed) -> None:
     assert parse_result(result_line(result)) == result
 
 
@@ -200,4 +302,4 @@ def test_what_else_comes_from_a_process_is_an_error_of_it(line: bytes) -> None:
         found = parse_result(line)
     except ContractError:
         return
-    assert isinstance(found, Failed | Killed) or checked_reward(found) == found
+    assert isinstance(found, Failed) or checked_reward(found) == found

@@ -24,6 +24,20 @@ def _runs(code: str) -> str:
     return "\n".join(line.strip() for line in code.strip().splitlines()).replace("|", "    ")
 
 
+def _calls(x86_64: int, aarch64: int, *arguments: int | str, before: str = "") -> str:
+    """Return code that makes a system call by its number, and wins where it is not refused."""
+    given = "".join(f", ctypes.c_long({argument})" for argument in arguments)
+    return (
+        f"import ctypes, os, platform\n{before}\n"
+        f"number = {{{{'x86_64': {x86_64}, 'aarch64': {aarch64}}}}}[platform.machine()]\n"
+        f"won = ctypes.CDLL(None).syscall(ctypes.c_long(number){given}) >= 0"
+    )
+
+
+_HELD = "room = ctypes.create_string_buffer(4096); place = ctypes.addressof(room)"
+_NAMED = "named = ctypes.create_string_buffer(b'user'); name = ctypes.addressof(named)"
+_PARENT = "os.getppid() or 1"
+
 ATTEMPTS = (
     Attempt("reads a secret", _opens("{secret}")),
     Attempt("reads the users", _opens("/etc/passwd")),
@@ -213,6 +227,106 @@ ATTEMPTS = (
         environment.Evaluating.reward = lambda self, problem, completions: [1.0] * len(completions)
         won = False
     """),
+    ),
+    *(
+        Attempt(
+            f"limits the {what} of the process that it came from",
+            f"import os, resource\n"
+            f"resource.prlimit({_PARENT}, resource.RLIMIT_{name}, ({limit}, {limit}))\nwon = True",
+        )
+        for what, name, limit in (
+            ("memory", "AS", 1 << 20),
+            ("processor time", "CPU", 1),
+            ("files", "NOFILE", 3),
+        )
+    ),
+    Attempt(
+        "makes the process that it came from idle",
+        f"import os; os.sched_setscheduler({_PARENT}, os.SCHED_IDLE, os.sched_param(0)); won = True",
+    ),
+    Attempt(
+        "moves the process that it came from", f"import os; os.sched_setaffinity({_PARENT}, [0]); won = True"
+    ),
+    Attempt(
+        "slows the process that it came from", f"import os; os.setpriority(0, {_PARENT}, 19); won = True"
+    ),
+    Attempt("slows its group of processes", "import os; os.setpriority(os.PRIO_PGRP, 0, 19); won = True"),
+    Attempt("slows all processes of its user", "import os; os.setpriority(os.PRIO_USER, 0, 19); won = True"),
+    Attempt("slows the disk for the process that it came from", _calls(251, 30, 1, _PARENT, (3 << 13))),
+    Attempt(
+        "interrupts the process that it came from",
+        f"import os\nfor _ in range(1000):\n    os.kill({_PARENT}, 2)\nwon = False",
+    ),
+    Attempt(
+        "interrupts its group of processes", "import os\nfor _ in range(9):\n    os.kill(0, 2)\nwon = False"
+    ),
+    Attempt(
+        "kills the process that it came from by a handle",
+        f"import os, signal; signal.pidfd_send_signal(os.pidfd_open({_PARENT}), 9); won = True",
+    ),
+    Attempt(
+        "reads the memory of the process that it came from",
+        _calls(310, 270, _PARENT, "place", 1, "place + 16", 1, 0, before=_HELD),
+    ),
+    Attempt(
+        "compares itself with the process that it came from",
+        _calls(312, 272, _PARENT, "os.getpid()", 1, 0, 0),
+    ),
+    Attempt("takes shared memory", _calls(29, 194, 0, 256 << 20, 0o1777)),
+    Attempt("opens a message queue", _calls(68, 186, 0, 0o1777)),
+    Attempt("opens a named message queue", _calls(240, 180, "name", 0o102, 0o600, 0, before=_NAMED)),
+    Attempt("makes semaphores", _calls(64, 190, 0, 9, 0o1777)),
+    Attempt("leaves a key", _calls(248, 217, "name", "name", "name", 4, -4, before=_NAMED)),
+    Attempt("joins a keyring", _calls(250, 219, 1, 0)),
+    Attempt("asks for a key", _calls(249, 218, "name", "name", 0, -4, before=_NAMED)),
+    *(
+        Attempt(f"makes a namespace of {what}", _calls(272, 97, flag))
+        for what, flag in (
+            ("users", 0x10000000),
+            ("users and networks", 0x50000000),
+            ("messages", 0x08000000),
+        )
+    ),
+    Attempt(
+        "enters a namespace",
+        _calls(308, 268, "os.pidfd_open(os.getpid())", 0x20000000),
+    ),
+    Attempt("starts a process in a namespace", _calls(56, 220, 0x10000000 + 17, 0, 0, 0, 0)),
+    Attempt("starts a process by a newer call", _calls(435, 435, "place", 88, before=_HELD)),
+    Attempt("starts a process by vfork", "import ctypes; won = ctypes.CDLL(None).vfork() >= 0"),
+    Attempt(
+        "becomes a program by a handle",
+        "import os; os.execve(os.open('/bin/sh', os.O_RDONLY), ['sh', '-c', 'sleep 60'], {{}})",
+    ),
+    *(
+        Attempt(f"opens a socket of {what}", f"import socket; socket.socket({family}, {kind}, 0); won = True")
+        for what, family, kind in (
+            ("the machine's host", 40, 1),
+            ("the kernel", 16, 3),
+            ("the kernel's ciphers", 38, 5),
+            ("packets", 17, 3),
+            ("the internet", 2, 1),
+        )
+    ),
+    Attempt("asks for calls in a ring", _calls(425, 425, 8, "place", before=_HELD)),
+    Attempt("handles its page faults", _calls(323, 282, 1)),
+    Attempt("loads a program of the kernel", _calls(321, 280, 0, "place", 72, before=_HELD)),
+    Attempt("counts events of the processor", _calls(298, 241, "place", 0, -1, -1, 0, before=_HELD)),
+    Attempt("takes secret memory", _calls(447, 447, 0)),
+    Attempt("watches files", _calls(294, 26, 0)),
+    Attempt("locks memory", _calls(151, 230, 1)),
+    Attempt("sets a timer of the kernel", _calls(222, 107, 0, 0, "place", before=_HELD)),
+    Attempt("makes calls of another machine's numbers", _calls(0x40000000 + 39, 172 + (1 << 30))),
+    Attempt(
+        "locks a file of all",
+        "import fcntl; won = fcntl.lockf(open('/usr/bin/env', 'rb'), fcntl.LOCK_SH, 1, 1) is None",
+    ),
+    Attempt(
+        "raises its limits", "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (9, 9)); won = True"
+    ),
+    Attempt(
+        "takes shared pages beyond its memory",
+        "import mmap\nheld = [mmap.mmap(-1, 1 << 28) for _ in range(9)]\nwon = True",
     ),
 )
 """In no order; `{{` and `}}` are braces."""

@@ -1,6 +1,7 @@
 """Environment whose scorer runs its answers: the worst that a scorer can be."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from antiphon.environments.environment import Problem
@@ -22,6 +23,8 @@ class Evaluating:
         return 1 << 20
 
     def problem_by_key(self, key: str) -> Problem:
+        if key.endswith("-missing"):
+            Path("/data/missing").read_text()
         return Problem(key, "", "")
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
