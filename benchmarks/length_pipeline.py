@@ -28,11 +28,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from antiphon.benchmarks.parts.lengths.pipeline import Row, walk_fleets
 from antiphon.benchmarks.parts.lengths.site import EPOCH_STEPS, RunFigures, RunShape, run_once
+from antiphon.benchmarks.parts.lengths.spare_groups import SpareRow, walk_spare
 from antiphon.benchmarks.parts.measure import end_on_sigterm
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.simulator.length_pipeline import Row, walk_fleets
-from antiphon.simulator.spare_groups import SpareRow, walk_spare
 from antiphon.system.logs import configure_logs
 
 ORDERS = ("arrival", "longest_first", "alternating", "two_tier")

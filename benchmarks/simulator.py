@@ -29,6 +29,7 @@ from typing import Any
 
 import structlog
 
+from antiphon.benchmarks.parts.lengths.pipeline import draw_groups
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
     end_on_sigterm,
@@ -37,7 +38,6 @@ from antiphon.benchmarks.parts.measure import (
 )
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, load_config
-from antiphon.simulator.length_pipeline import draw_groups
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, read_journal
 from antiphon.simulator.modelled.outcome import Modelled
 from antiphon.simulator.modelled.prediction import (

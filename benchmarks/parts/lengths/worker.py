@@ -3,7 +3,7 @@
 The engine sleeps ``alpha + beta * n`` seconds for a step of n completions, so that what is measured does
 not depend on how many cores there are. A prompt has a length of the recorded distribution; its completions
 scatter around that from sample to sample as recorded ones do, and from epoch to epoch as
-`simulator.length_pipeline` assumes. `shuffled` draws a length for each lease instead, so that what a
+`benchmarks.parts.lengths.pipeline` assumes. `shuffled` draws a length for each lease instead, so that what a
 prompt had says nothing of what it will have.
 """
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from antiphon.benchmarks.parts.lengths.pipeline import BETWEEN_EPOCHS, WITHIN, recorded_quantile
 from antiphon.benchmarks.parts.preemption.worker import NoWeights
 from antiphon.core.records import FinishReason, GroupSubmission, SubmitVerdict
 from antiphon.core.seeds import derive_seed
@@ -26,7 +27,6 @@ from antiphon.services.coordinator.api import HeartbeatReply, LeaseReply, LeaseR
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.simulator.length_pipeline import BETWEEN_EPOCHS, WITHIN, recorded_quantile
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.system.logs import configure_logs

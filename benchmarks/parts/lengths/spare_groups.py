@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
+from antiphon.benchmarks.parts.lengths.pipeline import ALPHA_S, BETA_S, LEARNER_SHARE, draw_groups
 from antiphon.core.lengths.makespan import WARM_UP_STEPS, Loop, Walk, WorkerPace, seconds_per_step
 from antiphon.core.lengths.memory import ComparedGroup
 from antiphon.core.lengths.order import ARRIVAL
-from antiphon.simulator.length_pipeline import ALPHA_S, BETA_S, LEARNER_SHARE, draw_groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.simulator.spare_groups import walk_spare
+from antiphon.benchmarks.parts.lengths.spare_groups import walk_spare
 
 
 def test_without_spare_groups_a_loop_in_step_trains_all_that_it_opens() -> None:
