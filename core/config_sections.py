@@ -122,6 +122,10 @@ class EnvironmentSection(Section):
             )
         return names
 
+    max_constant_share: float = Field(default=0.85, ge=0.0, le=1.0)
+    """Largest mean reward that one answer may earn whatever is asked: a task that pays a constant more is
+    refused before it starts, since a policy would learn that and nothing else. 1 accepts everything."""
+
 
 class RewardSection(Section):
     """Where answers are scored, and what scoring one may take."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.environments.environment import Problem
+from antiphon.environments.decoys import FEWEST, PROBLEMS, try_decoys
+from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.ledger.layout import find_project
@@ -40,9 +41,9 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     Raises:
         ConfigError: for a missing model, or one whose weights are not those that its configuration asks for
             or whose context is too short, a tokenizer that does not match, an unknown environment or one that
-            breaks its contract, impossible parameters, prompts too long for the engine, prompts that the
-            tokenizer loses, an address that cannot be listened on, a ledger outside a DVC project, a remote
-            or object store that refuses, or a folder that cannot be written.
+            breaks its contract or pays a constant, impossible parameters, prompts too long for the engine,
+            prompts that the tokenizer loses, an address that cannot be listened on, a ledger outside a DVC
+            project, a remote or object store that refuses, or a folder that cannot be written.
         UnavailableError: when such a store does not answer.
     """
     services = config.services
@@ -98,6 +99,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     prompts.check_all(sizes["train"], sizes["heldout"])
     problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
     check_characters(problems, codec, section.max_lost_share)
+    notes += check_decoys(config, environment)
     if results is not None:
         make_usable(results, "--results")
     make_home(home)
@@ -138,6 +140,31 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
     if len({frozenset(tokens) for tokens in named.values()}) > 1:
         said = ", ".join(f"{list(tokens)} in {name}" for name, tokens in named.items())
         return [f"the files of model.path name different end tokens ({said}); each of them ends an answer"]
+    return []
+
+
+def check_decoys(config: RunConfig, environment: Environment) -> list[str]:
+    """Check that no constant earns what only right answers should, and return what is worth a note.
+
+    Raises:
+        ConfigError: naming the answer and what it earns.
+    """
+    section = config.environment
+    problems = [environment.problem("train", index) for index in range(min(PROBLEMS, section.train_size))]
+    found = try_decoys(environment, problems, section.max_constant_share)
+    if found.share > section.max_constant_share and len(problems) >= FEWEST:
+        raise ConfigError(
+            f"environment.name={section.name} pays {found.share:.2f} on average for the answer "
+            f"{found.constant!r}, whatever is asked, more than environment.max_constant_share="
+            f"{section.max_constant_share:g} allows: a policy would learn it and nothing else; take another "
+            "task or other environment.parameters, or raise that share, up to 1"
+        )
+    if found.reference is None:
+        return [f"{section.name} gives no reference answers, so samples and reports can show none"]
+    if found.reference == 0.0:
+        return [
+            f"the reference answers of {section.name} earn nothing: samples show answers that are not right"
+        ]
     return []
 
 
