@@ -1,5 +1,6 @@
 """Preflight: everything about a run that can be found wrong before anything is started."""
 
+import asyncio
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,8 @@ from antiphon.environments.decoys import FEWEST, PROBLEMS, try_decoys
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
+from antiphon.environments.scoring.messages import Failed, Verdict
+from antiphon.environments.scoring.pool import ScoringPool
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
@@ -20,10 +23,12 @@ from antiphon.services.broadcast.transports.lattica_node import missing_reason
 from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.learner.asked_tensors import check_weights
+from antiphon.services.reward.server import scorer_of
 from antiphon.services.rollout.engine.environment import device, overruling
 from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
 from antiphon.system.compiler import check_compiler
+from antiphon.system.sandbox import check_sandbox
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
 """Addresses to listen on that cannot be dialled."""
@@ -41,9 +46,10 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     Raises:
         ConfigError: for a missing model, or one whose weights are not those that its configuration asks for
             or whose context is too short, a tokenizer that does not match, an unknown environment or one that
-            breaks its contract or pays a constant, impossible parameters, prompts too long for the engine,
-            prompts that the tokenizer loses, an address that cannot be listened on, a ledger outside a DVC
-            project, a remote or object store that refuses, or a folder that cannot be written.
+            breaks its contract, pays a constant or cannot be scored in the sandbox, impossible parameters,
+            prompts too long for the engine, prompts that the tokenizer loses, an address that cannot be
+            listened on, a ledger outside a DVC project, a remote or object store that refuses, or a folder
+            that cannot be written.
         UnavailableError: when such a store does not answer.
     """
     services = config.services
@@ -100,10 +106,41 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
     check_characters(problems, codec, section.max_lost_share)
     notes += check_decoys(config, environment)
+    check_scoring(config, environment)
     if results is not None:
         make_usable(results, "--results")
     make_home(home)
     return notes
+
+
+def check_scoring(config: RunConfig, environment: Environment) -> None:
+    """Check that answers can be scored where the run will score them.
+
+    Raises:
+        ConfigError: when there is no sandbox, or the scorer of an environment from outside fails in it.
+    """
+    one = config.reward.model_copy(update={"processes": 1})
+    scorer = scorer_of(config.model_copy(update={"reward": one}), environment)
+    if not isinstance(scorer, ScoringPool):
+        return
+    if not isinstance(environment, OutsideEnvironment):
+        if config.reward.sandbox != "process":
+            check_sandbox()
+        return
+    problem = environment.problem("train", 0)
+
+    async def score() -> list[Verdict]:
+        async with scorer:
+            return await scorer.score(problem.key, [problem.answer, ""])
+
+    for verdict in asyncio.run(score()):
+        if isinstance(verdict, Failed):
+            raise ConfigError(
+                f"environment.name={config.environment.name}: a trial answer to {problem.key} was not scored "
+                f"where the run scores ({verdict.reason}); there a class may start no thread and no process, "
+                "open no connection and write no file, and it reads only its own package, the folders in "
+                "PYTHONPATH and what is installed beside Antiphon; change it, or see reward.sandbox"
+            )
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> None:

@@ -10,15 +10,35 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from antiphon.core.config import load_config
+from antiphon.core.config import build_config, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.environments.environment import Problem
+from antiphon.environments.registry import make_environment
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.runs.preflight import check_characters, check_model, check_shared_memory, preflight
+from antiphon.runs.preflight import (
+    check_characters,
+    check_model,
+    check_scoring,
+    check_shared_memory,
+    preflight,
+)
+from tests.support.bubblewrap import needs_bubblewrap
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Usage = namedtuple("Usage", "total used free")
 NO_LEDGER = ["record.dvc=false"]
+TASK = """
+import threading
+from pathlib import Path
+from antiphon.environments.generated import GeneratedEnvironment
+
+class Task(GeneratedEnvironment):
+    def draw(self, random):
+        return f"{{random.integers(10**6)}} =", "1"
+    def score(self, problem, completion):
+        {score}
+        return 1.0
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +60,7 @@ def test_the_share_the_first_character_and_its_prompt_are_named(codec: TextCodec
 
 def test_another_task_is_refused_for_the_small_model_unless_it_is_accepted(tmp_path: Path) -> None:
     task = ["environment.name=reasoning/spell_backward", "environment.parameters={}", *NO_LEDGER]
+    task.append("reward.sandbox=process")
     with pytest.raises(ConfigError, match=r"'S' in train-0-0: 'Spell this word backward"):
         preflight(load_config(EXAMPLES / "quickstart.yaml", task), tmp_path)
     preflight(load_config(EXAMPLES / "quickstart.yaml", [*task, "environment.max_lost_share=1"]), tmp_path)
@@ -89,3 +110,42 @@ def test_variables_of_vllm_that_would_overrule_the_configuration_are_said(
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "900")
     (said,) = preflight(load_config(EXAMPLES / "quickstart.yaml", NO_LEDGER), tmp_path)
     assert said == "VLLM_CPU_KVCACHE_SPACE is not used: the configuration decides"
+
+
+@pytest.mark.parametrize(
+    ("score", "words"),
+    [
+        ("threading.Thread(target=len).start()", "RuntimeError: can't start new thread"),
+        ("Path({data!r}).read_text()", "FileNotFoundError: .*qa.jsonl'"),
+        ("pass", None),
+    ],
+)
+def test_a_scorer_is_tried_where_the_run_scores(
+    score: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_bubblewrap()
+    data = tmp_path / "data" / "qa.jsonl"
+    data.parent.mkdir()
+    data.write_text("{}")
+    module = f"tried_{abs(hash((score, str(tmp_path))))}"
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / f"{module}.py").write_text(TASK.format(score=score.format(data=str(data))))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    config = build_config({"environment": {"name": f"{module}:Task", "parameters": {}}})
+    environment = make_environment(f"{module}:Task", {}, 0, 8, 8)
+    if words is None:
+        check_scoring(config, environment)
+        return
+    with pytest.raises(ConfigError, match=f"train-0-0 was not scored .*{words}.* no thread"):
+        check_scoring(config, environment)
+
+
+def test_bubblewrap_is_missed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    environment = make_environment("reasoning/countdown", {}, 0, 8, 8)
+    tree: dict[str, dict[str, object]] = {"environment": {"name": "reasoning/countdown", "parameters": {}}}
+    with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
+        check_scoring(build_config(tree), environment)
+    check_scoring(build_config(tree | {"reward": {"sandbox": "process"}}), environment)
+    check_scoring(build_config({}), make_environment("reasoning/chain_sum", {}, 0, 8, 8))
