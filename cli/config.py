@@ -13,7 +13,8 @@ def config(
 ) -> None:
     """Print the resolved configuration with every default filled in; nothing is started.
 
-    The environment's name and parameters are checked too.
+    The environment's name and parameters are checked too. A learning rate that is not given is that of the
+    model's size, or null where the model is not on this machine.
 
     A note on the error output names each key that was set and cannot act with the others.
 
@@ -29,6 +30,11 @@ def config(
 
     chosen = resolved.environment
     make_environment(chosen.name, chosen.parameters, chosen.seed, chosen.train_size, chosen.heldout_size)
+    if resolved.learner.learning_rate is None:
+        from antiphon.models.learning_rate import with_learning_rate
+
+        resolved = with_learning_rate(resolved)
+        print("note: learner.learning_rate is chosen by the size of model.path", file=sys.stderr)
     for sentence in resolved.idle_keys():
         print(f"note: {sentence}", file=sys.stderr)
     if as_json:

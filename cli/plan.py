@@ -53,13 +53,14 @@ def plan(
     from antiphon.core.capacity.planner import Planner, staleness_warning
     from antiphon.core.config import load_config
     from antiphon.core.errors import InfeasibleError
+    from antiphon.models.learning_rate import with_learning_rate
 
-    config = load_config(path, list(overrides))
+    config = with_learning_rate(load_config(path, list(overrides)))
     for name, value in (("--idle", idle), ("--budget", budget)):
         if value is not None and not 0.0 <= value < math.inf:
             raise InfeasibleError(f"{name} {value:g} cannot be met by any plan; give 0 or more")
     found = _measured(config, run)
-    measured, source, before = found or (None, "", load_config(path))
+    measured, source, before = found or (None, "", with_learning_rate(load_config(path)))
     wanted = load_offers(offers) if offers is not None else _local(config, measured)
     planner = Planner(config, wanted, measured, Redundancy(confidence, survives))
     made = planner.plan(idle, budget)

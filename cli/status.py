@@ -34,7 +34,7 @@ def status(
         watch: keep looking until the run is finished.
     """
     from antiphon.core.config import load_config
-    from antiphon.core.reporting.alarms import audit_alarm, swap_alarm
+    from antiphon.core.reporting.alarms import audit_alarm, heldout_alarm, swap_alarm
     from antiphon.lineage.run_figures import read_figures
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
     from antiphon.runs.attach import commits_of, coordinator_address, look, run_credentials
@@ -52,7 +52,8 @@ def status(
     if watch:
         return _watch(address, directory.name, credentials)
     alarms = list(current_alarms(asyncio.run(commits_of(address, credentials)), config, directory))
-    alarms += [alarm for alarm in (audit_alarm(found), swap_alarm(found)) if alarm is not None]
+    asked = audit_alarm(found), swap_alarm(found), heldout_alarm(found)
+    alarms += [alarm for alarm in asked if alarm is not None]
     if as_json:
         plain = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
         print(json.dumps(plain | {"figures": read_figures(directory).plain()}, indent=2))

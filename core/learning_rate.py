@@ -1,4 +1,4 @@
-"""Learning rate: the rate of each optimizer update as a share of `learner.learning_rate`.
+"""Learning rate: one that suits a model's size, and the share of it that each optimizer update has.
 
 A linear warm-up to 1, and then constant, linear or cosine to `final_rate_share` at the end of the run
 (cosine: Loshchilov and Hutter, arXiv 1608.03983, without restarts).
@@ -11,6 +11,22 @@ from antiphon.core.config_sections import LearnerSection
 
 WARMUP_STEPS = 5
 """Steps of warm-up where the configuration names none; at most half of the run."""
+
+
+RATE_BY_SIZE = ((10_000_000, 2e-4), (100_000_000, 2e-5))
+"""Models of fewer parameters -> learning rate where the configuration names none."""
+LEAST_RATE = 1e-6
+"""Of all larger ones: usual for reinforcement learning of all weights of pretrained models, which much more
+ruins within steps."""
+
+
+def rate_by_size(parameters: int) -> float:
+    """Return the learning rate of a model of so many parameters.
+
+    >>> rate_by_size(450_000), rate_by_size(494_032_768)
+    (0.0002, 1e-06)
+    """
+    return next((rate for most, rate in RATE_BY_SIZE if parameters < most), LEAST_RATE)
 
 
 def warmup_steps(section: LearnerSection, steps: int) -> int:

@@ -17,6 +17,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.reporting.run_view import RunView
 from antiphon.flows.told import ToldView
+from antiphon.models.learning_rate import with_learning_rate
 from antiphon.runs import directory as run_directory
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
@@ -55,6 +56,7 @@ def run_post_train(
     os.environ["ANTIPHON_HOME"] = str(home)
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
     surroundings = Surroundings(view, options or RunOptions(), checked=True, interrupt=interrupt)
+    config = with_learning_rate(config)
     for note in preflight(config, home, surroundings.options.results):
         view.message(f"note: {note}")
     place = run_directory.choose_run(config, run_id, home, surroundings.options.fresh)

@@ -35,6 +35,7 @@ from antiphon.flows.prefect_resilience import await_server, hold_events
 from antiphon.flows.run_page import RunPage
 from antiphon.flows.told import ToldView, hear_logs
 from antiphon.lineage.run_overview import note_cancelled
+from antiphon.models.learning_rate import with_learning_rate
 from antiphon.runs.context import RunContext
 from antiphon.runs.directory import home_directory, is_finished
 from antiphon.runs.launch import LiveRun, current_surroundings, open_run, surrounded, upcoming_run
@@ -141,7 +142,7 @@ def post_train(
         run_id: a run to continue; empty starts the configuration's next one.
         more: fields that are seldom changed, in the sections of docs/configuration.md.
     """
-    config = with_fields(config, more or {})
+    config = with_learning_rate(with_fields(config, more or {}))
     hold_events()
     flow_run_id, home, around = UUID(str(flow_run.get_id())), home_directory(), current_surroundings()
     if around.interrupt is not None:

@@ -327,7 +327,7 @@ def _asked(config: RunConfig) -> dict[str, str]:
         "steps": str(config.run.steps),
         "trajectories in a step": f"{loop.prompts_per_step} prompts x {loop.group_size}",
         "staleness bound": f"{loop.max_staleness} versions, {loop.mode} mode",
-        "objective": f"{config.algorithm.objective}, learning rate {config.learner.learning_rate:g}",
+        "objective": f"{config.algorithm.objective}, learning rate {config.learner.learning_rate}",
         "a snapshot every": f"{loop.publish_interval} steps",
         "workers here": f"{config.rollout.workers}, {config.rollout.concurrent_groups} groups each",
     }

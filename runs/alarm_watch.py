@@ -15,6 +15,7 @@ from antiphon.core.reporting.alarms import (
     Alarm,
     audit_alarm,
     find_alarms,
+    heldout_alarm,
     short_of_space,
     space_alarm,
     stall_alarm,
@@ -24,7 +25,7 @@ from antiphon.core.reporting.alarms import (
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 from antiphon.models.codec import resolve_model_path
 
-_ASKED = ("stall", "no_space", "unaudited", "swap_failed")
+_ASKED = ("stall", "no_space", "unaudited", "swap_failed", "heldout_fall")
 """Alarms that no commit shows: they are looked at every time."""
 _FIXES = {kind.name: kind.fix for kind in ALARMS}
 
@@ -73,7 +74,8 @@ class AlarmWatch:
         idle = status.finished or bool(status.paused_reason) or absent
         stall = None if idle else stall_alarm(still_s, self._config.services.stall_timeout_s, turn)
         found = {alarm.name: alarm for alarm in self._newest(grown)}
-        for alarm in (stall, short_of_space(learner), audit_alarm(status), swap_alarm(status)):
+        asked = short_of_space(learner), audit_alarm(status), swap_alarm(status), heldout_alarm(status)
+        for alarm in (stall, *asked):
             if alarm is not None:
                 found[alarm.name] = alarm
         lines = [alarm_line(alarm) for name, alarm in found.items() if name not in self._raised]

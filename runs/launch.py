@@ -33,6 +33,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.models.codec import decoder
+from antiphon.models.learning_rate import with_learning_rate
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
 from antiphon.runs.attach import draw_events, packed_events
@@ -204,7 +205,8 @@ def upcoming_run(config: RunConfig, run_id: str | None, home: Path) -> str:
     surroundings = current_surroundings()
     if surroundings.live is not None:
         return surroundings.live.context.run_id
-    return run_directory.choose_run(config, run_id, home, surroundings.options.fresh).run_id
+    resolved = with_learning_rate(config)
+    return run_directory.choose_run(resolved, run_id, home, surroundings.options.fresh).run_id
 
 
 @contextmanager
@@ -224,6 +226,7 @@ def open_run(
         AntiphonError: when a service does not start; its own sentence is quoted.
     """
     opened = time.perf_counter()
+    config = with_learning_rate(config)
     if not structlog.is_configured():
         configure_logs("warning")  # a Prefect worker started this process, not our command
     surroundings = current_surroundings()

@@ -391,6 +391,8 @@ def staleness_warning(config: RunConfig, before: RunConfig) -> str | None:
     """
     bound, earlier = config.loop.max_staleness, before.loop.max_staleness
     rate, old_rate = config.learner.learning_rate, before.learner.learning_rate
+    if rate is None or old_rate is None:  # chosen by the size of a model that is not here
+        return None
     fit = old_rate * max(1, earlier) / max(1, bound)
     if bound <= max(1, earlier) or rate <= fit * (1.0 + 1e-9):
         return None

@@ -35,6 +35,8 @@ CUT_SHARE = 0.95
 """Of sampling.max_tokens; where the mean length is above it, most answers did not end by themselves."""
 IDLE_STEPS = 5
 """So many steps in a row that train nothing are worth a sentence; a single one is ordinary."""
+FALLEN_ERRORS = 4.0
+"""Standard errors of the difference of two held-out scores that are no chance, also among many versions."""
 LEAST_FREE_BYTES = 1 << 30
 """Free space below which the next snapshots may not fit."""
 WAITS_FOR_SPACE = "waiting for space"
@@ -65,8 +67,15 @@ class AlarmKind:
 ALARMS: tuple[AlarmKind, ...] = (
     AlarmKind(
         "reward_collapse",
-        f"the mean reward of the window lies below {COLLAPSED_SHARE:.0%} of what was learned",
+        f"the mean reward of the window, or of {IDLE_STEPS} steps that trained nothing, lies below "
+        f"{COLLAPSED_SHARE:.0%} of what was learned",
         "stop; go back to a version before the fall (`antiphon lineage`), with a lower learning rate",
+    ),
+    AlarmKind(
+        "heldout_fall",
+        f"the last held-out score lies {FALLEN_ERRORS:g} standard errors below that of an earlier version",
+        "look whether it comes back (`antiphon samples`); else stop, export the version before the fall, and "
+        "start again with a lower learner.learning_rate or loop.max_staleness",
     ),
     AlarmKind(
         "entropy_explosion",
@@ -149,7 +158,7 @@ def find_alarms(
     }
     found = [
         idle,
-        _reward(commits, window, last),
+        None if idle is not None and idle.name == "reward_collapse" else _reward(commits, window, last),
         *(_level(means, last, rule) for rule in _levels(vocabulary)),
     ]
     # Samples wait for a slow learner up to the bound, which harms nothing as long as none is dropped.
@@ -233,6 +242,25 @@ def audit_alarm(status: RunStatus) -> Alarm | None:
     return Alarm("unaudited", -1, said)
 
 
+def heldout_alarm(status: RunStatus) -> Alarm | None:
+    """Return the alarm of a held-out score that fell further below an earlier one than chance explains.
+
+    A score of n rewards in [0, 1] with mean p has a standard error of at most sqrt(p (1 - p) / n).
+    """
+    if not status.scores:
+        return None
+    last = status.scores[-1]
+    best = max(status.scores, key=lambda score: score.reward_mean)
+    error = math.sqrt(sum(s.reward_mean * (1.0 - s.reward_mean) / max(1, s.prompts) for s in (last, best)))
+    if best.reward_mean - last.reward_mean <= FALLEN_ERRORS * error:
+        return None
+    said = (
+        f"the held-out score of version {last.version} is {last.reward_mean:.1%}, "
+        f"after {best.reward_mean:.1%} of version {best.version}"
+    )
+    return Alarm("heldout_fall", -1, said)
+
+
 def swap_alarm(status: RunStatus) -> Alarm | None:
     """Return the alarm of workers that cannot load newer weights; the one that fails longest is quoted."""
     failing = [w for w in status.workers if w.swap_error and w.state is not WorkerState.LOST]
@@ -254,6 +282,10 @@ def _no_signal(commits: Sequence[StepCommit], steps: int | None, max_tokens: int
     if streak < IDLE_STEPS and not (commits and streak == len(commits) == steps):
         return None
     said = no_signal_words(commits[-streak:], why[-streak:], max_tokens)
+    rewards = [commit.metrics.get("reward_mean", 0.0) for commit in commits]
+    best, now = max(rewards[:-streak], default=0.0), sum(rewards[-streak:]) / streak
+    if now < COLLAPSED_SHARE * best:
+        return Alarm("reward_collapse", commits[-1].step, f"{said}, after {best:.3g} before")
     return Alarm("no_signal", commits[-1].step, said)
 
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import ALARMS, find_alarms
+from antiphon.core.reporting.alarms import ALARMS, find_alarms, heldout_alarm
 from antiphon.core.status import RunStatus, WorkerState
 from antiphon.services.coordinator.api import Coordinator
 
@@ -155,6 +155,7 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
     finite = {name: value for name, value in last.items() if math.isfinite(value)}
     yield _labelled("step_metric", "Metrics of the last step, as in the catalogue.", "metric", run, finite)
     raised = {alarm.name for alarm in find_alarms(commits, config.loop.max_staleness, steps=config.run.steps)}
+    raised |= {alarm.name for alarm in (heldout_alarm(status),) if alarm is not None}
     watched = {kind.name: float(kind.name in raised) for kind in ALARMS}
     yield _labelled("alarm", "Alarms about the metrics; see operations.", "alarm", run, watched)
 

@@ -23,6 +23,7 @@ import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
+from antiphon.core.learning_rate import rate_by_size
 from antiphon.services.broadcast.snapshot import Weights, published_entries
 from antiphon.services.learner.layers.compiled import compile_blocks
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
@@ -105,7 +106,8 @@ class DeepSpeedEngine:
         policy = make_policy(causal_model, objective)
         if section.compiled:
             compile_blocks(causal_model)
-        self.learning_rate = section.learning_rate
+        size = sum(parameter.numel() for parameter in policy.parameters())
+        self.learning_rate = section.learning_rate or rate_by_size(size)
         optimizer = torch.optim.AdamW(
             policy.parameters(),
             lr=self.learning_rate,

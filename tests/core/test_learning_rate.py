@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from antiphon.core.config import build_config
 from antiphon.core.config_sections import LearnerSection
 from antiphon.core.errors import ConfigError
-from antiphon.core.learning_rate import rate_share, warmup_steps
+from antiphon.core.learning_rate import rate_by_size, rate_share, warmup_steps
 
 
 def test_a_schedule_in_numbers() -> None:
@@ -43,6 +43,14 @@ def test_a_rate_rises_and_then_never_rises_again(
 
 def test_a_warm_up_that_is_left_out_fits_into_any_run() -> None:
     assert [warmup_steps(LearnerSection(), steps) for steps in (1, 4, 10, 60)] == [0, 2, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "rate"),
+    [(1, 2e-4), (450_000, 2e-4), (10**7, 2e-5), (124_000_000, 1e-6), (8 * 10**9, 1e-6)],
+)
+def test_a_larger_model_gets_no_larger_rate(parameters: int, rate: float) -> None:
+    assert rate_by_size(parameters) == rate
 
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:

@@ -14,9 +14,11 @@ from antiphon.core.reporting.alarms import (
     WINDOW,
     Turn,
     find_alarms,
+    heldout_alarm,
     space_alarm,
     stall_alarm,
 )
+from antiphon.core.status import EvaluationRecord, RunStatus
 
 RUNS = Path(__file__).resolve().parents[2] / "data" / "grpo_runs.json"
 VOCABULARY = 151_936
@@ -127,6 +129,49 @@ def test_answers_that_are_cut_off_are_said_where_nothing_is_trained():
     assert "nearly all answers were cut off at sampling.max_tokens=64" in alarm.text
     (alarm,) = find_alarms(commits_of([nothing | {"completion_tokens_mean": 40.0}] * 5), 2, max_tokens=64)
     assert "cut off" not in alarm.text
+
+
+def test_a_policy_that_earned_and_earns_nothing_any_more_has_collapsed():
+    """The advice for it is a lower learning rate, not harder prompts or a higher temperature."""
+    earning = {"trajectories": 64.0, "gradient_norm": 0.3, "reward_mean": 0.145}
+    nothing = {"trajectories": 0.0, "gradient_norm": 0.0, "reward_mean": 0.0}
+    for earlier in (3, 60):
+        (alarm,) = find_alarms(commits_of([*[earning] * earlier, *[nothing] * IDLE_STEPS]), 2)
+        assert alarm.name == "reward_collapse"
+        assert alarm.text.endswith("all rewards were 0, after 0.145 before")
+    (alarm,) = find_alarms(commits_of([earning, *[nothing | {"reward_mean": 1.0}] * IDLE_STEPS]), 2)
+    assert alarm.name == "no_signal"
+    fix = next(kind.fix for kind in ALARMS if kind.name == "reward_collapse")
+    assert "lower learning rate" in fix
+
+
+def scored(*scores: float, prompts: int = 256) -> RunStatus:
+    records = tuple(
+        EvaluationRecord(10 * place, prompts, prompts, score, 8.0) for place, score in enumerate(scores)
+    )
+    return RunStatus("r", 60, 60, 60, 60, 60, 0, 0, 0, 0, 0, 0, 0, {}, evaluations=records)
+
+
+@pytest.mark.parametrize(
+    ("scores", "fallen"),
+    [
+        ((), False),
+        ((0.1,), False),
+        ((0.145, 0.5, 0.89), False),
+        ((0.89, 0.86), False),
+        ((0.0, 0.0), False),
+        ((0.145, 0.0), True),
+        ((0.2, 0.79, 0.6), True),
+        ((0.2, 0.79, 0.6, 0.78), False),
+        ((1.0, 0.9), True),
+    ],
+)
+def test_a_held_out_score_that_fell_by_more_than_chance_is_an_alarm(scores: tuple, fallen: bool) -> None:
+    alarm = heldout_alarm(scored(*scores))
+    assert (alarm is not None) == fallen
+    if alarm is not None:
+        assert f"is {scores[-1]:.1%}, after {max(scores):.1%} of version" in alarm.text
+        assert alarm.name in {kind.name for kind in ALARMS}
 
 
 def test_a_synchronous_run_is_at_its_bound_by_design():
