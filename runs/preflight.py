@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from antiphon.system.sandbox import check_sandbox
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
 """Addresses to listen on that cannot be dialled."""
+LONG_S = 20.0
+"""Work before the start that takes longer is said."""
 SHARED_BYTES = 8 << 20
 """Free shared memory with which a run begins."""
 CHECKED_PROMPTS = 256
@@ -102,7 +105,10 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         "train": min(section.train_size, CHECKED_PROMPTS),
         "heldout": min(config.evaluation.prompts, CHECKED_PROMPTS),
     }
+    begun = time.perf_counter()
     prompts.check_all(sizes["train"], sizes["heldout"])
+    each_s = (time.perf_counter() - begun) / sum(sizes.values())
+    notes += check_patience(config, each_s * (section.train_size + config.evaluation.prompts))
     problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
     check_characters(problems, codec, section.max_lost_share)
     notes += check_decoys(config, environment)
@@ -141,6 +147,24 @@ def check_scoring(config: RunConfig, environment: Environment) -> None:
                 "open no connection and write no file, and it reads only its own package, the folders in "
                 "PYTHONPATH and what is installed beside Antiphon; change it, or see reward.sandbox"
             )
+
+
+def check_patience(config: RunConfig, prompts_s: float) -> list[str]:
+    """Check that all prompts, which the coordinator reads before it starts, take less than it may.
+
+    Raises:
+        ConfigError: when they take longer than a service may take to start.
+    """
+    said = (
+        f"environment.train_size={config.environment.train_size}: making all prompts, as the coordinator "
+        f"does before the start, takes about {prompts_s:,.0f} s here"
+    )
+    if prompts_s > config.services.start_timeout_s:
+        raise ConfigError(
+            f"{said}, more than services.start_timeout_s={config.services.start_timeout_s:g}; "
+            "lower the former or raise the latter"
+        )
+    return [said] if prompts_s > LONG_S else []
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> None:

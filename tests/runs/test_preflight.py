@@ -24,6 +24,12 @@ from antiphon.runs.preflight import (
 )
 from tests.support.bubblewrap import needs_bubblewrap
 
+
+    check_patience,
+    check_shared_memory,
+    preflight,
+)
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Usage = namedtuple("Usage", "total used free")
 NO_LEDGER = ["record.dvc=false"]
@@ -149,3 +155,12 @@ def test_bubblewrap_is_missed_before_anything_starts(monkeypatch: pytest.MonkeyP
         check_scoring(build_config(tree), environment)
     check_scoring(build_config(tree | {"reward": {"sandbox": "process"}}), environment)
     check_scoring(build_config({}), make_environment("reasoning/chain_sum", {}, 0, 8, 8))
+
+
+def test_prompts_that_take_longer_than_the_start_may_are_named_with_their_seconds() -> None:
+    config = load_config(EXAMPLES / "quickstart.yaml", ["environment.train_size=5000000"])
+    assert check_patience(config, 1.0) == []
+    (said,) = check_patience(config, 100.0)
+    assert said.startswith("environment.train_size=5000000: making all prompts") and "about 100 s" in said
+    with pytest.raises(ConfigError, match=r"about 6,000 s here, more than services\.start_timeout_s="):
+        check_patience(config, 6000.0)
