@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -168,22 +167,15 @@ class OutsideEnvironment:
 
     def _check_elsewhere(self) -> None:
         """Compare the problems with those of another process, in which sets and hashes have another order."""
+        from antiphon.system.processes import output_of  # no scoring process needs it
+
         counts = {split: min(COMPARED, self.size(split)) for split in ("train", "heldout")}
-        command = [sys.executable, "-P", "-m", "antiphon.environments.outside"]
         asked = json.dumps([self.name, *self._arguments, counts])
-        try:
-            done = subprocess.run(
-                command, input=asked, capture_output=True, text=True, timeout=ELSEWHERE_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ConfigError(
-                f"{self._called}: another process had not built it after {ELSEWHERE_S:g} s; make it quicker"
-            ) from error
-        if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            said = said.removeprefix(f"{self._called}: ")[:200]
+        built, said = output_of("antiphon.environments.outside", given=asked, timeout_s=ELSEWHERE_S)
+        if not built:
+            said = said.removeprefix(f"{self._called}: ")
             raise ConfigError(f"{self._called}: another process cannot build it: {said}")
-        for ours, other in zip(_problems(self, counts), json.loads(done.stdout), strict=True):
+        for ours, other in zip(_problems(self, counts), json.loads(said), strict=True):
             if ours != other:
                 raise ConfigError(
                     f"{self._called}: {ours[0]} is another problem in another process ({ours[1][-60:]!r} and "

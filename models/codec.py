@@ -128,7 +128,7 @@ class TextCodec:
         # null is what exporters write where there is none.
         if tokenizer_config.get("chat_template") is not None or any(folder.glob("chat_template.*")):
             render = _chat_renderer(_load_pretrained(model_path), model_path)
-        return _checked(model_path, tokenizer, config, end_tokens(folder, tokenizer), render)
+        return _checked(model_path, tokenizer, config, end_tokens(folder), render)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Turn a prompt into token ids: one user turn where there is a chat template, else plain.

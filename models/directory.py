@@ -138,58 +138,37 @@ def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
 def check_tensors(
     model_dir: Path, asked: dict[str, tuple[int, ...]], tied: dict[str, str], have: dict[str, tuple[int, ...]]
 ) -> None:
-    """Compare the tensors that a directory holds with those that its configuration asks for.
+    """Compare what `expected_tensors` found, `have`, with what the directory's configuration asks for.
 
     Args:
-        model_dir: for the words, and for the values of a head.
+        model_dir: for the words, and for the values of tied tensors.
         asked: name -> shape of each weight once, as the learner publishes them.
         tied: further names of such a weight -> its name in `asked`.
-        have: what `expected_tensors` found.
 
     Raises:
-        ConfigError: when one is missing, which would be made up at random, has another shape or no place in
-            the model, or differs from the one that it is tied to.
+        ConfigError: when one is missing, has another shape or no place, or differs from what it is tied to.
     """
-    place = f"model.path={model_dir}"
-    missing, extra = [n for n in asked if n not in have], [n for n in have if n not in asked]
-    for name in asked:
-        if name in have and have[name] != asked[name]:
-            raise ConfigError(
-                f"{place}: {name} has shape {list(have[name])}, but config.json asks for "
-                f"{list(asked[name])}; put the config.json that belongs to the weights beside them"
+    found = [
+        f"{name} has shape {list(have[name])} where config.json asks for {list(shape)}"
+        if name in have
+        else f"{name} is missing"
+        + (" (if the embedding is the head, set tie_word_embeddings to true)" if name == HEAD else "")
+        for name, shape in asked.items()
+        if have.get(name) != shape
+    ]
+    found += [f"{name} has no place in the model of config.json" for name in have if name not in asked]
+    for pair in tied.items():
+        digests = {_values_digest(file, name) for name in pair for file in weight_files(model_dir)}
+        if len(digests - {None}) > 1:
+            found.append(
+                f"{pair[0]} is not {pair[1]} (if it is to be its own, set tie_word_embeddings to false)"
             )
-    if missing == [HEAD]:
+    if found:
+        said = found if len(found) < 4 else [*found[:2], f"{len(found) - 3} more", found[-1]]
         raise ConfigError(
-            f"{place} lacks {HEAD}, which config.json asks for; copy the model anew, or set "
-            "tie_word_embeddings to true in config.json if its head is the embedding"
+            f"the weights in model.path={model_dir} do not fit its config.json: {', '.join(said)}; copy the "
+            "model anew, or put the config.json of these weights beside them"
         )
-    if missing and not extra:
-        raise ConfigError(f"{place} lacks {_some(missing)} that config.json asks for; copy the model anew")
-    if missing or extra:
-        lacks = f" and lacks {_some(missing)} that it asks for" if missing else ""
-        raise ConfigError(
-            f"{place} has {_some(extra)} for which config.json has no place{lacks}; "
-            "put the config.json that belongs to the weights beside them, or save the model anew with "
-            "transformers' save_pretrained"
-        )
-    for name, other in tied.items():
-        if not _same_values(model_dir, name, other):
-            raise ConfigError(
-                f"{place}: config.json ties {name} to {other}, but they differ; set "
-                "tie_word_embeddings to false in config.json to train a head of its own, or leave "
-                f"{name} out of the file"
-            )
-
-
-def _some(names: list[str]) -> str:
-    count = "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
-    return f"{count} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-
-
-def _same_values(model_dir: Path, name: str, other: str) -> bool:
-    """Tell whether two tensors are equal, byte for byte; one that is not there equals any."""
-    found = [_values_digest(file, n) for n in (name, other) for file in weight_files(model_dir)]
-    return len({digest for digest in found if digest is not None}) <= 1
 
 
 def _values_digest(file: Path, name: str) -> str | None:
@@ -247,25 +226,16 @@ def _read_table(path: Path) -> list[tuple[str, str, tuple[int, ...]]]:
         raise ConfigError(f"{path} is no table of tensors ({error}); fetch the worker kit again") from error
 
 
-def end_tokens(model_dir: Path, tokenizer: Tokenizer | None = None) -> tuple[int, ...]:
-    """Return every token that ends a completion: the tokenizer's, then what the two configurations add.
-
-    Args:
-        model_dir: the directory.
-        tokenizer: its tokenizer, where it is loaded already.
-
-    Raises:
-        ConfigError: when none is named, or a file cannot be read.
-    """
-    named = end_tokens_by_file(model_dir, tokenizer).values()
-    return tuple(dict.fromkeys(token for tokens in named for token in tokens))
+def end_tokens(model_dir: Path) -> tuple[int, ...]:
+    """Return every token that ends a completion, by `end_tokens_by_file`."""
+    return tuple(dict.fromkeys(token for found in end_tokens_by_file(model_dir).values() for token in found))
 
 
 def end_tokens_by_file(model_dir: Path, tokenizer: Tokenizer | None = None) -> dict[str, tuple[int, ...]]:
-    """Return the end tokens that each file of a directory names, those left out that name none.
+    """Return the end tokens that each file of a directory names, the tokenizer's first.
 
     Raises:
-        ConfigError: when none does, or a file cannot be read.
+        ConfigError: when none names any.
     """
     found: dict[str, tuple[int, ...]] = {}
     named = (_read_json(model_dir / "tokenizer_config.json") or {}).get("eos_token")

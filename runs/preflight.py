@@ -17,7 +17,7 @@ from antiphon.environments.scoring.pool import ScoringPool
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.models.directory import check_pointers, end_tokens_by_file, expected_tensors, most_positions
+from antiphon.models.directory import check_pointers, end_tokens_by_file, most_positions
 from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.servers.prefect_server import check_port
 from antiphon.services.broadcast.transports.lattica_node import missing_reason
@@ -79,17 +79,13 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     model = Path(resolve_model_path(config.model.path))
     notes = [f"{name} is not used: the configuration decides" for name in overruling()]
     check_shared_memory()
-    for key, compiled in (
-        ("rollout.compiled", config.rollout.compiled),
-        ("learner.compiled", config.learner.compiled),
-    ):
-        if compiled and device() == "cpu":
-            check_compiler(key)
+    for key in ("rollout", "learner"):
+        if getattr(config, key).compiled and device() == "cpu":
+            check_compiler(f"{key}.compiled")
     if model.is_dir():
         check_pointers(model)
     codec = TextCodec.load(str(model))
     if model.is_dir():
-        expected_tensors(model)
         notes += check_model(config, model)
     section = config.environment
     secret_values(section.secrets)

@@ -128,6 +128,19 @@ class ChildProcess(subprocess.Popen[bytes]):
         self.wait(KILL_S)
 
 
+def output_of(module: str, *arguments: str, given: str = "", timeout_s: float) -> tuple[bool, str]:
+    """Run a module of ours in a process of its own; return whether it did, and its output or last words."""
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    try:
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {timeout_s:g} s"
+    lines = done.stderr.strip().splitlines() or ["it said nothing"]
+    return (True, done.stdout) if done.returncode == 0 else (False, lines[-1][:300])
+
+
 def quote(lines: Sequence[str]) -> str:
     """Return the last lines of a log for an error message, the loader's warnings left out."""
     told = [line.strip() for line in lines if not line.startswith("ERROR: ld.so: ")]

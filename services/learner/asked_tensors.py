@@ -8,7 +8,6 @@ what it made, so that a run of the same model has it at once.
 """
 
 import json
-import subprocess
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -18,6 +17,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.models.directory import check_tensors, expected_tensors
 from antiphon.system.files import write_atomically
+from antiphon.system.processes import output_of
 from antiphon.system.set_up import made_once
 
 ANSWER_S = 180.0
@@ -33,34 +33,20 @@ def check_weights(model_dir: Path) -> None:
     config = (model_dir / "config.json").read_bytes()
     release = metadata.version("transformers")
     kept = made_once(f"model-{digest_bytes(config)[:16]}-{release}.json")
-    if kept.is_file():
-        text = kept.read_text(encoding="utf-8")
-    else:
-        text = _asked(model_dir)
+    text = kept.read_text(encoding="utf-8") if kept.is_file() else ""
+    if not text:
+        known, text = output_of(__name__, str(model_dir), timeout_s=ANSWER_S)
+        if not known:
+            raise ConfigError(
+                f"model.path={model_dir}: transformers cannot build what config.json describes ({text}); "
+                "give a causal language model that it knows"
+            )
         with suppress(OSError):  # another user's environment: then the next run asks again
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, text.encode())
     found = json.loads(text)
     asked = {name: tuple(shape) for name, shape in found["asked"].items()}
     check_tensors(model_dir, asked, found["tied"], expected_tensors(model_dir))
-
-
-def _asked(model_dir: Path) -> str:
-    command = [sys.executable, "-P", "-m", "antiphon.services.learner.asked_tensors", str(model_dir)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(
-            f"transformers took more than {ANSWER_S:g} s to build the model of {model_dir}/config.json; "
-            "start again on a machine that is less busy"
-        ) from error
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise ConfigError(
-            f"model.path={model_dir}: transformers cannot build what config.json describes ({said[:300]}); "
-            "give a causal language model that it knows"
-        )
-    return done.stdout
 
 
 def main() -> None:
