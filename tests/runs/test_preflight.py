@@ -18,17 +18,12 @@ from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs.preflight import (
     check_characters,
     check_model,
+    check_patience,
     check_scoring,
     check_shared_memory,
     preflight,
 )
 from tests.support.bubblewrap import needs_bubblewrap
-
-
-    check_patience,
-    check_shared_memory,
-    preflight,
-)
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Usage = namedtuple("Usage", "total used free")
