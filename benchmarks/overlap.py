@@ -37,7 +37,7 @@ from antiphon.benchmarks.parts.measure import (
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 
 POLICY = {"hidden_size": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp_size": 768}
-"""Shape of the random policy (see `services.learner.warmstart.tiny_model`)."""
+"""Shape of the random policy (see `benchmarks.parts.warmstart.tiny_model`)."""
 
 SIZES = ("loop.prompts_per_step=16", "rollout.concurrent_groups=16", "sampling.max_tokens=48")
 """A step small enough that 24 of them take minutes."""
@@ -165,14 +165,14 @@ def pair(home: Path, config: Path, overrides: Sequence[str], steps: int) -> tupl
 
 def make_policy(config: Path, out: Path) -> Path:
     """Write a random policy with a tokenizer that fits the task, and return its directory."""
-    from antiphon.core.config import load_config
-    from antiphon.environments.registry import make_environment
-    from antiphon.services.learner.warmstart.tiny_model import (
+    from antiphon.benchmarks.parts.warmstart.tiny_model import (
         ModelShape,
         build_model,
         build_tokenizer,
         save_tiny_model,
     )
+    from antiphon.core.config import load_config
+    from antiphon.environments.registry import make_environment
 
     section = load_config(config).environment
     environment = make_environment(section.name, section.parameters, section.seed, 1, 1)

@@ -45,8 +45,8 @@ from antiphon.benchmarks.parts.own_environment import MissingToolError, python_w
 from antiphon.benchmarks.parts.race.arithmetic import covered, half_interval
 from antiphon.benchmarks.parts.race.runs import cpu_at
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.warmstart.recipe import RECIPES
 from antiphon.core.config import RunConfig, load_config
-from antiphon.services.learner.warmstart.recipe import RECIPES
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 TRL = "trl"
@@ -122,7 +122,7 @@ def main() -> int:
 def make_model(path: Path) -> None:
     """Make a base model by the recipe of its folder's name, unless it is there or no recipe has that name."""
     if not path.exists() and path.name in RECIPES:
-        from antiphon.services.learner.warmstart.build import warmstart  # heavy
+        from antiphon.benchmarks.parts.warmstart.build import warmstart  # heavy
 
         print(f"making {path} first; it takes minutes", flush=True)
         warmstart(RECIPES[path.name], path, lambda done, steps, loss: None)

@@ -59,7 +59,6 @@ for _verb, _place, _help in (
     ("serve", "serve:app", "Run one service in the foreground."),
     ("certs", "certs:certs", "Make certificates for the services and for workers elsewhere."),
     ("token", "token:app", "Let a worker into a run for a while, or take that back."),
-    ("warmstart", "warmstart:warmstart", "Make the demo's base model, or check it."),
 ):
     _group, _order = place_of(_verb)
     app.command(

@@ -15,7 +15,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Take away and check": ("export", "lineage", "replay", "keep", "push"),
     "Pages and services": ("up", "down", "deploy", "serve"),
     "Fleet": ("worker", "certs", "token"),
-    "Maintenance": ("record", "void", "gc", "simulate", "warmstart"),
+    "Maintenance": ("record", "void", "gc", "simulate"),
 }
 """Verbs in the order in which they are listed."""
 
@@ -64,7 +64,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
         "simulate --seeds 0..100",
         "simulate --from-run quickstart-s0-1 loop.max_staleness=4",
     ),
-    "warmstart": ("[OPTIONS] [RECIPE]", "warmstart --check examples/models/chain-sum"),
 }
 """Verb -> what follows it, in the words that its help explains, and examples."""
 

@@ -249,7 +249,6 @@ BAD: Mapping[str, Bad] = {
     "a service without a file": Bad(
         ["serve", "coordinator", "--config", "no-such.yaml"], ["there is no configuration file"]
     ),
-    "a warm start to nowhere": Bad(["warmstart"], ["needs either --out DIR"]),
     "no log level": Bad(
         ["run", QUICKSTART], ["ANTIPHON_LOG=loud is no log level"], variables={"ANTIPHON_LOG": "loud"}
     ),

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from antiphon.core.digests import digest_file
-from antiphon.core.errors import ConfigError
-from antiphon.environments.reasoning.demonstrations import Habit, demonstrate
-from antiphon.environments.registry import make_environment
-from antiphon.services.learner.warmstart.tiny_model import (
+from antiphon.benchmarks.parts.warmstart.demonstrations import Habit, demonstrate
+from antiphon.benchmarks.parts.warmstart.tiny_model import (
     ModelShape,
     build_model,
     build_tokenizer,
     save_tiny_model,
 )
+from antiphon.core.digests import digest_file
+from antiphon.core.errors import ConfigError
+from antiphon.environments.registry import make_environment
 
 ENVIRONMENT = make_environment("reasoning/chain_sum", {"max_terms": 9, "max_digits": 3}, 0, 64, 64)
 SHAPE = ModelShape(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_size=16)

@@ -8,23 +8,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from antiphon.core.digests import digest_file
-from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.environments.reasoning.demonstrations import Habit
-from antiphon.environments.registry import make_environment
-from antiphon.services.learner.warmstart.build import RECORD, check_warmstart, warmstart
-from antiphon.services.learner.warmstart.imitation import learning_rate
-from antiphon.services.learner.warmstart.muon import orthogonalise
-from antiphon.services.learner.warmstart.recipe import (
+from antiphon.benchmarks.parts.warmstart.build import RECORD, check_warmstart, warmstart
+from antiphon.benchmarks.parts.warmstart.demonstrations import Habit
+from antiphon.benchmarks.parts.warmstart.imitation import learning_rate
+from antiphon.benchmarks.parts.warmstart.muon import orthogonalise
+from antiphon.benchmarks.parts.warmstart.recipe import (
     CHAIN_SUM,
     RECIPES,
     Phase,
     WarmstartRecipe,
     recipe_as_json,
 )
-from antiphon.services.learner.warmstart.tiny_model import WEIGHTS, ModelShape
+from antiphon.benchmarks.parts.warmstart.tiny_model import WEIGHTS, ModelShape
+from antiphon.core.digests import digest_file
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.environments.registry import make_environment
 
-COMMITTED = Path(__file__).parents[3] / "examples" / "models" / CHAIN_SUM.name
+COMMITTED = Path(__file__).parents[2] / "examples" / "models" / CHAIN_SUM.name
 
 SHORT = replace(
     CHAIN_SUM,

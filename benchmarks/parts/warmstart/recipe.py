@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphon.benchmarks.parts.warmstart.demonstrations import Habit
+from antiphon.benchmarks.parts.warmstart.tiny_model import ModelShape
 from antiphon.core.errors import ConfigError
-from antiphon.environments.reasoning.demonstrations import Habit
-from antiphon.services.learner.warmstart.tiny_model import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

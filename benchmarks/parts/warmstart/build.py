@@ -15,17 +15,17 @@ from pathlib import Path
 
 import torch
 
-from antiphon.core.digests import digest_file
-from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.environments.reasoning.prompts import FAMILY, ReasoningEnvironment
-from antiphon.services.learner.warmstart.imitation import Progress, deterministic, imitate
-from antiphon.services.learner.warmstart.recipe import WarmstartRecipe, recipe_as_json
-from antiphon.services.learner.warmstart.tiny_model import (
+from antiphon.benchmarks.parts.warmstart.imitation import Progress, deterministic, imitate
+from antiphon.benchmarks.parts.warmstart.recipe import WarmstartRecipe, recipe_as_json
+from antiphon.benchmarks.parts.warmstart.tiny_model import (
     WEIGHTS,
     build_model,
     build_tokenizer,
     save_tiny_model,
 )
+from antiphon.core.digests import digest_file
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.environments.reasoning.prompts import FAMILY, ReasoningEnvironment
 
 RECORD = "warmstart.json"
 """Name of the file that says how a model directory was made."""

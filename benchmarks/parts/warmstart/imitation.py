@@ -16,12 +16,12 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from antiphon.benchmarks.parts.warmstart.demonstrations import Habit, demonstrate
+from antiphon.benchmarks.parts.warmstart.muon import Muon
+from antiphon.benchmarks.parts.warmstart.recipe import Phase, WarmstartRecipe
 from antiphon.core.errors import IntegrityError
 from antiphon.core.seeds import generator
 from antiphon.environments.environment import Environment
-from antiphon.environments.reasoning.demonstrations import Habit, demonstrate
-from antiphon.services.learner.warmstart.muon import Muon
-from antiphon.services.learner.warmstart.recipe import Phase, WarmstartRecipe
 
 IGNORED = -100
 """Target of a token that takes no part in the loss: the prompt's and the padding."""

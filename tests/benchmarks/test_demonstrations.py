@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.benchmarks.parts.warmstart.demonstrations import Habit, demonstrate, terms_of
 from antiphon.core.errors import ConfigError, ContractError
-from antiphon.environments.reasoning.demonstrations import Habit, demonstrate, terms_of
 from antiphon.environments.registry import make_environment
 
 TERMS = st.lists(st.integers(0, 99), min_size=1, max_size=12)
