@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -174,15 +173,6 @@ def _built(task: str) -> Environment:
     if task not in _CACHE:
         _CACHE[task] = make_environment(f"reasoning/{task}", {}, 0, 2, 2)
     return _CACHE[task]
-
-
-def test_judging_a_step_is_quick() -> None:
-    environment = chain_sum()
-    problem = environment.problem("train", 0)
-    completions = [f"<think>{n}+1={n + 1};</think><answer>{n}</answer>" for n in range(256)]
-    started = time.process_time()
-    environment.reward(problem, completions)
-    assert time.process_time() - started < 0.1
 
 
 @pytest.mark.parametrize(

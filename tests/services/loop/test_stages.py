@@ -14,6 +14,7 @@ from antiphon.services.coordinator.api import StageReply
 from antiphon.services.learner.api import SnapshotReply, StepReply, StepResult
 from antiphon.services.loop import stages
 from antiphon.services.loop.stages import LoopStages
+from antiphon.simulator.virtual.loop import VirtualLoop
 from tests.support.loop_model import light_manifest
 
 
@@ -60,7 +61,8 @@ def run(
     services = {"stall_timeout_s": 0.2, "empty_fleet_timeout_s": 0.6, "outage_timeout_s": outage_s}
     config = build_config({"loop": {"mode": mode}, "services": services})
     coordinator = Coordinator(replies)
-    asyncio.run(work(LoopStages(config, cast("Any", coordinator), cast("Any", learner or Learner()))))
+    stages = LoopStages(config, cast("Any", coordinator), cast("Any", learner or Learner()))
+    VirtualLoop(lambda: (0.0, 0.0), 1e4).run(work(stages))  # type: ignore[abstract]
     return coordinator.asked
 
 
