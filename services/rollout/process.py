@@ -137,11 +137,16 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
             f"distribution ({worst.words}); try the other sampler"
         )
     if config.loop.mode == "fixed" and not report.bits_equal:
-        _log.warning("engine.uneven", logprob_difference=report.logprob_difference)
+        _log.warning(
+            "engine.uneven",
+            logprob_difference=report.logprob_difference,
+            uneven_products=report.uneven_share,
+        )
         if not config.loop.accept_uneven:
             raise ConfigError(
                 "log-probabilities of this engine depend on the batch (they differ by up to "
-                f"{report.logprob_difference:.2g} nats), so a run in loop.mode=fixed would not repeat; use "
+                f"{report.logprob_difference:.2g} nats, its matrix products in {report.uneven_share:.2g} of "
+                "their results), so a run in loop.mode=fixed would not repeat; use "
                 "model.dtype=float32 with rollout.threads=1 or a GPU with batch-invariant kernels, or set "
                 "loop.accept_uneven=true and lose identical batches and the exact continuation of lost groups"
             )

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -31,7 +32,7 @@ from antiphon.services.broadcast.verified_weights import VerifiedWeights
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
-from antiphon.services.rollout.engine.cpu_kernels import fill_steps, use_cpu_kernels
+from antiphon.services.rollout.engine.cpu_kernels import attend_by_token, fill_steps, use_cpu_kernels
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
 from antiphon.services.rollout.engine.sampling_rules import check_sampling
@@ -398,6 +399,17 @@ class VllmEngine:
         finally:
             self.abort(["distribution"])
 
+    def products(self) -> list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]:
+        """Return the model's matrix products on a CPU, one of each shape, each with the width of its rows."""
+        found = {}
+        for layer in self._runner.get_model().modules():
+            width = getattr(layer, "input_size_per_partition", getattr(layer, "embedding_dim", 0))
+            if width and hasattr(layer, "cpu_linear"):
+                product = partial(layer.cpu_linear, weight=layer.weight, bias=None)
+                row = torch.zeros((1, width), dtype=self._runner.model_config.dtype)
+                found[width, product(row).shape[-1]] = width, product
+        return list(found.values())
+
     def _check_tensors(self, tensors: Mapping[str, Any]) -> None:
         missing = [name for name in self._expected if name not in tensors]
         unknown = [name for name in tensors if name not in self._expected and name != "lm_head.weight"]
@@ -545,8 +557,10 @@ def _start_core(settings: EngineSettings) -> Any:
     from vllm.v1.executor import Executor
 
     spare_foreign_libraries()
-    if settings.eager and current_platform.is_cpu():
-        use_cpu_kernels()
+    if current_platform.is_cpu():
+        attend_by_token()
+        if settings.eager:
+            use_cpu_kernels()
     register()  # as an entry point it is seen only once the package was installed again
     drafts = settings.draft_tokens
     positions = most_positions(settings.model_dir) or settings.max_model_len + drafts

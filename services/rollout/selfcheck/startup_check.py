@@ -4,14 +4,16 @@ Three questions are put to the engine in use, on whatever weights it holds. Dist
 tokens follow the one that the engine itself computes for the prompt (its prompt scoring, in which the
 sampler has no part), and are their log-probabilities those of it? Bits: are tokens and log-probabilities
 of a request the same alone and in a full batch, and when it is continued from tokens that another engine
-sampled? Drafts: do they change anything? Fixed mode needs the first two, elastic mode the first; drafts,
-and in fixed mode the groups of lost workers, are used only where they are seen to change nothing.
+sampled, and is a row of a matrix product the same beside any number of others? Drafts: do they change
+anything? Fixed mode needs the first two, elastic mode the first; drafts, and in fixed mode the groups of lost
+workers, are used only where they are seen to change nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from antiphon.core.records import SamplingParameters
 from antiphon.core.seeds import derive_seed, generator
@@ -35,6 +37,13 @@ MIXED = (
     SamplingParameters(temperature=1.0, top_k=8, top_p=0.9),
 )
 """Ways of sampling that share a batch in the checks of bits and of drafts."""
+LONG_PROMPT = 1024
+"""Tokens of the longest prompts of these checks: attention cuts a long context by the shape of the batch."""
+RESULTS, NARROW_RESULTS = 1 << 14, 1 << 20
+"""Results of each product that are compared, in float32 and below. Of those that another order of adding
+changes in float32, one in tens of thousands changes in 16 bits: few answers would show it."""
+ROWS = (1, 4, 5, 16)
+"""Rows that are multiplied at once, against all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,8 @@ class StartupReport:
     """So they were when the request was continued from the middle of its completion."""
     drafts: DraftReport | None
     """None for an engine that does not draft."""
+    uneven_share: float = 0.0
+    """Largest share of a matrix product's results that the number of its rows changed."""
 
     @property
     def distributions_hold(self) -> bool:
@@ -91,13 +102,38 @@ def run_startup_check(
         bits = compare(alone, [everyone[request.request_id] for request in chosen])
         continued = compare(alone, _continued(engine, chosen, alone))
         drafts = run_draft_check(engine, start, requests, draws // 2, seed) if drafting else None
+        dtype = getattr(torch, engine.settings.dtype)
+        uneven = max((uneven_share(*one, dtype, seed) for one in engine.products()), default=0.0)
     return StartupReport(
         sampler=engine.sampler,
         distributions=distributions,
-        bits_equal=bits.bits_equal,
+        bits_equal=bits.bits_equal and not uneven,
         logprob_difference=bits.logprob_difference,
         continues=continued.bits_equal,
         drafts=drafts,
+        uneven_share=uneven,
+    )
+
+
+def uneven_share(
+    width: int, product: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, seed: int
+) -> float:
+    """Return the largest share of a product's results that the number of rows changed.
+
+    Args:
+        width: of its rows.
+        product: [R, width] of `dtype` -> [R, N], row by row.
+        dtype: precision of the rows.
+        seed: of the rows.
+    """
+    randomness = generator("self-test-products", seed)
+    results = RESULTS if dtype == torch.float32 else NARROW_RESULTS
+    count = max(2 * max(ROWS) + 1, results // product(torch.zeros((1, width), dtype=dtype)).shape[-1])
+    rows = torch.from_numpy(randomness.standard_normal((count, width), dtype=np.float32)).to(dtype)
+    whole = product(rows)
+    return max(
+        float((torch.cat([product(part) for part in rows.split(size)]) != whole).double().mean())
+        for size in ROWS
     )
 
 
@@ -182,12 +218,15 @@ def _mixed_requests(engine: VllmEngine, seed: int) -> list[EngineRequest]:
     tokens = min(16, settings.max_model_len // 2)
     longest = min(96, settings.max_model_len - tokens)
     randomness = generator("self-test-bits", seed)
+    lengths = [1 + i * 37 % longest for i in range(min(64, settings.max_num_seqs))]
+    for i in range(0, len(lengths), max(1, len(lengths) // 2)):  # among those that are sampled alone, too
+        lengths[i] = min(LONG_PROMPT, settings.max_model_len - tokens)
     return [
         EngineRequest(
             f"bits-{i}",
-            tuple(int(t) for t in randomness.integers(engine.vocabulary_size, size=1 + i * 37 % longest)),
+            tuple(int(t) for t in randomness.integers(engine.vocabulary_size, size=length)),
             derive_seed("self-test-bits", seed, i),
             replace(MIXED[i % len(MIXED)], max_tokens=tokens),
         )
-        for i in range(min(64, settings.max_num_seqs))
+        for i, length in enumerate(lengths)
     ]

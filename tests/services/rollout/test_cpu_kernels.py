@@ -9,13 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.services.rollout.engine.cpu_kernels import (
+    BLOCK_ROWS,
     _rms_norm,
     _silu_and_mul,
+    by_token,
+    fill_products,
     fill_steps,
     filled_rows,
     use_cpu_kernels,
 )
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
+from antiphon.services.rollout.selfcheck.startup_check import uneven_share
 
 pytestmark = pytest.mark.engine
 
@@ -33,6 +37,72 @@ def test_few_numbers_of_rows_are_left_and_none_is_much_larger(rows: int) -> None
     assert filled_rows(filled) == filled
     octave = range(1 << (rows.bit_length() - 1), 1 << rows.bit_length()) if rows < 5000 else [rows]
     assert len({filled_rows(n) for n in octave}) <= 16
+
+
+@given(st.integers(1, 1 << 20))
+def test_blocks_are_whole_and_few_rows_more(rows: int) -> None:
+    filled = filled_rows(rows, blocks=True)
+    assert filled % BLOCK_ROWS == 0 and rows <= filled < rows + max(64, rows / 8 + 1)
+    assert filled_rows(filled, blocks=True) == filled
+
+
+WIDTH, OUT = 16, 256
+
+
+def two_units() -> SimpleNamespace:
+    """Return products that add up to four rows in another order than more, as vLLM's do where AMX is."""
+    weight = torch.randn(WIDTH, OUT, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16).float()
+
+    def small(x: torch.Tensor, packed: None, n: int, bias: None) -> torch.Tensor:
+        terms = x.float()[:, :, None] * weight
+        if len(x) <= 4:
+            return terms.sum(1).to(x.dtype)
+        return (terms[:, ::2].sum(1) + terms[:, 1::2].sum(1)).to(x.dtype)
+
+    return SimpleNamespace(
+        onednn_mm=lambda handler, x, bias: small(x, None, OUT, None), weight_packed_linear_cpu=small
+    )
+
+
+@pytest.mark.parametrize("name", ["onednn_mm", "weight_packed_linear_cpu"])
+def test_where_amx_is_no_number_of_rows_changes_a_16_bit_product(name: str) -> None:
+    def share(amx: bool, dtype: torch.dtype) -> float:
+        fill_products(ops := two_units(), amx)
+
+        def product(x: torch.Tensor) -> torch.Tensor:
+            if name == "onednn_mm":
+                return ops.onednn_mm(None, x, None)
+            return ops.weight_packed_linear_cpu(x, None, OUT, None)
+
+        return uneven_share(WIDTH, product, dtype, seed=1)
+
+    seen = share(False, torch.bfloat16)
+    print(name, seen)
+    assert 0 < seen < 1e-3  # so rare that sampled answers alone do not show it
+    assert share(True, torch.bfloat16) == 0.0
+    assert share(True, torch.float32) > 0.1  # nothing is filled up for it, and it is always seen
+
+
+@dataclass(frozen=True)
+class _Described:
+    num_reqs: int
+    max_query_len: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table_tensor: torch.Tensor
+
+
+def test_attention_sees_each_token_with_what_stands_before_it() -> None:
+    ints = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    blocks = torch.arange(12, dtype=torch.int32).view(3, 4)
+    # A prompt of 3 tokens, a draft of 1 behind 7 tokens, one token behind 30; the rest is padding.
+    batch = _Described(3, 3, ints(0, 3, 5, 6, 6, 6), ints(3, 9, 31, 0, 0), blocks)
+    tokens = by_token(batch)
+    assert (tokens.num_reqs, tokens.max_query_len) == (6, 1)
+    assert tokens.query_start_loc.tolist() == list(range(7))
+    assert tokens.seq_lens.tolist() == [1, 2, 3, 8, 9, 31]
+    assert tokens.block_table_tensor[:, 0].tolist() == [0, 0, 0, 4, 4, 8]
+    assert tokens.seq_lens.dtype == tokens.query_start_loc.dtype == torch.int32
 
 
 def test_a_product_of_filled_rows_is_that_of_the_rows() -> None:
