@@ -348,7 +348,9 @@ def service_specs(
         # A bundle that the configuration does not name is none of this run's.
         environment = {VARIABLE: ""}
         if role == "learner":
-            environment |= {name: os.environ.get(name, value) for name, value in keep_memory({}).items()}
+            # Threads that wait for each other sleep: workers have work for the cores on which they would spin.
+            wanted = keep_memory({"OMP_WAIT_POLICY": "PASSIVE"})
+            environment |= {name: os.environ.get(name, value) for name, value in wanted.items()}
         return ServiceSpec(role, ("serve", role, *common, *extra), environment, port, waits)
 
     return {role: partial(spec, role) for role in ("coordinator", "learner", "reward")}

@@ -48,6 +48,17 @@ def watched(tmp_path: Path) -> Iterator[tuple[Supervisor, ServiceSpec, list[str]
     supervisor.close()
 
 
+def test_threads_of_a_learner_that_wait_leave_the_cores_to_workers(tmp_path, monkeypatch):
+    def started():
+        spec = service_specs("run-1", tmp_path, tmp_path / "store", "127.0.0.1")["learner"]("127.0.0.1:1")
+        return spec.environment["OMP_WAIT_POLICY"]
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert started() == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert started() == "ACTIVE"
+
+
 def test_a_worker_of_the_run_hands_weights_on_only_where_it_is_told_a_host(tmp_path: Path) -> None:
     silent = worker_spec("run-1", tmp_path, "127.0.0.1:7700", {}, "", "worker-0")
     names = ("worker-0", "worker-1")

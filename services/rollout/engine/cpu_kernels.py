@@ -91,16 +91,16 @@ def attend_by_token() -> None:
     build = Builder.build
 
     def built(builder: Any, prefix: int, batch: Any, fast_build: bool = False) -> Any:
-        decoder = not (builder.is_cross_attention or builder.is_encoder_only_attention)
-        if decoder and batch.causal is True and batch.max_query_len > 1:
-            batch = by_token(batch)
-        return build(builder, prefix, batch, fast_build)
+        whole = builder.is_cross_attention or builder.is_encoder_only_attention or batch.causal is not True
+        return build(builder, prefix, batch if whole else by_token(batch), fast_build)
 
     Builder.build = built
 
 
 def by_token(batch: Any) -> Any:
     """Return vLLM's description of a causal batch with one request for each of its tokens."""
+    if batch.max_query_len == 1:
+        return batch
     starts = batch.query_start_loc[: batch.num_reqs + 1]
     counts = starts.diff()
     tokens = torch.arange(int(starts[-1]), dtype=starts.dtype)
