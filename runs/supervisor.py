@@ -348,7 +348,7 @@ def service_specs(
         # A bundle that the configuration does not name is none of this run's.
         environment = {VARIABLE: ""}
         if role == "learner":
-            # Threads that wait for each other sleep: workers have work for the cores on which they would spin.
+            # Threads that wait for each other sleep: workers have work for the cores they would spin on.
             wanted = keep_memory({"OMP_WAIT_POLICY": "PASSIVE"})
             environment |= {name: os.environ.get(name, value) for name, value in wanted.items()}
         return ServiceSpec(role, ("serve", role, *common, *extra), environment, port, waits)
