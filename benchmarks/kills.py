@@ -6,8 +6,12 @@ store are those of production; flow, environment, prompts, trainer, engines and 
 are light stand-ins whose every number can be recomputed, so restart times are not those of a run; the flow
 walks production's stages. Besides the workers that do well there is one that joins and never loads a version,
 one with a slow link and one whose engine hangs again and again.
-Each kill is `kill -9`. Who dies is started again with the same command. Runs of elastic and of
+A kill is `kill -9`, at a fail-point or from outside, or from there SIGTERM or SIGHUP, also in a first start.
+Who dies is started again with the same command. Runs of elastic and of
 fixed mode take turns; a fixed run must end with the weights of one that was not disturbed.
+Meanwhile the disk of journal, store and the coordinator's log is full again and again, for a few seconds, and
+logs hold warnings alone, so that the first line needs a new block. That takes a small file system in memory,
+which only root may mount; without it `full_disks` is null.
 `--learner N` does it to the real DeepSpeed learner in a fixed run instead,
 and compares the weights of every step.
 
@@ -16,6 +20,7 @@ bound, a number is not what the records make of it, or a process ended unasked.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -48,6 +53,7 @@ LEARNER_STEPS = 20
 READY_S = 240.0
 """Longest start of a process; a machine may be busy."""
 STALL_S = 300.0
+MOST_STALLED = 2
 """Longest time in which nothing is acknowledged and no process is killed."""
 OWN_SHARE = 0.6
 """Share of starts with an armed fail-point; the other kills come from outside."""
@@ -55,6 +61,15 @@ STARTING_SHARE = 0.1
 PAUSE_S = 0.3
 MOST_PAUSE_S = 20.0
 """Between two outside kills the run gets on, or this passes."""
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+"""How processes are killed from outside."""
+DISK_MIB = 256
+"""Size of a run's disk, which nothing but the filler fills."""
+FULL_EVERY_S = 20.0
+FULL_S = 3.0
+"""Seconds that the disk stays full each time."""
+AFTER_FULL_S = 10.0
+"""So long after that a process may end because there was no space; it is started again."""
 BUSY = {"worker.generate", *(name for name in failpoints.NAMES if name.startswith("coordinator."))}
 """Places that are visited often, so that the first visits are no fair sample."""
 
@@ -69,7 +84,8 @@ class KilledProcess:
     again: bool
     """Whether it died in this run before."""
     ready: bool = False
-    killed_from_outside: bool = False
+    asked: signal.Signals | None = None
+    """By which it was killed from outside."""
 
 
 @dataclass(slots=True)
@@ -79,6 +95,12 @@ class Tally:
     kills: Counter[str] = field(default_factory=Counter)
     """By role."""
     at_failpoints: int = 0
+    signals: Counter[str] = field(default_factory=Counter)
+    """By signal, of those from outside, and `first_starts` among them."""
+    full_disks: int | None = None
+    """Times that a disk was full; None where none could be made."""
+    full_disk_exits: int = 0
+    """Processes that ended by themselves while there was no space."""
     restarts_s: list[float] = field(default_factory=list)
     """From the start of a process that died in the same run to being ready again."""
     coordinator_restarts_s: list[float] = field(default_factory=list)
@@ -86,6 +108,54 @@ class Tally:
     """Workers whose engine hung and that ended by themselves, as they should."""
     other_exits: list[str] = field(default_factory=list)
     """Ends that were no kill."""
+
+
+class Stalled(SystemExit):
+    """A run that makes no progress any more."""
+
+
+class SmallDisk:
+    """A file system in memory that is full now and then."""
+
+    def __init__(self, folder: Path, tally: Tally) -> None:
+        """Mount it at `folder`.
+
+        Raises:
+            OSError: when this user may not.
+        """
+        folder.mkdir(parents=True)
+        self._filler, self._folder, self._tally = folder / "filler", folder, tally
+        self._next_s = time.monotonic() + FULL_EVERY_S
+        self._free_s: float | None = None
+        self._tight_until_s = 0.0
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
+        done = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)
+        if done.returncode:
+            raise OSError(f"no file system can be mounted here: {done.stderr.strip()}")
+        tally.full_disks = tally.full_disks or 0
+
+    def look(self, now: float) -> None:
+        """Fill it, or make room, when it is time."""
+        if self._free_s is not None and now >= self._free_s:
+            self._filler.unlink()
+            self._free_s, self._next_s = None, now + FULL_EVERY_S
+            self._tight_until_s = now + AFTER_FULL_S
+        elif self._free_s is None and now >= self._next_s:
+            with contextlib.suppress(OSError), self._filler.open("wb", buffering=0) as filler:
+                for size in (1 << 20, 1 << 12, 1):  # down to the last byte
+                    with contextlib.suppress(OSError):
+                        while filler.write(b"x" * size):
+                            pass
+            self._free_s = now + FULL_S
+            self._tally.full_disks = (self._tally.full_disks or 0) + 1
+
+    def tight(self, now: float) -> bool:
+        """Return whether it is full, or was just now."""
+        return self._free_s is not None or now < self._tight_until_s
+
+    def close(self) -> None:
+        """Make room and unmount it; what is on it is lost."""
+        subprocess.run(["umount", "--lazy", str(self._folder)], timeout=30, check=False)
 
 
 class KilledRun:
@@ -99,6 +169,7 @@ class KilledRun:
         tally: Tally,
         deepspeed: bool = False,
         troubled: bool = False,
+        disk: SmallDisk | None = None,
         surroundings: Callable[[str], Mapping[str, str]] | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
@@ -111,12 +182,14 @@ class KilledRun:
             tally: takes what happens.
             deepspeed: train with the real learner, and kill no other process.
             troubled: have workers that do badly besides.
+            disk: of the folder `disk` in `folder`, where journal, store and the coordinator's log go then.
             surroundings: what a role's environment has besides.
             meanwhile: called whenever the run has got on.
         """
         self._surroundings, self._meanwhile = surroundings, meanwhile
         self._folder, self._rng, self._tally = folder, rng, tally
-        folder.mkdir(parents=True)
+        self._disk = disk
+        folder.mkdir(parents=True, exist_ok=disk is not None)
         (folder / "config.yaml").write_text(dump_config(config))
         ports = dict(zip(("coordinator", "learner"), free_ports(2), strict=True))
         (folder / "ports.json").write_text(json.dumps(ports | {"deepspeed": int(deepspeed)}))
@@ -128,7 +201,7 @@ class KilledRun:
         """Run to the end with up to `kills` kills and return how many there were.
 
         Raises:
-            SystemExit: when the run stops making progress; the logs' last lines are printed.
+            Stalled: when the run stops making progress, with the logs' last lines.
         """
         done = 0
         next_kill_s = patient_until_s = moved_s = time.monotonic()
@@ -136,16 +209,18 @@ class KilledRun:
         for role in self._roles:
             self._start(role, armed=kills > 0)
         try:
-            while self._processes["flow"].process.poll() != 0:
+            while not self._over():
                 killed = self._revive(armed=done < kills)
                 done += killed
                 now = time.monotonic()
+                if self._disk is not None:
+                    self._disk.look(now)
                 if (size := self._progress()) != seen or killed:
                     seen, moved_s = size, now
                     if self._meanwhile is not None:
                         self._meanwhile()
                 if now - moved_s > STALL_S:
-                    raise SystemExit(f"no progress for {STALL_S:g} s\n{self._last_words()}")
+                    raise Stalled(f"no progress for {STALL_S:g} s\n{self._last_words()}")
                 if done < kills and now >= next_kill_s and (size != killed_at or now > patient_until_s):
                     self._kill_one()
                     killed_at = size
@@ -159,6 +234,10 @@ class KilledRun:
                 entry.process.wait(30.0)
         return done
 
+    def _over(self) -> bool:
+        flow = self._processes["flow"]
+        return flow.process.poll() == 0 and flow.asked is None  # one that is asked to end says 0 too
+
     def _start(self, role: str, armed: bool, again: bool = False) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1"}
         environment.pop(failpoints.VARIABLE, None)
@@ -171,7 +250,9 @@ class KilledRun:
             visits = 1 + int(self._rng.exponential(20.0 if name in BUSY else 1.5))
             environment[failpoints.VARIABLE] = f"{name}:{visits}"
         (self._folder / f"{role}.ready").unlink(missing_ok=True)
-        with (self._folder / f"{role}.log").open("ab") as log:
+        if self._disk is not None:
+            environment["ANTIPHON_LOG"] = "warning"
+        with self._log(role).open("ab") as log:
             process = subprocess.Popen(
                 [
                     sys.executable,
@@ -200,13 +281,15 @@ class KilledRun:
                         self._tally.coordinator_restarts_s.append(now - entry.started_s)
             status = entry.process.poll()
             if status is None and not entry.ready and now - entry.started_s > READY_S:
-                raise SystemExit(f"{role} was not ready after {READY_S:g} s\n{self._last_words()}")
-            if status is None or (status == 0 and role != "coordinator"):
+                raise Stalled(f"{role} was not ready after {READY_S:g} s\n{self._last_words()}")
+            if status is None or (status == 0 and role != "coordinator" and entry.asked is None):
                 continue
-            if status == -signal.SIGKILL:
+            if status == -signal.SIGKILL or entry.asked is not None:
                 killed += 1
                 self._tally.kills[role] += 1
-                self._tally.at_failpoints += not entry.killed_from_outside
+                self._tally.at_failpoints += entry.asked is None
+            elif self._disk is not None and self._disk.tight(now):
+                self._tally.full_disk_exits += 1
             elif status == HUNG_EXIT and role == HANGING:
                 self._tally.hung_exits += 1
             else:
@@ -215,14 +298,20 @@ class KilledRun:
         return killed
 
     def _kill_one(self) -> None:
-        living = [p for p in self._processes.values() if p.role in self._victims and p.process.poll() is None]
+        living = [
+            entry
+            for entry in self._processes.values()
+            if entry.role in self._victims and entry.asked is None and entry.process.poll() is None
+        ]
         # A process that is only starting is killed too, but now and then.
         living = [p for p in living if p.ready or self._rng.random() < STARTING_SHARE]
         if not living:
             return
         chosen = living[int(self._rng.integers(len(living)))]
-        chosen.killed_from_outside = True
-        chosen.process.kill()
+        chosen.asked = SIGNALS[int(self._rng.integers(len(SIGNALS)))]
+        self._tally.signals[chosen.asked.name] += 1
+        self._tally.signals["first_starts"] += not (chosen.ready or chosen.again)
+        chosen.process.send_signal(chosen.asked)
 
     def _let_workers_leave(self) -> None:
         deadline = time.monotonic() + 20.0
@@ -237,7 +326,8 @@ class KilledRun:
         return sum(path.stat().st_size for path in self._folder.glob("*.acknowledged"))
 
     def _log(self, role: str) -> Path:
-        return self._folder / f"{role}.log"
+        on_disk = self._disk is not None and role == "coordinator"
+        return self._folder / ("disk" if on_disk else "") / f"{role}.log"
 
     def _last_words(self) -> str:
         return "\n".join(f"== {role}\n{tail(self._log(role), 8)}" for role in self._roles)
@@ -256,6 +346,7 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
     home = Path(tempfile.mkdtemp(prefix="antiphon-kills-"))
     rng, tally = np.random.default_rng(seed), Tally()
     audits: list[Audit] = []
+    stalled = 0
     fixed: set[tuple[str, ...]] = set()
     try:
         calm = KilledRun(home / "calm", make_config("fixed", steps), rng, Tally())
@@ -266,13 +357,26 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
             mode = ("fixed", "elastic")[number % 2]
             folder = home / f"{number}-{mode}"
             config = make_config(mode, steps, name=folder.name, store=store)
-            KilledRun(folder, config, rng, tally, troubled=True).live(kills - done)
-            audits.append(asyncio.run(audit(folder, config)))
+            number += 1
+            disk = _small_disk(folder / "disk", tally)
+            try:
+                KilledRun(folder, config, rng, tally, troubled=True, disk=disk).live(kills - done)
+                audits.append(
+                    asyncio.run(audit(folder if disk is None else folder / "disk", config, seen=folder))
+                )
+            except Stalled as error:
+                stalled += 1
+                print(f"run {number - 1} ({mode}) did not end: {error}", flush=True)
+                if stalled >= MOST_STALLED:
+                    break
+                continue
+            finally:
+                if disk is not None:
+                    disk.close()
             if mode == "fixed":
                 fixed.add(audits[-1].digests)
             so_far = sum(tally.kills.values())
-            print(f"run {number} ({mode}): {so_far} kills so far; {audits[-1]}"[:160], flush=True)
-            number += 1
+            print(f"run {number - 1} ({mode}): {so_far} kills so far; {audits[-1]}"[:160], flush=True)
     finally:
         if not keep:
             shutil.rmtree(home, ignore_errors=True)
@@ -282,7 +386,11 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
         "kills": sum(tally.kills.values()),
         "kills_by_role": dict(sorted(tally.kills.items())),
         "kills_at_failpoints": tally.at_failpoints,
-        "runs": len(audits),
+        "signals": dict(sorted(tally.signals.items())),
+        "full_disks": tally.full_disks,
+        "full_disk_exits": tally.full_disk_exits,
+        "runs": len(audits) + stalled,
+        "ended": len(audits),
         "acked": sum(found.acked for found in audits),
         "trained": sum(found.trained for found in audits),
         "lost": sum(found.lost for found in audits),
@@ -299,6 +407,16 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
         "learner_digests_equal": len(fixed) == 1,
         "seed": seed,
     }
+
+
+def _small_disk(folder: Path, tally: Tally) -> SmallDisk | None:
+    try:
+        return SmallDisk(folder, tally)
+    except OSError as error:
+        if tally.full_disks is None and not tally.kills:
+            print(f"without full disks: {error}", flush=True)
+        folder.rmdir()
+        return None
 
 
 def kill_learner(kills: int, seed: int, keep: bool) -> dict[str, object]:
@@ -345,6 +463,8 @@ def violations(result: Mapping[str, object]) -> list[str]:
     """Return a sentence for everything that a run which was killed must not show, but does."""
     counted = ("lost", "twice", "beyond_bound", "wrong", "other_exits")
     found = [f"{name} is {result[name]}, not 0" for name in counted if result.get(name)]
+    if result.get("ended", 0) != result.get("runs") and "ended" in result:
+        found.append(f"{result['ended']} of {result['runs']} runs ended")
     if not result["learner_digests_equal"]:
         found.append("the weights are not those of a run without kills")
     return found

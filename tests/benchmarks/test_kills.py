@@ -27,6 +27,7 @@ def test_processes_killed_at_fail_points_and_from_outside_lose_nothing(test_seed
     assert found["kills"] >= 7 and found["acked"] > 0 and found["trained"] > 0, found
     assert [found[name] for name in ("lost", "twice", "beyond_bound", "wrong")] == [0, 0, 0, 0], found
     assert found["learner_digests_equal"] and found["other_exits"] == 0, found
+    assert found["ended"] == found["runs"] and found["full_disks"] != 0, found
 
 
 @pytest.mark.timeout(300)

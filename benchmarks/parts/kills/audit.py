@@ -47,14 +47,21 @@ class Audit:
     """Leases that ended because their worker's engine stood still."""
 
 
-async def audit(folder: Path, config: RunConfig, light: bool = True) -> Audit:
-    """Recompute a run whose processes are gone; the weights too, if a light learner made them."""
+async def audit(folder: Path, config: RunConfig, light: bool = True, seen: Path | None = None) -> Audit:
+    """Recompute a run whose processes are gone; the weights too, if a light learner made them.
+
+    Args:
+        folder: with its journal and store.
+        config: the run's.
+        light: whether a light learner made the weights.
+        seen: folder with what workers saw acknowledged; by default the same.
+    """
     journal = Journal(journal_place(config, folder), config.run.name)
     try:
         totals = journal.totals()
         events = list(journal.replay())
         state = fold(new_state(config), events)
-        lost, acked = await _lost(folder, journal, events, state)
+        lost, acked = await _lost(seen or folder, journal, events, state)
     finally:
         await journal.close()
     store = ArtifactStore(folder / "store")

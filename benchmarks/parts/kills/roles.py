@@ -26,12 +26,12 @@ def coordinator(folder: Path, ports: dict[str, int], stop: StopRequest) -> Corou
     from antiphon.simulator.standins.engines import ArithmeticPrompts
 
     config, ready = load_config(folder / "config.yaml"), _ready(folder, "coordinator")
-    store = folder / "store"
+    place = _place(folder)
     return serve_coordinator(
         config,
         config.run.name,
-        folder,
-        store,
+        place,
+        place / "store",
         HOST,
         ports["coordinator"],
         ready,
@@ -50,12 +50,12 @@ def learner(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine
 
         open_service = open_light_learner
     config, ready = load_config(folder / "config.yaml"), _ready(folder, "learner")
-    address, store = f"{HOST}:{ports['coordinator']}", folder / "store"
+    address, place = f"{HOST}:{ports['coordinator']}", _place(folder)
     return serve_learner(
         config,
         config.run.name,
-        folder,
-        store,
+        place,
+        place / "store",
         address,
         HOST,
         ports["learner"],
@@ -141,6 +141,12 @@ def flow(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[An
                 await client.close()
 
     return drive()
+
+
+def _place(folder: Path) -> Path:
+    """Return where journal and store lie: on a disk of their own, where the run has one."""
+    disk = folder / "disk"
+    return disk if disk.is_dir() else folder
 
 
 def _ready(folder: Path, role: str) -> Callable[[int], None]:
