@@ -97,11 +97,13 @@ def _pins(home: Path, kept: Sequence[Path], given_up: Sequence[str]) -> set[str]
     Raises:
         ConfigError: when runs have a ledger and its project is not found.
     """
-    from antiphon.lineage.ledger.layout import find_project
+    from antiphon.lineage.ledger.layout import find_project, keeps_no_ledger
     from antiphon.lineage.store.gc import pinned
 
     folders = {
-        record.ledger for directory in kept if (record := load_config(directory / "config.yaml").record).dvc
+        record.ledger
+        for directory in kept
+        if not keeps_no_ledger(record := load_config(directory / "config.yaml").record, directory)
     }
     if not folders:
         return set()

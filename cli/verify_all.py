@@ -6,7 +6,13 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.lineage.ledger.layout import find_project, kept_pointer_of, ledger_names, shard_directories
+from antiphon.lineage.ledger.layout import (
+    find_project,
+    keeps_no_ledger,
+    kept_pointer_of,
+    ledger_names,
+    shard_directories,
+)
 from antiphon.lineage.ledger.verify import Verification, verify_run, verify_store
 from antiphon.lineage.names import version_entry
 from antiphon.lineage.run_log import BASE_FILE
@@ -48,7 +54,7 @@ def ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
     """Return the DVC project of a run's ledger, None where it keeps none, and the folder in it."""
     path = run_dir / "config.yaml"
     record = (load_config(path) if path.exists() else RunConfig()).record
-    return (find_project(None, home) if record.dvc else None), record.ledger
+    return (None if keeps_no_ledger(record, run_dir) else find_project(None, home)), record.ledger
 
 
 def _places(home: Path, run_id: str | None) -> Iterator[tuple[str, Path, Path | None, str]]:

@@ -158,7 +158,8 @@ class RunConfig(Section):
             )
         if record.weights != "all" and not record.dvc:
             raise ValueError(
-                f"{kept} has no effect with record.dvc=false, where no weights are kept; leave it out"
+                f"{kept} has no effect with record.dvc=false, where the best and the newest weights are "
+                "kept; leave it out"
             )
         if record.weights != "all" and record.checkpoint_stride == 0:
             raise ValueError(

@@ -312,7 +312,8 @@ class RecordSection(Section):
     mlflow: bool = True
     """Log the run, its versions and batches to MLflow."""
     dvc: bool = True
-    """Pin versions and batches in the DVC-tracked ledger."""
+    """Pin versions and batches in the DVC-tracked ledger, where the home or the working folder lies in a DVC
+    project. Without, a run keeps the weights of its base, best and newest versions in its own folder."""
     ledger: str = "ledger"
     """Folder of the DVC-tracked ledger, relative to the project."""
     keep_ledger: bool = False

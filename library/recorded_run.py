@@ -16,13 +16,12 @@ import pandas as pd
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.reporting.figures import RunFigures
-from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
-from antiphon.lineage.ledger.layout import find_project
-from antiphon.lineage.names import RUN
+from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.run_figures import read_figures, read_totals
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.samples import Sample
 from antiphon.lineage.store.artifact_store import open_store
+from antiphon.runs.finding import find_artifacts
 
 if TYPE_CHECKING:
     from antiphon.lineage.export import Export
@@ -137,15 +136,12 @@ class RecordedRun:
 
     @property
     def artifacts(self) -> ReplayCopy:
-        """The run's ledger: documents, batches and weights, each with its digest.
+        """The run's ledger: documents, batches, weights, each with its digest; without one its best weights.
 
         Raises:
-            ConfigError: when the run keeps none, or it is not here.
+            ConfigError: when the ledger is not here.
         """
-        ledger = find_project(None, self.home) / self.config.record.ledger / self.id
-        if not (ledger / RUN).is_file():
-            raise ConfigError(f"run {self.id} has no artifacts in {ledger}; record.dvc=true keeps them there")
-        return find_copy(ledger, self.id)
+        return find_artifacts(self.home, self.id, None)[0]
 
     def export(
         self, folder: Path | str, version: str = "best", say: Callable[[str], None] = print

@@ -13,10 +13,11 @@ MODEL = "origins/model.json"
 TRAIN = "origins/train.json"
 HELDOUT = "origins/heldout.json"
 """Where the ledger keeps the documents there is one of."""
+VERSIONS = "versions"
 MODEL_FOLDER = "model"
 CHECKPOINTS = "checkpoints"
 RUN_FOLDER = "run"
-"""Folders of the base model's configuration, of checkpoints, and of a finished run's log and outcome."""
+"""Folders of versions, the base model's configuration, checkpoints, and a finished run's log and outcome."""
 
 ORIGINS = {
     "code": CODE,
@@ -33,7 +34,7 @@ _PATTERN = re.compile(r"(versions/v|batches/t|evaluations/v)(\d{6,})\.json")
 
 def version_entry(version: int, kind: str = "json") -> str:
     """Return where the ledger keeps a version's document, or its weights (`safetensors`)."""
-    return f"versions/v{version:06d}.{kind}"
+    return f"{VERSIONS}/v{version:06d}.{kind}"
 
 
 def version_of_weights(rel: str) -> int | None:

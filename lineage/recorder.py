@@ -8,6 +8,7 @@ holds; what was written before is skipped, so records lost in a crash are made u
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,12 @@ from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.export import Export, export_version
-from antiphon.lineage.ledger.layout import PUBLISH_ENTRIES, find_project
+from antiphon.lineage.ledger.layout import PUBLISH_ENTRIES, ledger_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.ledger.run_pins import pin_run_files
 from antiphon.lineage.names import RUN, version_entry
 from antiphon.lineage.recording_cost import RecorderReport, Timed, summarise
-from antiphon.lineage.retention import recompute_note
+from antiphon.lineage.retention import keeps_weights, recompute_note
 from antiphon.lineage.rollout_table import count_workers
 from antiphon.lineage.run_log import Plan, RunLog, kept_samples, now, replaced_batches
 from antiphon.lineage.sequencer import Sequencer
@@ -80,21 +81,19 @@ class Recorder:
             run_dir: the run's directory; gets the run log, manifest.json and mlflow.json.
             home: holds MLflow's database and artifacts.
             store_root: root of the artifact store.
-            project: folder in the ledger's DVC project; by default the nearest above `home` or this folder.
+            project: the ledger's DVC project; by default the nearest above `home` or this folder. Without one
+                the base, the best and the newest weights are kept in `run_dir`.
             payload_file: returns a version's policy file, checked; it is linked into store and ledger.
                 Without it versions are pinned by their digests alone, not with their weights.
             decode: turns token ids into text, for the trajectories that MLflow shows; called by
                 its writer. Without it no trajectories are shown.
             begin: the writers wait until it is set (see `Writer`).
-
-        Raises:
-            ConfigError: when record.dvc is true outside a DVC project.
         """
         self._run_id = run_id
         self._config = config
         self._store = open_store(store_root, config.record)
         self._payload_file = payload_file
-        self._project = find_project(project, home) if config.record.dvc else None
+        self._project = ledger_project(config.record, home, project)
         self._run_dir = run_dir
         self._timed = Timed()
         self._batches: dict[int, BatchRef] = {}
@@ -308,6 +307,9 @@ class Recorder:
         payload_file = self._payload_file
         if payload_file is None:
             return
+        if self._project is None:
+            self._keep_weights(manifest, payload_file)
+            return
         rel, config, scores = version_entry(manifest.version, "safetensors"), self._config, self._scores()
 
         def pin(pins: "DocumentPins") -> str:
@@ -330,9 +332,30 @@ class Recorder:
         self._queue([_Record(f"weights {manifest.version}", pin, None)])
         self._remove_superseded()
 
+    def _keep_weights(
+        self, manifest: SnapshotManifest, payload_file: Callable[[SnapshotManifest], Path]
+    ) -> None:
+        """Keep weights in the run's own folder, where there is no ledger for them."""
+        path = self._run_dir / version_entry(manifest.version, "safetensors")
+        path.parent.mkdir(exist_ok=True)
+        try:
+            found = payload_file(manifest)
+            with suppress(FileExistsError):
+                path.hardlink_to(found)
+        except (UnavailableError, OSError) as error:
+            _log.warning("record.weights_not_kept", version=manifest.version, reason=str(error))
+        self._remove_superseded()
+
     def _remove_superseded(self) -> None:
         """Queue that weights which newer versions or better scores superseded leave the ledger."""
         config, scores = self._config, self._scores()
+        if self._project is None:
+            kept = {int(path.stem[1:]): path for path in self._run_dir.glob("versions/v*.safetensors")}
+            bare = config.model_copy(update={"record": config.record.model_copy(update={"weights": "last"})})
+            for version, path in kept.items():
+                if not keeps_weights(version, max(kept), scores, bare):
+                    path.unlink()
+            return
         if config.record.weights == "all":
             return
 

@@ -18,7 +18,7 @@ from typing import IO
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
-from antiphon.lineage.ledger.layout import find_project, shard_directories
+from antiphon.lineage.ledger.layout import ledger_project, shard_directories
 from antiphon.lineage.run_overview import is_running
 from antiphon.services.coordinator.journal.journal import journal_place
 from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
@@ -134,9 +134,8 @@ def _made_anew(config: RunConfig, directory: Path) -> bool:
 
 def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:
     """Return whether a run of that name is in the ledger: two runs never share one."""
-    if not config.record.dvc:
-        return False
-    return bool(shard_directories(find_project(None, home) / config.record.ledger, run_id))
+    project = ledger_project(config.record, home)
+    return project is not None and bool(shard_directories(project / config.record.ledger, run_id))
 
 
 def _check_same(config: RunConfig, directory: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
-from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
-from antiphon.lineage.ledger.layout import find_project
-from antiphon.lineage.names import RUN
+from antiphon.lineage.documents.replay_copy import BareCopy, ReplayCopy, find_copy
+from antiphon.lineage.ledger.layout import ledger_project
+from antiphon.lineage.names import RUN, VERSIONS
 from antiphon.runs.directory import is_finished, list_runs, store_directory
 from antiphon.runs.pulled import pulled_runs, take_in
 
@@ -50,12 +50,17 @@ def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[Repl
         return find_copy(pulled / run, run), None
     directory = find_run(home, run)
     config = load_config(directory / "config.yaml")
-    ledger = find_project(None, home) / config.record.ledger / directory.name
+    project = ledger_project(config.record, home)
+    if project is None:
+        return BareCopy(directory), None
+    ledger = project / config.record.ledger / directory.name
+    if not (ledger / RUN).is_file() and (directory / VERSIONS).is_dir():
+        return BareCopy(directory), None  # it began before there was a project
     if not (ledger / RUN).is_file():
         raise ConfigError(
-            f"run {directory.name} has no artifacts in {ledger}; a run with record.dvc=true leaves them "
-            f"there, and after `antiphon keep {directory.name}` `dvc checkout {ledger}.dvc` brings back what "
-            "was removed"
+            f"run {directory.name} has no artifacts in {ledger}; a run leaves them there when it is "
+            f"recorded, and after `antiphon keep {directory.name}` `dvc checkout {ledger}.dvc` brings back "
+            "what was removed"
         )
     return find_copy(ledger, directory.name), directory / "checkpoints"
 

@@ -1,7 +1,9 @@
 """Preflight: everything about a run that can be found wrong before anything is started."""
 
 import asyncio
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +16,7 @@ from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.environments.scoring.pool import ScoringPool
-from antiphon.lineage.ledger.layout import find_project
+from antiphon.lineage.ledger.layout import ledger_project
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import check_pointers, end_tokens_by_file, most_positions
@@ -51,8 +53,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
             or whose context is too short, a tokenizer that does not match, an unknown environment or one that
             breaks its contract, pays a constant or cannot be scored in the sandbox, impossible parameters,
             prompts too long for the engine, prompts that the tokenizer loses, an address that cannot be
-            listened on, a ledger outside a DVC project, a remote or object store that refuses, or a folder
-            that cannot be written.
+            listened on, a remote or object store that refuses, or a folder that cannot be written.
         UnavailableError: when such a store does not answer.
     """
     services = config.services
@@ -68,8 +69,6 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
             )
     if services.coordinator_port:
         check_port(services.coordinator_port, "services.coordinator_port", services.host)
-    if config.record.dvc:
-        find_project(None, home)
     if config.record.artifact_url is not None:
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
     if config.broadcast.object_store is not None:
@@ -82,6 +81,12 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     for key in ("rollout", "learner"):
         if getattr(config, key).compiled and device() == "cpu":
             check_compiler(f"{key}.compiled")
+    if config.record.dvc and ledger_project(config.record, home) is None:
+        dvc = shlex.join([str(Path(sys.executable).with_name("dvc")), "init", "--no-scm"])
+        notes.append(
+            f"{Path.cwd()} is in no DVC project, so this run keeps no ledger, and of its weights the best "
+            f"and the newest; for later runs give this once in your project's folder: {dvc}"
+        )
     if model.is_dir():
         check_pointers(model)
     codec = TextCodec.load(str(model))

@@ -21,7 +21,7 @@ from antiphon.core.metrics import BATCH_METRICS
 from antiphon.lineage.documents.manifest import manifest_digest
 from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.names import CHECKPOINTS, MODEL, MODEL_FOLDER, RUN, batch_entry, version_entry
-from antiphon.lineage.run_log import is_timing
+from antiphon.lineage.run_log import is_timing, read_base, read_evaluations, read_steps
 
 _BATCH_NAMES = frozenset(metric.name for metric in BATCH_METRICS)
 
@@ -186,6 +186,26 @@ class ReplayCopy:
                 f"were recorded; {_fetch(self.root, self.run_id)}"
             )
         return steps
+
+
+class BareCopy(ReplayCopy):
+    """What a run without a ledger keeps in its own folder: documents of all versions, weights of a few."""
+
+    def recorded_by_digest(self) -> list[int]:
+        return []
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return sorted(read_evaluations(self.root), key=lambda found: int(found["version"]))
+
+    def require(self, steps: range) -> None:
+        raise ConfigError(
+            f"run {self.run_id} has no ledger, so its steps cannot be repeated; `dvc init` in the project's "
+            "folder gives later runs one"
+        )
+
+    def _read_pointers(self) -> dict[int, dict[str, Any]]:
+        lines = [line for line in (read_base(self.root), *read_steps(self.root)) if line is not None]
+        return {int(line["version"]): line for line in lines}
 
 
 def find_copy(place: Path, run_id: str | None) -> ReplayCopy:

@@ -19,7 +19,10 @@ from typing import Any
 
 import yaml
 
+from antiphon.core.config_sections import RecordSection
 from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.lineage.names import VERSIONS
+from antiphon.lineage.run_log import BASE_FILE
 
 SHARD_ENTRIES = 4096
 """Entries of a full shard: publishing writes one tree, so its price must not grow with the run."""
@@ -73,9 +76,25 @@ def find_project(project: Path | None, home: Path) -> Path:
             if (folder / ".dvc").is_dir():
                 return folder
     raise ConfigError(
-        f"record.dvc=true needs a DVC project, but {starts[-1]} is in none; "
-        "run `dvc init` there or set record.dvc=false"
+        f"this needs a ledger, but {starts[-1]} is in no DVC project; run `dvc init` there, then begin a run"
     )
+
+
+def ledger_project(record: RecordSection, home: Path, project: Path | None = None) -> Path | None:
+    """Return the DVC project that the ledger of a run with `record` is in, as `find_project` does.
+
+    None where the run has no ledger: with record.dvc=false, and outside of a DVC project.
+    """
+    try:
+        return find_project(project, home) if record.dvc else None
+    except ConfigError:
+        return None
+
+
+def keeps_no_ledger(record: RecordSection, run_dir: Path) -> bool:
+    """Return whether the run in `run_dir` was recorded without a ledger, or not recorded so far."""
+    recorded = (run_dir / BASE_FILE).exists()
+    return not record.dvc or not recorded or (run_dir / VERSIONS).is_dir()
 
 
 def shard_name(run_id: str, number: int) -> str:

@@ -15,7 +15,6 @@ import yaml
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.reports import DeliveryRecord
-from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.reporting.deliveries import Deliveries
 from antiphon.core.status import EvaluationRecord
@@ -232,9 +231,3 @@ def test_weights_that_are_gone_are_reported_and_nothing_else_is_lost(project: Pr
     assert not report.complete
     assert "the weights of version 1 were gone" in report.writers[0].failures[0]
     assert "versions/v000001.json" in project.entries()
-
-
-def test_without_a_dvc_project_the_mend_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"record\.dvc=false"):
-        Recorder("demo-1", config(mlflow=False), tmp_path, tmp_path, tmp_path / "store")
