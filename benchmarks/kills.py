@@ -137,9 +137,7 @@ class SmallDisk:
     def look(self, now: float) -> None:
         """Fill it, or make room, when it is time."""
         if self._free_s is not None and now >= self._free_s:
-            self._filler.unlink()
-            self._free_s, self._next_s = None, now + FULL_EVERY_S
-            self._tight_until_s = now + AFTER_FULL_S
+            self.make_room(now)
         elif self._free_s is None and now >= self._next_s:
             with contextlib.suppress(OSError), self._filler.open("wb", buffering=0) as filler:
                 for size in (1 << 20, 1 << 12, 1):  # down to the last byte
@@ -148,6 +146,12 @@ class SmallDisk:
                             pass
             self._free_s = now + FULL_S
             self._tally.full_disks = (self._tally.full_disks or 0) + 1
+
+    def make_room(self, now: float) -> None:
+        """Let it have space from now on, until it is time again."""
+        self._filler.unlink(missing_ok=True)
+        self._free_s, self._next_s = None, now + FULL_EVERY_S
+        self._tight_until_s = now + AFTER_FULL_S
 
     def tight(self, now: float) -> bool:
         """Return whether it is full, or was just now."""
@@ -361,6 +365,8 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
             disk = _small_disk(folder / "disk", tally)
             try:
                 KilledRun(folder, config, rng, tally, troubled=True, disk=disk).live(kills - done)
+                if disk is not None:
+                    disk.make_room(time.monotonic())
                 audits.append(
                     asyncio.run(audit(folder if disk is None else folder / "disk", config, seen=folder))
                 )

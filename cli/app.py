@@ -17,6 +17,7 @@ from antiphon.cli.help import GROUPS, epilogue, place_of, shown_default, words_o
 from antiphon.core.errors import INTERRUPTED, AntiphonError
 from antiphon.core.reporting.plain_text import plain
 from antiphon.system.ports import spare_proxies
+from antiphon.system.set_up import command
 
 app = App(
     name="antiphon",
@@ -132,7 +133,8 @@ def _as_override(said: str) -> str:
 
 
 def _complain(sentence: str, code: int) -> int:
-    print("antiphon: " + plain(sentence, keep="\n"), file=sys.stderr, flush=True)
+    sentence = plain(sentence, keep="\n").replace("`antiphon ", f"`{command()} ")  # to be pasted here
+    print(f"antiphon: {sentence}", file=sys.stderr, flush=True)
     return code
 
 

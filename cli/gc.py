@@ -5,6 +5,7 @@ What an unfinished run names is never touched. Copies in a remote store stay, as
 may need them, and ledgers are DVC's to clean.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,7 +29,8 @@ def gc(
 
     Args:
         home: the home directory; by default ANTIPHON_HOME or ./.antiphon.
-        run: a finished run to give up, with its folder; may be repeated. Its ledger stays.
+        run: a run to give up, with its folder, that is finished or made no step; may be repeated. Its ledger
+            stays.
         dry_run: only say what would be freed.
     """
     from antiphon.lineage.store.gc import alone, digests_of_run, survey, sweep
@@ -39,10 +41,10 @@ def gc(
     root = store_directory(home)
     given_up = [find_run(home, name) for name in run or ()]
     for directory in given_up:
-        if not is_finished(directory):
+        if not is_finished(directory) and (steps := _steps_of_journal(directory)):
             raise ConfigError(
-                f"run {directory.name} is unfinished, so nothing of it is removed; let it finish, or "
-                f"remove {directory} by hand"
+                f"run {directory.name} is unfinished after {steps} steps, so nothing of it is removed; let "
+                f"it finish, or remove {directory} by hand"
             )
     with ExitStack() as held:
         runs = list_runs(home)
@@ -70,6 +72,16 @@ def gc(
     total = f"{len(found.unneeded)} objects, {_readable(found.freed_bytes)}"
     print(f"{verb} {total}; {found.kept} objects are needed")
     return 0
+
+
+def _steps_of_journal(directory: Path) -> int:
+    """Count the committed steps of a run's journal, as `_digests_of_journal` reads it."""
+    from antiphon.services.coordinator.journal.journal import journal_place
+    from antiphon.services.coordinator.journal.reading import event_bodies
+
+    place = journal_place(load_config(directory / "config.yaml"), directory)
+    committed = {"step", "version", "weights_digest", "batch_digest"}
+    return sum(committed <= json.loads(body).keys() for body in event_bodies(place, directory.name))
 
 
 def _digests_of_journal(directory: Path) -> set[str]:

@@ -1,6 +1,7 @@
 """keep: let git and DVC's commands see a run's ledger, so that it can be committed, pushed and pulled."""
 
 import os
+import shlex
 
 from antiphon.core.errors import ConfigError
 
@@ -15,6 +16,7 @@ def keep(run: str | None = None, /) -> int:
     from antiphon.runs.directory import home_directory
     from antiphon.runs.finding import find_run
     from antiphon.runs.pulled import ledger_folders
+    from antiphon.system.set_up import beside
 
     home = home_directory()
     name = run or find_run(home, None).name
@@ -30,8 +32,8 @@ def keep(run: str | None = None, /) -> int:
             f"there is no ledger {name} in {' or '.join(map(str, folders)) or 'any DVC project'}; "
             f"there are: {', '.join(known) or 'none'}"
         )
-    files = " ".join(os.path.relpath(path) for path in kept)
+    files, dvc = shlex.join(os.path.relpath(path) for path in kept), beside("dvc")
     print(f"git and DVC see {files} now; others get the run with:")
-    print(f"  git add {files} && git commit -m 'Keep {name}' && git push && dvc push {files}")
-    print(f"  git pull && dvc pull {files}     # in another clone; then `antiphon report {name}`")
+    print(f"  git add {files} && git commit -m 'Keep {name}' && git push && {dvc} push {files}")
+    print(f"  git pull && .venv/bin/dvc pull {files}     # in another clone; then ./antiphon report {name}")
     return 0

@@ -1,11 +1,13 @@
 """runs: every run of this home in a table, newest first."""
 
 import json
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
 from antiphon.cli.arguments import Json
 from antiphon.core.reporting.figures import seconds, share
+from antiphon.system.set_up import command
 
 if TYPE_CHECKING:
     from antiphon.lineage.run_overview import RunSummary
@@ -14,22 +16,34 @@ if TYPE_CHECKING:
 def runs(*, as_json: Json = False) -> int:
     """List all runs: state, steps, held-out pass@1 before, after and at best, age, and time of the loop.
 
+    Starts that were stopped before their first step are named below, and other homes that have runs.
+
     Args:
         as_json: print one JSON document, with every figure of each run.
     """
     from antiphon.lineage.run_overview import overview
-    from antiphon.runs.directory import home_directory, list_runs
+    from antiphon.runs.directory import home_directory, known_homes, list_runs
 
-    found, unreadable = overview(reversed(list_runs(home_directory())))
+    home = home_directory()
+    found, unreadable = overview(reversed(list_runs(home)))
     if as_json:
         print(json.dumps([_plain(run) for run in found], indent=2))
         return 0
     for sentence in unreadable:
         print(f"not shown: {sentence}")
+    others = {other: names for other in known_homes() if other != home and (names := list_runs(other))}
+    elsewhere = [
+        f"{len(names)} of another home, the newest {names[-1].name}: "
+        f"ANTIPHON_HOME={shlex.quote(str(other))} {command()} runs"
+        for other, names in others.items()
+    ]
     if not found:
-        print(f"there are no runs under {home_directory() / 'runs'}; start one with `antiphon demo`")
+        print(f"there are no runs under {home / 'runs'}; start one with `{command()} demo`")
+        print("\n".join(elsewhere), end="\n" * bool(elsewhere))
         return 0
 
+    began = [run for run in found if run.state in ("cancelled", "unfinished") and not run.figures.steps]
+    found = [run for run in found if run not in began]
     rows = [_HEAD, *map(_cells, found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, differs in zip(rows, [{}, *(run.differs for run in found)], strict=True):
@@ -42,7 +56,11 @@ def runs(*, as_json: Json = False) -> int:
     for run in open_ones[:3]:
         print(f"continue {run.run_id}: {run.next_command}")
     if len(found) > 1:
-        print(f"compare: antiphon compare {found[1].run_id} {found[0].run_id}")
+        print(f"compare: {command()} compare {found[1].run_id} {found[0].run_id}")
+    if began:
+        print(f"stopped before the first step: {', '.join(run.run_id for run in began)}")
+        print(f"  remove them: {command()} gc {' '.join(f'--run {run.run_id}' for run in began)}")
+    print("\n".join(elsewhere), end="\n" * bool(elsewhere))
     return 0
 
 

@@ -30,6 +30,7 @@ from antiphon.runs.servers.prefect_server import (
 from antiphon.system.files import sqlite_url, write_atomically
 from antiphon.system.ports import free_port
 from antiphon.system.processes import ChildProcess, stop_groups, wait_ready
+from antiphon.system.set_up import command
 
 START_TIMEOUT_S = 180.0
 """Longest wait for a page; the first start of each makes its database."""
@@ -110,7 +111,7 @@ def up(
     if "s3" in pages:
         keys = s3_server.credentials_file(home / "s3")
         print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {shlex.quote(str(keys))}", flush=True)
-    print("stop them with: antiphon down")
+    print(f"stop them with: {command()} down")
     return 0
 
 

@@ -6,6 +6,7 @@ an ordinary day. They look all the same, because the flow's process may be the o
 
 import json
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -108,5 +109,5 @@ def how_to_continue(run_dir: Path, what: str, stopped: int) -> str:
     return (
         f"# {run_dir.name}: {what}\n\n{services} What was committed is in the journal; a new run of "
         "the deployment with the same configuration continues from there, and so does\n\n"
-        f"    ./antiphon run {run_dir / 'config.yaml'} --resume {run_dir.name}\n"
+        f"    ./antiphon run {shlex.quote(str(run_dir / 'config.yaml'))} --resume {run_dir.name}\n"
     )

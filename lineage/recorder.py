@@ -29,7 +29,7 @@ from antiphon.lineage.export import Export, export_version
 from antiphon.lineage.ledger.layout import PUBLISH_ENTRIES, ledger_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.ledger.run_pins import pin_run_files
-from antiphon.lineage.names import RUN, version_entry
+from antiphon.lineage.names import RUN, VERSIONS, version_entry
 from antiphon.lineage.recording_cost import RecorderReport, Timed, summarise
 from antiphon.lineage.retention import keeps_weights, recompute_note
 from antiphon.lineage.rollout_table import count_workers
@@ -233,6 +233,7 @@ class Recorder:
         if self._ledger_writer is not None:
             self._ledger_writer.put("ledger", self._open_ledger)
         else:
+            (self._run_dir / VERSIONS).mkdir(exist_ok=True)
             manifest = run_document(self._config, self._run_id, source_tree(), lambda _: None)
             write_atomically(self._run_dir / RUN, manifest)
         if self._log.base is not None:
@@ -337,7 +338,6 @@ class Recorder:
     ) -> None:
         """Keep weights in the run's own folder, where there is no ledger for them."""
         path = self._run_dir / version_entry(manifest.version, "safetensors")
-        path.parent.mkdir(exist_ok=True)
         try:
             found = payload_file(manifest)
             with suppress(FileExistsError):

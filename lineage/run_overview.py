@@ -12,6 +12,7 @@ from antiphon.core.reporting.config_differences import differing
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.run_figures import read_figures
 from antiphon.system.files import write_atomically
+from antiphon.system.set_up import command
 
 State = Literal["running", "finished", "cancelled", "unfinished"]
 CANCELLED = "cancelled"
@@ -92,7 +93,7 @@ def _differences(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 def _summary(directory: Path, config: RunConfig, differs: dict[str, Any]) -> RunSummary:
     state = state_of(directory)
     verb = {"running": "status", "finished": "report"}.get(state)
-    again = f"antiphon run {shlex.quote(str(directory / 'config.yaml'))} --resume {directory.name}"
+    again = f"run {shlex.quote(str(directory / 'config.yaml'))} --resume {directory.name}"
     return RunSummary(
         run_id=directory.name,
         state=state,
@@ -100,5 +101,5 @@ def _summary(directory: Path, config: RunConfig, differs: dict[str, Any]) -> Run
         figures=read_figures(directory),
         begun_at=(directory / "config.yaml").stat().st_mtime,
         differs=differs,
-        next_command=f"antiphon {verb} {directory.name}" if verb else again,
+        next_command=f"{command()} {f'{verb} {directory.name}' if verb else again}",
     )

@@ -18,10 +18,9 @@ from antiphon.core.records import StepCommit
 from antiphon.core.status import RunStatus
 from antiphon.lineage.report.timeline import RunDrawer, RunPicture
 from antiphon.lineage.run_events import EventPacker
-from antiphon.runs.directory import is_finished
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.prompts import PromptSource, RestingPrompts
+from antiphon.services.coordinator.prompts import RestingPrompts
 from antiphon.services.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
 from antiphon.services.security.local_run import ensure_local_credentials, local_credentials
 
@@ -118,10 +117,6 @@ async def _coordinator_on(
     from antiphon.system.logs import configure_logs
 
     configure_logs("warning")  # its log is of no use here; standard output is for the answer
-    prompts: PromptSource | None = None
-    if is_finished(directory):
-        # Its model and its environment may not be on this machine, and nobody will ask for a prompt.
-        prompts = RestingPrompts()
     host = "127.0.0.1"
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(
@@ -133,7 +128,8 @@ async def _coordinator_on(
             host,
             0,
             bound.set_result,
-            prompts,
+            # Its model and its environment may not be on this machine, and nobody will ask for a prompt.
+            RestingPrompts(),
             credentials=credentials,
             hung_s=None,
         )

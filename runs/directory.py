@@ -4,10 +4,12 @@ A configuration names its run: the same command continues the run it left unfini
 starts the next one once that is complete. A lock keeps two processes from running the same one.
 """
 
+import contextlib
 import difflib
 import fcntl
 import json
 import os
+import shlex
 import stat
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from typing import IO
 
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.lineage.ledger.layout import ledger_project, shard_directories
 from antiphon.lineage.run_overview import is_running
 from antiphon.services.coordinator.journal.journal import journal_place
@@ -63,8 +65,30 @@ def make_home(home: Path) -> None:
         PermissionError: when it is another user's.
     """
     make_usable(home, "ANTIPHON_HOME")
+    _note_home(home)
     if stat.S_IMODE(home.stat().st_mode) & 0o077:
         home.chmod(0o700)
+
+
+def known_homes() -> list[Path]:
+    """Return the homes in which this user's commands began runs, as far as they are still there, by name."""
+    try:
+        named = _homes_file().read_text(encoding="utf-8").splitlines()
+    except (OSError, RuntimeError, UnicodeDecodeError):
+        return []  # there are none, or nobody's home is known: this list is a help and nothing else
+    return sorted({Path(name) for name in named if (Path(name) / "runs").is_dir()})
+
+
+def _note_home(home: Path) -> None:
+    known = known_homes()
+    if home not in known:
+        with contextlib.suppress(OSError, RuntimeError, UnavailableError):  # as for `known_homes`
+            write_atomically(_homes_file(), "".join(f"{one}\n" for one in [*known, home]).encode())
+
+
+def _homes_file() -> Path:
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "antiphon" / "homes"
 
 
 def store_directory(home: Path) -> Path:
@@ -236,5 +260,8 @@ def no_such_run(home: Path, run_id: str, ledgers: Sequence[Path] = ()) -> str:
         hint = "there are none yet; start one with `antiphon demo`"
     else:
         hint = f"did you mean {' or '.join(near)}?" if near else f"the newest is {known[-1]}"
+    if elsewhere := [other for other in known_homes() if (other / "runs" / run_id).is_dir()]:
+        other = shlex.quote(str(elsewhere[0]))
+        hint = f"it is in another home: give the command again after `export ANTIPHON_HOME={other}`"
     places = " or in ".join(map(str, [home / "runs", *ledgers]))
     return f"there is no run {run_id} under {places}; {hint}"

@@ -59,6 +59,7 @@ from antiphon.system.cpu_time import FamilyTimes
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 from antiphon.system.ports import free_port
+from antiphon.system.set_up import command
 
 _log = structlog.get_logger(__name__)
 
@@ -404,11 +405,11 @@ def surrounded(surroundings: Surroundings) -> Iterator[None]:
 
 def ways_to_join(config: RunConfig, address: str, run_id: str) -> tuple[str, ...]:
     """Return how a worker joins; a run that was given credentials lets in who has a bundle."""
-    joining = f"./antiphon worker --coordinator {address}"
+    joining = f"{command()} worker --coordinator {address}"
     if config.services.credentials is None:
         return (f"{joining} --run {run_id}",)
     return (
         f"{joining} --name NAME --credentials FOLDER",
-        f"where FOLDER is keys/workers/NAME of this home, after `./antiphon certs --worker NAME` and "
-        f"`./antiphon token create --worker NAME --run {run_id}`",
+        f"where FOLDER is keys/workers/NAME of this home, after `{command()} certs --worker NAME` and "
+        f"`{command()} token create --worker NAME --run {run_id}`",
     )

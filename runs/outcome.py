@@ -19,6 +19,7 @@ from antiphon.core.status import RunStatus
 from antiphon.runs.context import StageSpan
 from antiphon.runs.samples import samples_of
 from antiphon.system.files import write_atomically
+from antiphon.system.set_up import command
 
 EPOCHS_SAID = 6
 """Epochs named at either end of a run with many."""
@@ -69,24 +70,25 @@ class RunOutcome:
     def lines(self, report: Path) -> list[str]:
         """Return the outcome in a few lines, the report and `antiphon up` last."""
         first, *rest = self.figures.lines()
+        antiphon = command()
         said = [f"run {self.run_id}: {first}", *rest]
         if self.drafting:
             said.append(f"drafts right by epoch: {epochs_words(self.drafting['by_epoch'])}")
         if waiting := self.records.get("uploads", {}).get("pending", 0):
-            said.append(f"{waiting} artifacts are not in the remote store yet: ./antiphon push sends them")
+            said.append(f"{waiting} artifacts are not in the remote store yet: {antiphon} push sends them")
         if self.unscored:
             said.append(self.unscored)
         said.append(f"final weights {self.weights_digest}")
         said += self.no_signal
         if any(writer["name"] == "ledger" for writer in self.records.get("writers", ())):
-            said.append(f"for git and for others to pull: ./antiphon keep {self.run_id}")
+            said.append(f"for git and for others to pull: {antiphon} keep {self.run_id}")
         said.append(f"report: {report}")
-        said.append(f"answers: ./antiphon samples {self.run_id}")
-        said.append(f"the model as a folder: ./antiphon export {self.run_id} best FOLDER")
+        said.append(f"answers: {antiphon} samples {self.run_id}")
+        said.append(f"the model as a folder: {antiphon} export {self.run_id} best FOLDER")
         said.append(
-            f"beside another run: ./antiphon compare {self.run_id} OTHER   (./antiphon runs lists them)"
+            f"beside another run: {antiphon} compare {self.run_id} OTHER   ({antiphon} runs lists them)"
         )
-        said.append("look around: ./antiphon up   (Prefect and MLflow pages; ./antiphon down stops them)")
+        said.append(f"look around: {antiphon} up   (Prefect and MLflow pages; {antiphon} down stops them)")
         return said
 
 
@@ -121,7 +123,7 @@ def closing_lines(
     for sample in found:
         reason = f" ({sample.reason})" if sample.reason else ""
         said.append(f"  reward {sample.reward:g}: {_short(sample.prompt)} -> {_short(sample.answer)}{reason}")
-    return [*said, f"more of them: ./antiphon samples {run_dir.name}"] if found else said
+    return [*said, f"more of them: {command()} samples {run_dir.name}"] if found else said
 
 
 def _short(text: str) -> str:

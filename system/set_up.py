@@ -1,8 +1,31 @@
 """Set-up: where this environment keeps what set-up made once, so that no run has to."""
 
+import shlex
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+
+
+def command() -> str:
+    """Return how a shell in this folder calls the antiphon command: words to paste before a verb."""
+    script, program = (
+        Path(__file__).resolve().parents[1] / "antiphon",
+        Path(sys.executable).with_name("antiphon"),
+    )
+    if script.is_file() and Path.cwd() == script.parent:
+        return "./antiphon"
+    found = shutil.which("antiphon")
+    if found is not None and Path(found).absolute() in (script, program):
+        return "antiphon"
+    return shlex.quote(str(script if script.is_file() else program))
+
+
+def beside(program: str) -> str:
+    """Return how a shell calls a program of this environment, as a word to paste."""
+    path = Path(sys.executable).with_name(program)
+    found = shutil.which(program)
+    return program if found is not None and Path(found).absolute() == path else shlex.quote(str(path))
 
 
 def made_once(name: str) -> Path:

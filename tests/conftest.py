@@ -1,8 +1,10 @@
 """Every run of the tests can be repeated: seeds are shown, waits end, and what was left out is named."""
 
+import atexit
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from antiphon.benchmarks.parts.postgres import find_initdb
 
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="antiphon-tests-")  # their homes are none of theirs
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 for _name in [*os.environ]:  # the home, servers and credentials of who runs the tests are none of theirs
     if _name.startswith(("PREFECT_", "MLFLOW_")) or _name in {"ANTIPHON_HOME", "ANTIPHON_CREDENTIALS"}:
         del os.environ[_name]

@@ -22,7 +22,6 @@ import yaml
 from antiphon.core.config_sections import RecordSection
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.names import VERSIONS
-from antiphon.lineage.run_log import BASE_FILE
 
 SHARD_ENTRIES = 4096
 """Entries of a full shard: publishing writes one tree, so its price must not grow with the run."""
@@ -92,9 +91,8 @@ def ledger_project(record: RecordSection, home: Path, project: Path | None = Non
 
 
 def keeps_no_ledger(record: RecordSection, run_dir: Path) -> bool:
-    """Return whether the run in `run_dir` was recorded without a ledger, or not recorded so far."""
-    recorded = (run_dir / BASE_FILE).exists()
-    return not record.dvc or not recorded or (run_dir / VERSIONS).is_dir()
+    """Return whether the run in `run_dir` was recorded without a ledger."""
+    return not record.dvc or (run_dir / VERSIONS).is_dir()
 
 
 def shard_name(run_id: str, number: int) -> str:

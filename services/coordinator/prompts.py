@@ -76,10 +76,10 @@ class EnvironmentPrompts:
 
 
 class RestingPrompts:
-    """Stands for the prompts of a finished run, which are asked for no more."""
+    """Stands for the prompts of a run that is only looked at: nothing is leased, sealed or rewarded."""
 
     def prompt(self, split: str, index: int) -> Prompt:
-        raise ConfigError(f"prompt {index} of {split} was asked for, but the run is finished")
+        raise ConfigError(f"prompt {index} of {split} was asked for, but the run is only looked at")
 
 
 class GroupSeeds:

@@ -38,7 +38,7 @@ from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, 
 from antiphon.services.coordinator.journal.pinned import check_same_run, check_totals, pinned_values
 from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY, StateSnapshots
 from antiphon.services.coordinator.journal.submissions import Submissions
-from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource
+from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource, RestingPrompts
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.coordinator.sample_keeper import SampleKeeper
 from antiphon.services.coordinator.sealing import gather, seal_batch
@@ -137,7 +137,8 @@ class RunStateMachine:
             self._watch_deadlines,
             self._plan_run_ahead,
         )
-        self._tasks = [self._spawn(work()) for work in background]
+        looked_at = isinstance(self.prompts, RestingPrompts)
+        self._tasks = [] if looked_at else [self._spawn(work()) for work in background]
         _log.info("run.ready", run=self.run_id, committed=len(self.state.commits))
 
     async def _take_up_leases(self) -> None:

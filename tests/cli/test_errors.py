@@ -141,7 +141,7 @@ BAD: Mapping[str, Bad] = {
     # How it is written.
     "no override": config("loop.max_staleness", says=["write loop.max_staleness=2"]),
     "an override without a name": config("run..steps=3", says=["is not of the form key=value"]),
-    "an override below a value": config("run.steps.more=3", says=["see `antiphon config`"]),
+    "an override below a value": config("run.steps.more=3", says=["see `./antiphon config`"]),
     "an override that is no YAML": config("run.name=[a", says=["is not a valid YAML value; quote it"]),
     "a key twice": written("run:\n  steps: 3\n  steps: 4\n", "run.steps is set twice, in lines 2 and 3"),
     "a section twice": written(
@@ -159,7 +159,7 @@ BAD: Mapping[str, Bad] = {
         "environment.name=reasoning/chain_sums", says=["reasoning/chain_sum or "]
     ),
     "an environment like no other": config(
-        "environment.name=zzz", says=["`antiphon environments` lists all"]
+        "environment.name=zzz", says=["`./antiphon environments` lists all"]
     ),
     "a parameter of no task": config("environment.parameters.min_term=3", says=["min_term", "min_terms"]),
     "parameters against each other": config(
@@ -213,7 +213,7 @@ BAD: Mapping[str, Bad] = {
     ),
     "a spoilt record of pages": Bad(["up"], ["up.json cannot be read"], {"home/up.json": "[1]"}),
     # Runs.
-    "no runs yet": Bad(["status"], ["start one with `antiphon demo`"], NO_LEDGER),
+    "no runs yet": Bad(["status"], ["start one with `./antiphon demo`"], NO_LEDGER),
     "an unknown run": Bad(["report", "nobody"], ["there is no run nobody", "there are none yet"], NO_LEDGER),
     "a run that is nearly known": Bad(
         ["status", "demo-s0-12345678-2"], ["did you mean demo-s0-12345678-1?"], KNOWN_RUN
@@ -331,7 +331,7 @@ def test_pages_that_are_up_elsewhere_are_not_asked_for_another_port(
     me = psutil.Process()
     write_pages(empty_home, {"prefect": Page("prefect", "http://127.0.0.1:4200", me.pid, me.create_time())})
     code, line = complaint(["up", "--prefect-port", "4300", "--mlflow-port", "0"], capsys)
-    assert code == 2 and "prefect is up at http://127.0.0.1:4200 already; `antiphon down` stops it" in line
+    assert code == 2 and "prefect is up at http://127.0.0.1:4200 already; `./antiphon down` stops it" in line
     assert [path.name for path in empty_home.iterdir()] == ["up.json"]
 
 

@@ -1,13 +1,25 @@
 """What the verbs that look at recorded runs say, and where they put it."""
 
+import asyncio
 import json
+import os
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from antiphon.cli.app import execute
+from antiphon.core.config import load_config
+from antiphon.core.loop import events as e
+from antiphon.runs.directory import known_homes, make_home
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
+from antiphon.services.coordinator.journal.pinned import pinned_values
+from antiphon.system.set_up import command
 from tests.support.recorded_folders import record_run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -28,8 +40,8 @@ def test_runs_are_listed_newest_first_with_what_differs_and_how_to_continue(
     assert re.findall(r"^(\w+-\w)  ", said, re.MULTILINE) == ["other-a", "small-b", "small-a"]
     assert re.search(r"small-b\s+unfinished\s+2/4\s+50\.0%\s+70\.0%\s+70\.0% v2", said)
     assert "loop.max_staleness=1" in said and "loop.max_staleness=2" in said
-    assert f"continue small-b: antiphon run {home}/runs/small-b/config.yaml --resume small-b" in said
-    assert "antiphon compare small-b other-a" in said
+    assert f"continue small-b: ./antiphon run {home}/runs/small-b/config.yaml --resume small-b" in said
+    assert "./antiphon compare small-b other-a" in said
 
 
 def test_runs_as_json_has_every_figure(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +63,7 @@ def test_a_run_of_another_release_hides_no_other(home: Path, capsys: pytest.Capt
 
 def test_an_empty_home_says_how_to_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["runs"]) == 0
-    assert "start one with `antiphon demo`" in capsys.readouterr().out
+    assert "start one with `./antiphon demo`" in capsys.readouterr().out
 
 
 def test_compare_names_only_what_differs_and_writes_one_page_that_needs_nothing_else(
@@ -132,3 +144,79 @@ def test_an_environment_is_shown_with_parameters_prompt_answer_and_yaml(
     assert re.search(r"^reasoning/chain_sum\s+\w+", listed, re.MULTILINE) and listed.count("\n") > 90
     assert execute(["environments", "reasoning/chainsum"]) == 2
     assert "did you mean reasoning/chain_sum" in capsys.readouterr().err
+
+
+def test_hints_can_be_pasted_where_they_are_printed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a b"
+    record_run(folder / "home", "small-a", 2, run__steps=4)
+    monkeypatch.setenv("ANTIPHON_HOME", str(folder / "home"))
+    monkeypatch.chdir(folder)
+    assert execute(["runs"]) == 0
+    (hint,) = re.findall(r"^continue small-a: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    program, verb, config, *rest = shlex.split(hint)
+    assert os.access(program, os.X_OK) and Path(program).is_absolute()
+    assert (verb, rest) == ("run", ["--resume", "small-a"]) and Path(config).is_file()
+    assert execute(["report", "none"]) == 2
+    monkeypatch.chdir(ROOT)
+    assert command() == "./antiphon"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(ROOT), prepend=":")
+    assert command() == "antiphon"
+
+
+def test_runs_of_other_homes_are_found(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    other = tmp_path / "my task" / ".antiphon"
+    for place in (home, other, home):
+        make_home(place)
+        (place / "runs").mkdir(exist_ok=True)
+    assert known_homes() == sorted([home, other])
+    record_run(other, "qa-a", 4)
+    for found in ([], ["small-a"]):
+        for name in found:
+            record_run(home, name, 4)
+        assert execute(["runs"]) == 0
+        said = capsys.readouterr().out
+        assert f"1 of another home, the newest qa-a: ANTIPHON_HOME='{other}' ./antiphon runs" in said
+    assert execute(["status", "qa-a"]) == 2
+    assert f"it is in another home: give the command again after `export ANTIPHON_HOME='{other}'`" in (
+        capsys.readouterr().err
+    )
+    shutil.rmtree(other)
+    assert known_homes() == [home]
+
+
+def test_starts_without_a_step_stand_apart_and_can_be_removed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_run(home, "small-a", 4)
+    begun = record_run(home, "small-b", 0, run__steps=4)
+    assert execute(["runs"]) == 0
+    said = capsys.readouterr().out
+    assert "stopped before the first step: small-b\n  remove them: ./antiphon gc --run small-b" in said
+    assert "continue small-b" not in said and not re.search(r"^small-b ", said, re.MULTILINE)
+    assert execute(["gc", "--run", "small-b"]) == 0
+    assert not begun.exists()
+
+
+def test_reading_a_run_needs_no_module_of_its_environment(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_run(home, "small-a", 2, run__steps=4, environment__name="gone_tomorrow:Task")
+    config = load_config(run / "config.yaml")
+
+    async def pause() -> None:
+        journal = Journal(run / JOURNAL_NAME, run.name)
+        opened = e.RunOpened(run.name, pinned_values(config), 0.0)
+        await journal.enqueue([opened, e.RunPaused("28 of the newest 256 answers could not be scored")])
+        await journal.close()
+
+    asyncio.run(pause())
+    assert execute(["events", "small-a", "--kind", "run.paused"]) == 0
+    assert "28 of the newest 256 answers could not be scored" in capsys.readouterr().out
+    assert execute(["report", "small-a"]) == 0
+    assert execute(["evaluate", "small-a"]) == 0

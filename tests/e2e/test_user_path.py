@@ -279,11 +279,11 @@ def another_clone(person: Person, run: str, folder: Path) -> None:
     told = [part.strip() for part in person.line("git add ").split("&&")]
     subprocess.run(["git", "add", *shlex.split(told[0]), ".dvc/config"], cwd=person.clone, check=True)
     subprocess.run(["git", *IDENTITY, "commit", "-qm", "Keep it"], cwd=person.clone, check=True)
-    person.type(told[-1])
+    person.type(f"dvc {told[-1].partition(' ')[2]}")
     subprocess.run(["git", "clone", "-q", str(person.clone), str(folder)], check=True, timeout=60)
     other = Person(folder)
     other.said, other.variables = person.said, {**person.variables, "ANTIPHON_HOME": str(other.home)}
-    other.type(re.findall(r"git pull && (dvc pull \S+)", person.said)[-1])
+    other.type(re.findall(r"git pull && \.venv/bin/(dvc pull \S+)", person.said)[-1])
     assert "3 of 3 steps" in other.type("./antiphon replay RUN", RUN=run)
     other.type("./antiphon report RUN", RUN=run)
     assert "as recorded" in other.type("antiphon lineage --verify".replace("antiphon", "./antiphon", 1))

@@ -327,7 +327,7 @@ def test_without_a_server_the_sentence_says_what_to_do(
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     assert cli.execute(["deploy"]) == 1
-    assert "start one with `antiphon up`" in capsys.readouterr().err
+    assert "start one with `./antiphon up`" in capsys.readouterr().err
     nobody = f"http://127.0.0.1:{free_port()}/api"
     with (
         temporary_settings({PREFECT_API_URL: nobody}),

@@ -14,7 +14,7 @@ from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.core.loop.events import RunPaused
+from antiphon.core.loop.events import RunPaused, StepCommitted
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.store import artifact_store as store_module
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -40,11 +40,13 @@ def make_run(home: Path, name: str, *, finished: bool = False, dvc: bool = False
     return directory
 
 
-def journal_names(directory: Path, *digests: str) -> None:
+def journal_names(directory: Path, *digests: str, step: int | None = None) -> None:
     async def write() -> None:
         journal = Journal(directory / "journal.db", directory.name)
         # Longer than a page of the database, which cuts texts into pieces.
         await journal.enqueue([RunPaused("-" * 5000 + " ".join(digests))])
+        if step is not None:
+            await journal.enqueue([StepCommitted(step, step + 1, "0" * 64, "1" * 64, {}, True)])
         await journal.close()
 
     asyncio.run(write())
@@ -143,9 +145,9 @@ def test_a_finished_run_can_be_given_up(home: Path, capsys: pytest.CaptureFixtur
 def test_an_unfinished_run_is_never_given_up(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(home, "going")
     digest = put(home, b"needed")
-    journal_names(run, digest)
+    journal_names(run, digest, step=0)
     assert collect(home, "--run", "going") == 2
-    assert "run going is unfinished" in capsys.readouterr().err
+    assert "run going is unfinished after 1 steps" in capsys.readouterr().err
     assert collect(home, "--run", "absent") == 2
     assert collect(home) == 0
     assert run.exists()
