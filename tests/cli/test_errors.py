@@ -151,7 +151,7 @@ BAD: Mapping[str, Bad] = {
     "no YAML": written("run: [", "wrong.yaml is not valid YAML", "line 2"),
     "a tab": written("run:\n\tsteps: 3\n", "is not valid YAML", "line 2, column 1"),
     "a list": written("- run\n", "must hold sections, such as run and loop"),
-    "no text": written(b"\xff\xfe\x00", "cannot read", "give a readable YAML file"),
+    "no text": written(b"\xff\xfe\x00", "cannot read", "give the path of a YAML file"),
     "a folder for a file": Bad(["config", "{tmp}"], ["cannot read", "Is a directory"]),
     "no file": Bad(["run", "no-such.yaml"], ["there is no configuration file at no-such.yaml"]),
     # Environments and models.
@@ -166,7 +166,7 @@ BAD: Mapping[str, Bad] = {
         "environment.parameters={min_terms: 9, max_terms: 3}", says=["environment"]
     ),
     "no model": Bad(["run", QUICKSTART, "model.path={tmp}/nowhere"], ["model.path=", "nowhere", "no folder"]),
-    "a model without weights": model(["has no .safetensors file"], model__safetensors=None),
+    "a model without weights": model(["has no model.safetensors"], model__safetensors=None),
     "a model with spoilt weights": model(["model.safetensors cannot be read"], model__safetensors=b"spoilt"),
     "a model without some weights": model(
         ["lacks model-00001-of-00002.safetensors"], **{"model.safetensors.index.json": INDEX}

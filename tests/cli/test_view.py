@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -128,7 +129,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     words = "from antiphon.cli.view import make_view\nview = make_view()\n"
     words += "for _ in range(9):\n    view.message('x' * 99999)"
     words += f"\nopen({str(tmp_path / 'end')!r}, 'w')"
-    command = f'{sys.executable} -P -c "$WORDS" | head -c 1 > /dev/null'
+    command = f'{shlex.quote(sys.executable)} -P -c "$WORDS" | head -c 1 > /dev/null'
     done = subprocess.run(
         command,
         shell=True,
