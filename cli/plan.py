@@ -94,12 +94,12 @@ def _measured(config: "RunConfig", run: str | None) -> "tuple[Measured, str, Run
     if run is not None:
         directory = find_run(home, run)
         its = load_config(directory / "config.yaml")
-        return measure(read_steps(directory), its.loop.group_size), directory.name, its
+        return measure(read_steps(directory), its.loop), directory.name, its
     for directory in reversed(list_runs(home)):
         try:
             its = load_config(directory / "config.yaml")
             if (its.model, its.environment) == (config.model, config.environment):
-                return measure(read_steps(directory), its.loop.group_size), directory.name, its
+                return measure(read_steps(directory), its.loop), directory.name, its
         except AntiphonError:
             continue  # of an older version, or without a step: it says nothing
     return None
@@ -197,7 +197,7 @@ def plain(config: "RunConfig", made: "Plan", notes: Sequence[str]) -> dict[str, 
         "train_s": shape.train_s,
         "broadcast_s": shape.broadcast_s,
         "group_s": shape.group_s,
-        "acceptance": shape.acceptance,
+        "acceptance": made.acceptance,
         "run_hours": made.run_hours,
         "run_usd": made.run_usd,
         "survives": made.survives,

@@ -94,6 +94,10 @@ PLAN_METRICS: tuple[Metric, ...] = (
     Metric("plan_need_tokens_per_s", "tokens/s", "completion tokens per second that keep the learner busy"),
     Metric("plan_supply_tokens_per_s", "tokens/s", "what the active workers sample while their engines run"),
     Metric("plan_acceptance", "1", "share of the groups that is trained on"),
+    Metric("plan_train_s", "s", "seconds of a learner step with its commit, a median of the last ones"),
+    Metric("plan_broadcast_s", "s", "seconds until a worker holds a version, a median of the last ones"),
+    Metric("plan_group_s", "s", "seconds from the lease to the rewards of the group that a batch waited for"),
+    Metric("plan_place_s", "s", "the same, with the groups that were left out before it"),
     Metric("plan_publish_interval", "steps", "publish interval of least seconds per step within the bound"),
 )
 """What the run expected of itself when a step was recorded; left out while nothing is measured."""

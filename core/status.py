@@ -88,7 +88,9 @@ class CapacityRecord:
     broadcast_s: float
     """T_b: from a commit until a worker holds its version."""
     group_s: float
-    """L: from a group's lease to its rewards."""
+    """L: from the lease to the rewards of the group that a batch waits for."""
+    place_s: float
+    """L_0: the same of the slowest place, with the groups that were left out before."""
     regime: str
     """What the learner waits for: training (nothing), sampling, broadcast or staleness."""
     step_s: float
@@ -108,6 +110,10 @@ class CapacityRecord:
             "plan_need_tokens_per_s": self.need_tokens_per_s,
             "plan_supply_tokens_per_s": self.supply_tokens_per_s,
             "plan_acceptance": self.acceptance,
+            "plan_train_s": self.train_s,
+            "plan_broadcast_s": self.broadcast_s,
+            "plan_group_s": self.group_s,
+            "plan_place_s": self.place_s,
             "plan_publish_interval": float(self.publish_interval),
         }
 

@@ -237,7 +237,7 @@ class WorkerRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., stands_still_s: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ...) -> None: ...
 
 class CapacityRecord(_message.Message):
-    __slots__ = ("need_tokens_per_s", "supply_tokens_per_s", "acceptance", "train_s", "broadcast_s", "group_s", "regime", "step_s", "measured_step_s", "publish_interval", "least_staleness")
+    __slots__ = ("need_tokens_per_s", "supply_tokens_per_s", "acceptance", "train_s", "broadcast_s", "group_s", "regime", "step_s", "measured_step_s", "publish_interval", "least_staleness", "place_s")
     NEED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SUPPLY_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class CapacityRecord(_message.Message):
     MEASURED_STEP_S_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     LEAST_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_S_FIELD_NUMBER: _ClassVar[int]
     need_tokens_per_s: float
     supply_tokens_per_s: float
     acceptance: float
@@ -260,7 +261,8 @@ class CapacityRecord(_message.Message):
     measured_step_s: float
     publish_interval: int
     least_staleness: int
-    def __init__(self, need_tokens_per_s: _Optional[float] = ..., supply_tokens_per_s: _Optional[float] = ..., acceptance: _Optional[float] = ..., train_s: _Optional[float] = ..., broadcast_s: _Optional[float] = ..., group_s: _Optional[float] = ..., regime: _Optional[str] = ..., step_s: _Optional[float] = ..., measured_step_s: _Optional[float] = ..., publish_interval: _Optional[int] = ..., least_staleness: _Optional[int] = ...) -> None: ...
+    place_s: float
+    def __init__(self, need_tokens_per_s: _Optional[float] = ..., supply_tokens_per_s: _Optional[float] = ..., acceptance: _Optional[float] = ..., train_s: _Optional[float] = ..., broadcast_s: _Optional[float] = ..., group_s: _Optional[float] = ..., regime: _Optional[str] = ..., step_s: _Optional[float] = ..., measured_step_s: _Optional[float] = ..., publish_interval: _Optional[int] = ..., least_staleness: _Optional[int] = ..., place_s: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "capacity", "dollars_by_use", "seconds_by_class", "dollars_by_class", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries", "order", "length_correlation", "last_failure")

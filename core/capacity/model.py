@@ -9,14 +9,15 @@ A loop is described by a few seconds and rates (`LoopShape`). Of a step's lower 
 
 The last one follows from the schedule (`core.loop.schedule`): the batch of step t is sampled with the oldest
 published version that is at least t - S, so a later step waits for an earlier one. docs/concepts/capacity.md
-derives all of it. Overlap, publish interval and provisioning: ECHO-2, arXiv 2602.02192; the equations are
-reconstructed and extended here, since the paper's own are not public.
+derives all of it, and whoever predicts seconds asks `pace`. Overlap, publish interval and provisioning:
+ECHO-2, arXiv 2602.02192; the equations are reconstructed and extended here, as the paper's are not public.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
+from antiphon.core.config_sections import LoopSection
 from antiphon.core.errors import InfeasibleError
 
 MOST_INTERVAL = 64
@@ -42,15 +43,19 @@ class LoopShape:
     """What a loop is made of; seconds, and completions counted one by one."""
 
     completions: int
-    """R: completions that one learner step trains on."""
+    """R: completions that take up the places of one batch: P groups of G."""
     train_s: float
     """T: one learner step, with its checkpoint and commit."""
     broadcast_s: float
     """T_b: from a commit until the workers hold its version."""
     group_s: float
-    """L: from a group's lease to its rewards: its longest completion, and the reward."""
+    """L: from a group's lease to its rewards, of the slowest group of a batch, which waits for it."""
     acceptance: float = 1.0
-    """a: share of the completions that is trained on, after filtering and losses, 0 < a <= 1."""
+    """a: share of the sampled completions that take up places, 0 < a <= 1; below 1 where others replace those
+    that are left out (`shape_of`)."""
+    place_s: float = 0.0
+    """L_0: from the lease of the first group of a place to the rewards of the last, of the slowest place of a
+    batch: what a batch takes behind which no group is sampled that could replace one that is left out."""
     pauses: bool = False
     """Workers sample nothing while a version is on its way to them."""
 
@@ -94,6 +99,39 @@ class LoopShape:
     def least_interval(self) -> int:
         """(5): steps between two versions, so that one broadcast has ended before the next begins."""
         return max(1, _ceil(self.broadcast_s / self.train_s))
+
+
+def shape_of(
+    loop: LoopSection,
+    train_s: float,
+    broadcast_s: float,
+    group_s: float,
+    place_s: float,
+    acceptance: float,
+) -> LoopShape:
+    """Return the shape of a configured loop; here, and in `trained_share`, acceptance enters by the filter.
+
+    With refill, another group is sampled in place of one that is left out, up to `refill_limit`: R / a. With
+    none and drop a group has used its place, whatever its rewards: R.
+
+    Args:
+        loop: the configured loop.
+        train_s, broadcast_s, group_s, place_s: as in `LoopShape`.
+        acceptance: share of the rewarded groups whose rewards differ.
+    """
+    taken = max(acceptance, 1.0 / loop.refill_limit) if loop.filter == "refill" else 1.0
+    return LoopShape(loop.prompts_per_step * loop.group_size, train_s, broadcast_s, group_s, taken, place_s)
+
+
+def trained_share(loop: LoopSection, acceptance: float) -> float:
+    """Return the share of a batch's places whose completions are trained on.
+
+    >>> [trained_share(LoopSection(filter=name), 0.4) for name in ("none", "drop", "refill")]
+    [1.0, 0.4, 0.8]
+    """
+    if loop.filter == "refill":
+        return min(1.0, acceptance * loop.refill_limit)
+    return acceptance if loop.filter == "drop" else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +202,6 @@ def pace(shape: LoopShape, max_staleness: int, publish_interval: int, supply: fl
     Raises:
         InfeasibleError: for no supply, or an interval that no version would ever be new enough with.
 
-    Where a broadcast takes longer than the interval, versions in between are never sent, which is as good as
-    a longer interval.
-
     >>> shape = LoopShape(64, train_s=10.0, broadcast_s=5.0, group_s=20.0)
     >>> [round(pace(shape, bound, 1, 100.0).step_s, 2) for bound in range(5)]
     [35.0, 17.5, 11.67, 10.0, 10.0]
@@ -180,41 +215,35 @@ def pace(shape: LoopShape, max_staleness: int, publish_interval: int, supply: fl
             f"a publish interval of {publish_interval} needs a staleness bound of {publish_interval - 1}, "
             f"but it is {max_staleness}; publish more often, or raise the bound"
         )
-    most = max(publish_interval, min(max_staleness + 1, MOST_INTERVAL))
-    sent = [
-        _pace(shape, max_staleness, k, supply) for k in range(publish_interval, most + 1, publish_interval)
-    ]
-    return replace(min(sent, key=lambda one: one.step_s), publish_interval=publish_interval)
-
-
-def _pace(shape: LoopShape, max_staleness: int, publish_interval: int, supply: float) -> Pace:
-    """Return the pace when every published version is sent."""
     sampling = shape.raw_completions / supply
-    collect = max(shape.held_s, sampling)
     paused = shape.broadcast_s / publish_interval if shape.pauses else 0.0
     bounds = {
         Regime.TRAINING: shape.train_s,
         Regime.SAMPLING: sampling + paused,
         Regime.BROADCAST: shape.broadcast_s / publish_interval,
-        Regime.STALENESS: _round_trip_s(shape, collect, max_staleness, publish_interval),
+        Regime.STALENESS: _round_trip_s(shape, sampling, max_staleness, publish_interval),
     }
     longest = max(bounds.values())
     regime = next(name for name, seconds in bounds.items() if seconds >= longest * (1.0 - _SMALL))
     return Pace(longest, publish_interval, regime, shape.train_s)
 
 
-def _round_trip_s(shape: LoopShape, collect_s: float, max_staleness: int, publish_interval: int) -> float:
+def _round_trip_s(shape: LoopShape, sampling_s: float, max_staleness: int, publish_interval: int) -> float:
     """Return the seconds per step of the slowest way round: version, broadcast, collect, step, version.
 
     A batch may be sampled with a version that is 0 to kappa - 1 steps newer than the oldest allowed one, as
-    the next published one is. Such a way covers d steps and ends at a step whose version is not published
-    unless further steps follow; these only train.
+    the next published one is. So kappa batches in a row wait for the same version, and the last of them is
+    collected when all have been sampled, in `sampling_s` each. Such a way covers d steps and ends at a step
+    whose version is not published unless further steps follow; these only train.
     """
-    once = shape.broadcast_s + collect_s + shape.train_s
     slowest = 0.0
+    # With this bound nothing is sampled behind the batches of one version.
+    held_s = max(shape.held_s, shape.place_s if max_staleness < publish_interval else 0.0)
     for newer in range(publish_interval):
+        collect_s = max(held_s, (publish_interval - newer) * sampling_s)
         covered = max_staleness - newer + 1
         whole = publish_interval * -(-covered // publish_interval)
+        once = shape.broadcast_s + collect_s + shape.train_s
         slowest = max(slowest, (once + (whole - covered) * shape.train_s) / whole)
     return slowest
 
@@ -233,7 +262,7 @@ def best_pace(shape: LoopShape, max_staleness: int, supply: float, interval: int
     if interval is not None:
         return pace(shape, max_staleness, interval, supply)
     most = min(max_staleness + 1, MOST_INTERVAL)
-    found = [_pace(shape, max_staleness, k, supply) for k in range(1, most + 1)]
+    found = [pace(shape, max_staleness, k, supply) for k in range(1, most + 1)]
     fastest = min(one.step_s for one in found)
     return next(one for one in found if one.step_s <= fastest * (1.0 + _SMALL))
 

@@ -19,6 +19,7 @@ from antiphon.core.capacity.estimate import (
     SamplingRate,
     find_gpu,
     longest_of_group,
+    rounds_of_places,
     sampling_rate,
     train_seconds,
 )
@@ -33,6 +34,8 @@ from antiphon.core.capacity.model import (
     pace,
     preemption_efficiency,
     required_supply,
+    shape_of,
+    trained_share,
 )
 from antiphon.core.capacity.offers import Offers, WorkerClass, bytes_per_s
 from antiphon.core.config import RunConfig
@@ -55,8 +58,10 @@ class ClassRate:
 
     sampling: SamplingRate
     measured: bool
-    longest_s: float
-    """Seconds of the longest completion of a group."""
+    group_s: float
+    """From the lease to the rewards of the slowest group of a batch."""
+    place_s: float
+    """The same of the slowest place, with the groups that are left out before."""
     completions_per_s: float
     """While it lives, work that is lost with its end taken off."""
     availability: float
@@ -90,6 +95,8 @@ class Plan:
     """Completions per second that keep the learner busy, (3)."""
     required_paused: float
     """The same if workers paused for each broadcast, (2); infinity where none would do."""
+    acceptance: float
+    """Share of the completions that is trained on."""
     least_staleness: int
     staleness_reached: int
     """Largest staleness that occurs when as much is in flight as needed, (4); at most S."""
@@ -129,7 +136,10 @@ class Planner:
         told = measured.completion_tokens if measured else task.completion_tokens
         self.tokens: float = told or config.sampling.max_tokens / 2.0
         self.acceptance = measured.acceptance if measured else task.acceptance
-        self.longest = longest_of_group(task.spread, loop.group_size) * self.tokens
+        self.longest, self.longest_of_any = (
+            min(longest_of_group(task.spread, count) * self.tokens, config.sampling.max_tokens)
+            for count in (self.completions, loop.group_size)
+        )
         self.train_s, self.train_measured = self._train_s()
         self.rates = {one.name: self._rate(one) for one in offers.workers}
         self.classes = {one.name: one for one in offers.workers}
@@ -153,14 +163,15 @@ class Planner:
         learner = self.offers.learner
         if learner.train_s is not None:
             return learner.train_s, True
+        trained = self.completions * trained_share(self.config.loop, self.acceptance)
         if self.measured is not None:
-            return self.measured.train_s, True
+            return self.measured.train_s * trained / self.measured.trained, True
         if learner.gpu is None:
             raise InfeasibleError(
                 "the seconds of a learner step are not known; give learner.gpu to have them estimated, "
                 "learner.train_s, or a run that measured them"
             )
-        tokens = self.completions * (self.tokens + self.offers.task.prompt_tokens)
+        tokens = trained * (self.tokens + self.offers.task.prompt_tokens)
         return train_seconds(self._model(), find_gpu(learner.gpu), learner.gpus, tokens), False
 
     def _rate(self, one: WorkerClass) -> ClassRate:
@@ -180,15 +191,22 @@ class Planner:
             sampling = sampling_rate(
                 self._model(), find_gpu(one.gpu), one.gpus, live, at_once, self.offers.weight_bytes
             )
-        longest_s = self.longest * sampling.at_once / sampling.tokens_per_s
+        if one.tokens_per_s is None and self.measured and self.measured.group_s is not None:
+            group_s, place_s = self.measured.group_s, self.measured.place_s
+        else:
+            token_s = sampling.at_once / sampling.tokens_per_s
+            group_s, any_s = (n * token_s + task.reward_s for n in (self.longest, self.longest_of_any))
+            refilled = rounds_of_places(loop.prompts_per_step, self.acceptance) - 1.0
+            place_s = group_s + (refilled * any_s if loop.filter == "refill" else 0.0)
         losses = one.losses_per_hour / _SECONDS_PER_HOUR
         coordinator = self.config.coordinator
-        unsafe_s = min(longest_s, coordinator.heartbeat_s) if coordinator.partials_mib else longest_s
+        unsafe_s = min(group_s, coordinator.heartbeat_s) if coordinator.partials_mib else group_s
         kept = preemption_efficiency(losses, unsafe_s)
         return ClassRate(
             sampling,
             given is not None,
-            longest_s,
+            group_s,
+            place_s,
             sampling.tokens_per_s / self.tokens * kept,
             availability(losses, one.replaced_s),
         )
@@ -238,12 +256,12 @@ class Planner:
             count * self.rates[name].completions_per_s * self.rates[name].availability
             for name, count in counts.items()
         )
-        slowest = max(self.rates[name].longest_s for name in counts)
-        shape = LoopShape(
-            self.completions,
+        shape = shape_of(
+            self.config.loop,
             self.train_s,
             self.broadcast_s(counts),
-            slowest + self.offers.task.reward_s,
+            max(self.rates[name].group_s for name in counts),
+            max(self.rates[name].place_s for name in counts),
             self.acceptance,
         )
         found = best_pace(shape, bound, supply, interval)
@@ -285,7 +303,7 @@ class Planner:
             InfeasibleError: when no offered fleet meets what is demanded.
         """
         bound, steps = self.config.loop.max_staleness, self.config.run.steps
-        need = required_supply(LoopShape(self.completions, self.train_s, 0.0, 1.0, self.acceptance))
+        need = required_supply(shape_of(self.config.loop, self.train_s, 0.0, 1.0, 1.0, self.acceptance))
         covers = [cover(self.pool, share * need, self.redundancy) for share in _NEEDS]
         fleets = {one.names: one for one in covers}
         assessed = [(self.assess(self.counts(names)), one) for names, one in fleets.items()]
@@ -322,6 +340,7 @@ class Planner:
             chosen=fleet,
             required=need,
             required_paused=required_supply(replace(shape, pauses=True), fleet.pace.publish_interval),
+            acceptance=self.acceptance,
             least_staleness=least,
             staleness_reached=min(bound, reached),
             run_hours=steps * step_s / _SECONDS_PER_HOUR,

@@ -6,7 +6,6 @@ of a decoding engine is close to linear in its batch); both are fitted to the gr
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +37,12 @@ class SampledGroup:
     """How many others there are."""
     reward_s: float
     """From its submission to its rewards."""
+    group_s: float = 0.0
+    """From its lease to its rewards."""
+    place_s: float = 0.0
+    """The same, and before it of those groups whose place it took."""
+    replaced: bool = False
+    """It was left out, and another took its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class _Lease:
     begun_s: float
     fresh: bool
     """It continues nothing that another worker had begun."""
+    place_s: float = math.nan
+    """When the first group was leased whose place it has."""
     ended_s: float = math.inf
     counts: tuple[int, ...] = ()
     """Tokens of its completions."""
@@ -85,9 +92,14 @@ class LoopMeasures:
         self._groups: deque[SampledGroup] = deque(maxlen=GROUPS_REMEMBERED)
         self._learner_s: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._broadcast_s: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._slowest_s: deque[tuple[float, float]] = deque(maxlen=STEPS_REMEMBERED)
+        """Of each batch, the seconds of its slowest group and of its slowest place."""
+        self._given_back: deque[float] = deque()
+        """Places of groups that were left out: when their first group was leased."""
         self._sealed_at: dict[int, float] = {}
         self._committed_at: dict[int, float] = {}
-        self._last_commit = -math.inf
+        self._last_commit = self._last_load = -math.inf
+        self._training_tokens = self._heldout_tokens = 0
         self._lost_at: int | None = None
         self.batches = 0
         """Batches that were trained since the measuring began."""
@@ -98,7 +110,8 @@ class LoopMeasures:
             case e.LeaseGranted():
                 group = state.groups.get(event.group_id)
                 if group is None or group.evaluation is None:
-                    self._running[event.group_id] = _Lease(now, not event.continued)
+                    place_s = self._given_back.popleft() if self._given_back else now
+                    self._running[event.group_id] = _Lease(now, not event.continued, place_s)
             case e.LeaseDuplicated():
                 self._twins.add(event.group_id)
             case e.LeaseExpired():
@@ -108,19 +121,29 @@ class LoopMeasures:
                     self._lost_at = self.batches
             case e.GroupSubmitted():
                 self._twins.discard(event.group_id)
+                group, tokens = state.groups.get(event.group_id), sum(event.token_counts)
+                if group is None or group.evaluation is None:
+                    self._training_tokens += tokens
+                else:
+                    self._heldout_tokens += tokens
                 if (lease := self._running.pop(event.group_id, None)) is not None:
                     ended = replace(lease, ended_s=now, counts=event.token_counts)
                     self._submitted[event.group_id] = ended
                     self._ended.append(ended)
             case e.GroupRewarded():
                 if (lease := self._submitted.pop(event.group_id, None)) is not None:
-                    self._rewarded[event.group_id] = _sampled(lease.counts, now - lease.ended_s)
+                    self._rewarded[event.group_id] = _sampled(lease, now)
             case e.GroupDropped():
                 self._submitted.pop(event.group_id, None)
-                self._use(event.group_id)  # it was sampled too: the lengths to come are like it
+                # It was sampled too: the lengths to come are like it.
+                if (found := self._use(event.group_id, replaced=True)) is not None:
+                    self._given_back.append(now - found.place_s)
             case e.BatchSealed():
-                for group_id in (*event.group_ids, *event.filtered_ids):
-                    self._use(group_id)
+                used = [self._use(group_id) for group_id in (*event.group_ids, *event.filtered_ids)]
+                if any(used):
+                    known = [group for group in used if group]
+                    slowest = max(group.group_s for group in known), max(group.place_s for group in known)
+                    self._slowest_s.append(slowest)
                 self._sealed_at[event.step] = now
             case e.BatchVoided():
                 self._sealed_at.pop(event.step, None)
@@ -131,32 +154,45 @@ class LoopMeasures:
                     self.batches += 1
                 self._last_commit = now
                 if event.published:
-                    self._committed_at = {event.version: now}
+                    self._committed_at[event.version] = now
             case e.WorkerLoaded():
-                committed_at = self._committed_at.pop(event.version, None)
+                committed_at = self._committed_at.get(event.version)
                 if committed_at is not None:
-                    self._broadcast_s.append(now - committed_at)
+                    # A version waits for the broadcast of the one before, which is no part of its own.
+                    self._broadcast_s.append(now - max(committed_at, self._last_load))
+                    self._last_load = now
+                    self._committed_at = {v: at for v, at in self._committed_at.items() if v > event.version}
 
-    def _use(self, group_id: str) -> None:
+    def _use(self, group_id: str, *, replaced: bool = False) -> SampledGroup | None:
         if (found := self._rewarded.pop(group_id, None)) is not None:
-            self._groups.append(found)
+            self._groups.append(replace(found, replaced=True) if replaced else found)
+        return found
 
     @property
     def losses(self) -> bool:
         """Return whether a lease ended lately without a submission."""
         return self._lost_at is not None and self.batches - self._lost_at < LOSSES_REMEMBERED
 
-    def seconds(self) -> tuple[float, float, float] | None:
-        """Return the seconds of a learner step, of a broadcast, and from a group's lease to its rewards.
+    def seconds(self) -> tuple[float, float, float, float] | None:
+        """Return the seconds of a learner step, of a broadcast, and from the lease to the rewards of the
+        slowest group and the slowest place of a batch: T, T_b, L and L_0 of the capacity model.
 
         None before a batch was trained.
         """
-        if not self.batches or not self._groups or not self._ended:
+        if not self.batches or not self._slowest_s:
             return None
-        sampled = float(np.median([lease.ended_s - lease.begun_s for lease in self._ended]))
-        reward = float(np.median([group.reward_s for group in self._groups]))
         broadcast = float(np.median(self._broadcast_s)) if self._broadcast_s else 0.0
-        return float(np.median(self._learner_s)), broadcast, sampled + reward
+        group_s, place_s = np.median(np.asarray(self._slowest_s), axis=0).tolist()
+        return float(np.median(self._learner_s)), broadcast, group_s, place_s
+
+    def completion_tokens(self) -> float:
+        """Return the tokens that are sampled for each completion of training, those of evaluations shared out
+        among them; NaN before one was rewarded."""
+        if not self._groups:
+            return math.nan
+        tokens = sum(group.longest + group.others * group.count for group in self._groups)
+        mean = tokens / sum(group.count + 1 for group in self._groups)
+        return mean * (1.0 + self._heldout_tokens / max(1, self._training_tokens))
 
     def pace(self, now: float) -> LoopPace | None:
         """Return what is known of the loop; None before a batch was trained."""
@@ -212,9 +248,10 @@ def _area(instants: npt.NDArray[np.float64], at: npt.NDArray[np.float64]) -> npt
     return np.asarray(before * at - summed[before])
 
 
-def _sampled(counts: Sequence[int], reward_s: float) -> SampledGroup:
-    longest, others = max(counts), len(counts) - 1
-    return SampledGroup(longest, (sum(counts) - longest) / max(1, others), others, reward_s)
+def _sampled(lease: _Lease, now: float) -> SampledGroup:
+    longest, others = max(lease.counts), len(lease.counts) - 1
+    mean = (sum(lease.counts) - longest) / max(1, others)
+    return SampledGroup(longest, mean, others, now - lease.ended_s, now - lease.begun_s, now - lease.place_s)
 
 
 def _fit(pace: npt.NDArray[np.float64], load: npt.NDArray[np.float64]) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.loop_measures import LoopPace, SampledGroup
@@ -98,6 +99,7 @@ def plan_anew(pace: LoopPace, batches: int, config: RunConfig, places: int) -> R
         prompts_per_step=config.loop.prompts_per_step,
         publish_interval=config.loop.publish_interval,
         places=places,
+        refill_limit=config.loop.refill_limit if config.loop.filter == "refill" else 1.0,
         shares=SHARES if batches >= BATCHES_FOR_SHARE else SHARES[:1],
     )
 
@@ -122,6 +124,7 @@ def choose(
     prompts_per_step: int,
     publish_interval: int,
     places: int,
+    refill_limit: float = 1.0,
     shares: Sequence[float] = SHARES,
 ) -> RunAhead:
     """Return the plan of least staleness that keeps the loop within tolerance of its fastest.
@@ -132,6 +135,7 @@ def choose(
         prompts_per_step: P, groups of a step.
         publish_interval: steps between two published versions.
         places: groups that the workers can sample at once.
+        refill_limit: most groups of a step over P; above 1 others take the places of replaced ones.
         shares: shares of them that may be used, largest first.
     """
     bound, size = max_staleness, prompts_per_step
@@ -144,7 +148,7 @@ def choose(
 
     def walked(share: float, window: int) -> RunAhead:
         at_once = math.inf if share >= 1.0 else max(1, math.ceil(share * places - 1e-9))
-        found = walk(pace, window, places, at_once, bound, size, publish_interval)
+        found = walk(pace, window, places, at_once, bound, size, publish_interval, refill_limit)
         return RunAhead(window, share, *found)
 
     tried: list[RunAhead] = []
@@ -183,12 +187,14 @@ def walk(
     max_staleness: int,
     prompts_per_step: int,
     interval: int,
+    refill_limit: float = 1.0,
 ) -> tuple[float, float]:
     """Walk the loop and return (seconds per step, mean staleness), measured once it is under way.
 
     One pool has room for the completions of `places` groups and samples at most `at_once` groups;
-    `interval` is the publish interval. Every measured group is sampled about twice, in two orders, and
-    others follow behind the last step that counts: while the loop runs empty, it is faster than it is.
+    `interval` is the publish interval, `refill_limit` as in `choose`. Every measured group is sampled about
+    twice, in two orders, and others follow behind the last step that counts: while the loop runs empty, it is
+    faster than it is.
     """
     merged = -(-prompts_per_step // WALKED_GROUPS)
     size, groups = -(-prompts_per_step // merged), _merge(pace.groups, merged)
@@ -205,16 +211,17 @@ def walk(
     sampling = 0
     room = places * (groups[0].count + 1)
     rewarding: list[tuple[float, int]] = []
-    opened = held = commits = sealed = 0
+    held = commits = sealed = replaced = 0
     held_at: list[tuple[float, int]] = []
     learner_ends = math.inf
-    done = bytearray((steps + max_staleness + 2) * size)
+    line: dict[int, bool] = {}  # number of each group that waits for training -> it is rewarded
     versions: list[int] = []
     begun_s, stale, counted = 0.0, 0, 0
     gate = (max_staleness + 1) * size
     while commits < steps:
         limit = held * size + min(window, gate)
-        while opened < limit:
+        while sealed * size + len(line) < limit:
+            opened = len(versions)
             group = groups[opened % len(groups)]
             if load + group.count + 1 > room or sampling >= at_once:
                 break
@@ -223,7 +230,7 @@ def walk(
             load += group.count + 1
             sampling += 1
             versions.append(held)
-            opened += 1
+            line[opened] = False
         rate = 1.0 / max(1e-12, pace.alpha + pace.beta * load) if running else 0.0
         sampled_s = now + max(0.0, running[0][0] - tokens) / rate if running else math.inf
         rewarded_s = rewarding[0][0] if rewarding else math.inf
@@ -240,14 +247,23 @@ def walk(
                 sampling -= 1
                 heapq.heappush(rewarding, (now + groups[number % len(groups)].reward_s, number))
         elif then == rewarded_s:
-            done[heapq.heappop(rewarding)[1]] = 1
-            while sealed < steps and all(done[sealed * size : (sealed + 1) * size]):
+            number = heapq.heappop(rewarding)[1]
+            if groups[number % len(groups)].replaced and replaced < int((refill_limit - 1.0) * size):
+                del line[number]
+                replaced += 1
+            else:
+                line[number] = True
+            while sealed < steps and len(line) >= size and next(iter(line.values())):
+                front = list(islice(line, size))
+                if not all(line[number] for number in front):
+                    break
                 if sealed >= begin:
-                    stale += sum(
-                        sealed - version for version in versions[sealed * size : (sealed + 1) * size]
-                    )
+                    stale += sum(sealed - versions[number] for number in front)
                     counted += size
+                for number in front:
+                    del line[number]
                 sealed += 1
+                replaced = 0
         elif then == loaded_s:
             held = heapq.heappop(held_at)[1]
         else:
@@ -267,11 +283,14 @@ def _merge(groups: Sequence[SampledGroup], count: int) -> Sequence[SampledGroup]
     if count == 1:
         return groups
     merged = []
+    # Neighbours that are alike, so that as many are replaced.
+    alike = sorted(range(len(groups)), key=lambda index: (groups[index].replaced, index))
     for index in range(0, len(groups), count):
-        block = groups[index : index + count]
+        block = [groups[place] for place in alike[index : index + count]]
         longest = max(group.longest for group in block)
         others = sum(group.count + 1 for group in block) - 1
         tokens = sum(group.longest + group.others * group.count for group in block) - longest
         reward_s = max(group.reward_s for group in block)
-        merged.append(SampledGroup(longest, tokens / max(1, others), others, reward_s))
-    return merged
+        one = SampledGroup(longest, tokens / max(1, others), others, reward_s, replaced=block[0].replaced)
+        merged.append((alike[index], one))
+    return [one for _, one in sorted(merged, key=lambda pair: pair[0])]

@@ -11,8 +11,12 @@ from typing import Any
 
 import yaml
 from markupsafe import Markup
+from pydantic import ValidationError
 
+from antiphon.core.capacity.measured import measure
+from antiphon.core.config_sections import LoopSection
 from antiphon.core.drafting.statistics import drafting_summary
+from antiphon.core.errors import InfeasibleError
 from antiphon.core.loop.work_account import Use
 from antiphon.core.reporting.figures import UNKNOWN, RunFigures, seconds, share
 from antiphon.core.status import RunStatus
@@ -26,6 +30,7 @@ from antiphon.lineage.report.samples_section import samples_section
 from antiphon.lineage.report.timeline import RunPicture, find_value
 from antiphon.lineage.report.weights_section import COLUMNS, deliveries_plot, deliveries_rows
 from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.samples import Explain
 from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -75,7 +80,7 @@ def build_report(
         cards=_cards(figures, bound),
         plots=plots,
         learner=learner,
-        starting=_starting(status) + _paid(status),
+        starting=_starting(status) + _paid(status) + _expected(run_dir, config),
         samples=samples_section(run_dir, store, explain),
         drafting=_drafting(picture),
         cpu=cpu_rows(run_dir),
@@ -127,7 +132,7 @@ def _starting(status: RunStatus) -> str:
 
 
 def _paid(status: RunStatus) -> str:
-    """Return what the work cost by use and by class, and what the capacity model expects; "" for nothing."""
+    """Return what the work cost by use and by class; "" for nothing."""
     uses = {use: usd for use, usd in status.dollars_by_use.items() if usd > 0.0}
     total = sum(uses.values())
     by_use = ", ".join(f"{use} ${usd:,.2f}" for use, usd in uses.items())
@@ -135,8 +140,17 @@ def _paid(status: RunStatus) -> str:
         f"{name or 'others'} {status.seconds_by_class[name] / 3600.0:,.2f} h for ${usd:,.2f}"
         for name, usd in status.dollars_by_class.items()
     )
-    said = f" It cost ${total:,.2f}: {by_use}. Workers: {by_class}." if total else ""
-    return said if status.capacity is None else f"{said} By what was measured, {status.capacity.describe()}."
+    return f" It cost ${total:,.2f}: {by_use}. Workers: {by_class}." if total else ""
+
+
+def _expected(run_dir: Path, config: Mapping[str, Any]) -> str:
+    """Return what the capacity model expects by all steps of the run, as `antiphon plan` does."""
+    try:
+        loop = LoopSection.model_validate(config["loop"])
+        found = measure(read_steps(run_dir), loop).expected(loop)
+    except (KeyError, ValidationError, InfeasibleError):  # an older version's, or nothing was trained
+        return ""
+    return "" if found is None else f" By what was measured, {found.describe()}."
 
 
 def _busy(picture: RunPicture, figures: RunFigures) -> dict[str, float]:

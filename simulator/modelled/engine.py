@@ -24,6 +24,10 @@ class Engine:
     tokens: float = 0.0
     """What a completion has got that ran from the beginning on."""
     at_s: float = 0.0
+    sampled: int = 0
+    """Tokens of all groups that it handed in."""
+    busy_s: float = 0.0
+    """With work."""
     running: list[tuple[float, str, int]] = field(default_factory=list)
     """(value of `tokens` at its end, group, completions of the group that end there), a heap."""
     load: int = 0
@@ -41,6 +45,7 @@ class Engine:
         """Sample until `now`."""
         if self.load:
             self.tokens += (now - self.at_s) * self.speed / self.token_s(self.load)
+            self.busy_s += now - self.at_s
         self.at_s = now
 
     def next_s(self) -> float:

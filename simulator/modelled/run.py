@@ -24,6 +24,7 @@ from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState, new_state
 from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.core.seeds import generator
+from antiphon.core.status import CapacityRecord
 from antiphon.services.loop.order import WorkerSpeed
 from antiphon.services.loop.run_ahead import RunAheadPlanner
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
@@ -98,9 +99,12 @@ class ModelledRun:
         """Group that was handed in, and whether its rewards will differ."""
         self._newest_held = self._trainings = self._losses = self._count = 0
         self._training_left = self._learner_s = self._training_at = self._trained_to = 0.0
+        self._broadcast_s = 0.0
         self._commits_s, self._training = list[float](), False
         self._speed, self._hash = 1.0, blake3()
         self.events: list[TimedEvent] | None = [] if keep else None
+        self.plans: list[CapacityRecord | None] = []
+        """What the capacity model expected after each step."""
 
     def run(self) -> Modelled:
         """Walk to the last step, or to the end of the hours."""
@@ -179,6 +183,7 @@ class ModelledRun:
     def _submitted(self, group_id: str, seen: SeenGroup, engine: Engine) -> None:
         group = self._state.groups[group_id]
         del self._sampling[group_id]
+        engine.sampled += sum(seen.tokens)
         self._emit(
             e.GroupSubmitted(
                 group_id, group.lease_id, engine.name, group.attempt, "", group.held_version, seen.tokens,
@@ -241,7 +246,7 @@ class ModelledRun:
                 del self._asking[number]
 
     def _supply(self) -> float:
-        return len(self._there) * self._places / self._engines[0].token_s(self._places)
+        return sum(one.sampled / one.busy_s for one in self._engines if one.busy_s and not one.away)
 
     def _wake(self) -> None:
         """Let all that ask try again."""
@@ -330,9 +335,12 @@ class ModelledRun:
         self._emit(e.StepCommitted(step, step + 1, "", "", {}, published, self._now), str(step))
         if published:
             self._emit(e.SnapshotAnnounced(step + 1, "", ""), str(step + 1))
-            self._push(self._now + self._known.broadcast_s, _HELD, step + 1)
+            # One broadcast after the other, as in the schedule.
+            self._broadcast_s = max(self._now, self._broadcast_s) + self._known.broadcast_s
+            self._push(self._broadcast_s, _HELD, step + 1)
         if self._planner.measuring:
             asyncio.run(self._planner.plan_if_due())
+            self.plans.append(self._planner.capacity.record)
         self._wake()
         self._train()
 
@@ -381,8 +389,7 @@ class ModelledRun:
         heapq.heappush(self._queue, (float(second), kind, number, stamp))
 
     def _emit(self, event: e.JournalEvent, about: str) -> None:
-        if self._planner.measuring:
-            self._planner.measures.observe(event, self._state, self._now)
+        self._planner.observe(event, self._state)
         self._state.apply(event)
         self._count += 1
         self._hash.update(f"{self._now!r} {event.kind} {about}\n".encode())

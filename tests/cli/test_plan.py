@@ -73,6 +73,8 @@ def test_a_recorded_run_gives_the_rates(capsys: pytest.CaptureFixture[str], tmp_
     assert told["train_s"] == 1.5 and told["acceptance"] == 0.5
     assert told["classes"]["worker"]["source"] == "measured"
     assert told["classes"]["worker"]["tokens_per_s"] == pytest.approx(256 * 60 / 2.0)
+    # What is left out has used its place: a step trains on half of its 256 completions.
+    assert told["required_supply"] == pytest.approx(256 / 1.5)
     assert "measured by run quickstart-1, 5 steps" in told["notes"]
 
 

@@ -81,6 +81,27 @@ def test_a_small_bound_costs_what_the_model_says(
     assert walked.step_s == pytest.approx(pace(shape, bound, interval, 8 * 12 / group_s).step_s, rel=rel)
 
 
+@pytest.mark.parametrize("interval", [2, 3, 4])
+@pytest.mark.parametrize("newest", [0, 1, 2])
+@pytest.mark.parametrize("sampling", [0.85, 1.0, 2.5])
+@pytest.mark.parametrize("broadcast", [0.4, 1.0])
+def test_versions_that_serve_many_batches_must_sample_them(
+    interval: int, newest: int, sampling: float, broadcast: float
+) -> None:
+    """S from kappa - 1 to 2 kappa - 2, near and beyond the edge of the supply."""
+    bound = interval - 1 + newest
+    if bound > 2 * interval - 2:
+        return
+    train_s, size = 10.0, 24
+    supply = size / (sampling * train_s)
+    # A quarter of a batch is sampled at once: what a version must sample is what takes time, not one length.
+    shape = LoopShape(size, train_s, broadcast * train_s, size / 4 / supply)
+    schedule = Schedule(shape, interval, (size // 4,), max_staleness=bound, steps=60, counted_from=12)
+    walked = walk(schedule, np.random.default_rng(0))
+    planned = pace(shape, bound, interval, supply)
+    assert planned.step_s == pytest.approx(walked.step_s, rel=0.05)
+
+
 @pytest.mark.parametrize("acceptance", [1.0, 0.75, 0.5, 0.3])
 @pytest.mark.parametrize(("interval", "broadcast"), [(1, 0.25), (2, 0.4), (3, 0.5)])
 @pytest.mark.parametrize("length", [0.3, 1.0, 2.5])

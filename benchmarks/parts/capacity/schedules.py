@@ -77,8 +77,8 @@ class _Loop:
         self.places = itertools.count()
         self.now = self.paused_until = 0.0
         self.version = self.newest = 0
-        self.sending: int | None = None
-        self.queued: int | None = None
+        self.sending: list[int] = []
+        """Versions that are sent, one after the other."""
         self.training = False
         self.trained = self.lost = self.staleness_max = 0
         self.ended: list[float] = []
@@ -155,13 +155,11 @@ class _Loop:
         self.training = False
         self.ended.append(self.now)
         if self.version % self.plan.publish_interval == 0:
-            if self.sending is None:
+            self.sending.append(self.version)
+            if len(self.sending) == 1:
                 self._send(self.version)
-            else:
-                self.queued = self.version
 
     def _send(self, version: int) -> None:
-        self.sending = version
         self._at(self.now + self.plan.shape.broadcast_s, _LANDED, version)
         if self.plan.shape.pauses:
             self.paused_until = self.now + self.plan.shape.broadcast_s
@@ -173,10 +171,9 @@ class _Loop:
         self.newest = version
         for worker in self.workers:
             worker.held = version
-        self.sending = None
-        if self.queued is not None:
-            queued, self.queued = self.queued, None
-            self._send(queued)
+        self.sending.pop(0)
+        if self.sending:
+            self._send(self.sending[0])
 
     def _draw_death(self, number: int) -> None:
         if self.plan.deaths_per_s > 0.0:

@@ -8,9 +8,11 @@ import pytest
 from antiphon.core.capacity.cover import Redundancy
 from antiphon.core.capacity.estimate import GPUS, MODELS, sampling_rate
 from antiphon.core.capacity.measured import measure
+from antiphon.core.capacity.model import LoopShape, best_pace, pace
 from antiphon.core.capacity.offers import build_offers, load_offers
 from antiphon.core.capacity.planner import Plan, Planner, staleness_warning
 from antiphon.core.config import load_config
+from antiphon.core.config_sections import LoopSection
 from antiphon.core.errors import ConfigError, InfeasibleError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "plan"
@@ -35,7 +37,7 @@ def test_a_small_bound_is_planned_and_its_wait_told() -> None:
     made = plan("loop.max_staleness=0")
     shape, pace = made.chosen.shape, made.chosen.pace
     assert pace.wait_s > 0.0 and made.least_staleness > 0
-    collect = max(shape.group_s, shape.raw_completions / made.chosen.supply)
+    collect = max(shape.group_s, shape.completions / made.chosen.supply)
     assert pace.step_s == pytest.approx(shape.broadcast_s + collect + shape.train_s)
     cheaper = [one for one in made.by_workers if one.usd_per_step < made.chosen.usd_per_step - 1e-9]
     assert not cheaper
@@ -60,6 +62,35 @@ def test_a_demand_that_nothing_meets_is_a_sentence_with_numbers(demand: dict[str
     with pytest.raises(InfeasibleError, match=words) as caught:
         plan("loop.max_staleness=0", **demand)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sampled", "trained"), [("none", 1, 1), ("drop", 1, 0.8), ("refill", 1.25, 1)]
+)
+def test_acceptance_enters_by_the_filter(name: str, sampled: float, trained: float) -> None:
+    """Of 2,048 completions a step, 80% of them varied: what is sampled, and what is trained on."""
+    made, all_s = plan(f"loop.filter={name}"), plan("loop.filter=none").chosen.shape.train_s
+    shape = made.chosen.shape
+    assert shape.train_s == pytest.approx(trained * all_s)
+    assert made.required == pytest.approx(sampled * 2048 / shape.train_s)
+    assert made.acceptance == 0.8
+
+
+def test_no_completion_is_planned_longer_than_it_may_be() -> None:
+    made = plan(
+        "sampling.max_tokens=3000", task={"completion_tokens": 2000.0, "spread": 1.5, "reward_s": 0.0}
+    )
+    slowest = min(made.rates.values(), key=lambda rate: rate.sampling.tokens_per_s / rate.sampling.at_once)
+    assert slowest.group_s == pytest.approx(3000 * slowest.sampling.at_once / slowest.sampling.tokens_per_s)
+
+
+def test_the_publish_interval_is_short_enough_that_versions_are_sampled_in_time() -> None:
+    """30B over 581 Mbit/s: kappa = 7 would wait for seven batches of one version, 393 s a step."""
+    shape = LoopShape(2048, train_s=120.0, broadcast_s=842.0, group_s=60.0)
+    supply = 2048 / 256.0
+    assert pace(shape, 6, 7, supply).step_s == pytest.approx((842 + 7 * 256 + 120) / 7)
+    best = best_pace(shape, 6, supply)
+    assert (best.publish_interval, best.step_s) == (3, pytest.approx(842 / 3))
 
 
 def test_too_few_offers_are_said() -> None:
@@ -121,11 +152,12 @@ def test_a_run_log_gives_rates_and_acceptance() -> None:
         }
         for step in range(4)
     ]
-    found = measure(lines, group_size=4)
+    loop = LoopSection(group_size=4)
+    found = measure(lines, loop)
     assert found.acceptance == pytest.approx(12 / 16) and found.train_s == 2.0
     assert found.tokens_per_s == pytest.approx(16 * 50.0 / 10.0 / 2)
     with pytest.raises(InfeasibleError, match="no trained batch"):
-        measure([], group_size=4)
+        measure([], loop)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from antiphon.benchmarks.parts.tails.world import Lengths, Setting, Walked, World
 from antiphon.core.config import build_config
-from antiphon.core.loop.loop_measures import LoopPace, SampledGroup
+from antiphon.core.loop import events as e
+from antiphon.core.loop.loop_measures import LoopMeasures, LoopPace, SampledGroup
 from antiphon.core.loop.run_ahead import RunAhead, choose, describe, first_plan, walk
+from antiphon.core.loop.run_state import new_state
 
 ALIKE = Lengths(0.0, 0.0, 4.0)
 LONG_TAILED = Lengths(0.8, 0.6, 16.0)
@@ -128,6 +130,48 @@ def test_a_walk_without_overlap_is_the_sum_of_its_parts() -> None:
         pace, window=24, places=8, at_once=8, max_staleness=4, prompts_per_step=8, interval=1
     )
     assert step_s == pytest.approx(100 * (0.01 + 0.001 * 32), rel=0.01)
+
+
+def test_evaluations_and_waits_of_broadcasts_are_measured_apart() -> None:
+    state, found = new_state(build_config({"loop": {"prompts_per_step": 1, "group_size": 2}})), LoopMeasures()
+
+    def take(at_s: float, *happened: e.JournalEvent) -> None:
+        for event in happened:
+            found.observe(event, state, at_s)
+            state.apply(event)
+
+    take(0.0, e.RunOpened("r", {}, 0.0), e.WorkerRegistered("w-1", "w", 4, 0.0), e.StepOpened(0))
+    take(0.0, e.GroupOpened("g0", 0, 0, 0, step=None, version=None, refill=False))
+    take(0.0, e.LeaseGranted("g0", "l0", "w-1", 1, 0, 0.0))
+    take(3.0, e.GroupSubmitted("g0", "l0", "w-1", 1, "", 0, (30, 50), 3.0, 3.0))
+    take(4.0, e.GroupRewarded("g0", (0.0, 1.0), "reward", 4.0))
+    take(4.0, e.BatchSealed(0, ("g0",), (), "", "", 2, 0, 0, 80, 0.5, 40.0, ()))
+    # Version 2 is made while version 1 is on its way: it waits, and its own broadcast takes 2 s as well.
+    take(5.0, e.StepCommitted(0, 1, "", "", {}, True))
+    take(6.0, e.StepOpened(1), e.BatchSealed(1, (), (), "", "", 0, 0, 0, 0, 0.0, 0.0, ()))
+    take(6.0, e.StepCommitted(1, 2, "", "", {}, True))
+    take(7.0, e.WorkerLoaded("w-1", 1))
+    take(9.0, e.WorkerLoaded("w-1", 2))
+    assert found.seconds() == (0.5, 2.0, 4.0, 4.0)
+    assert found.completion_tokens() == 40.0
+    take(9.0, e.EvaluationOpened(2, 1))
+    held_out = next(group for group in state.groups.values() if group.evaluation is not None)
+    take(9.0, e.LeaseGranted(held_out.group_id, "l1", "w-1", 1, 2, 9.0))
+    take(9.5, e.GroupSubmitted(held_out.group_id, "l1", "w-1", 1, "", 2, (20,), 0.5, 9.5))
+    assert found.completion_tokens() == 40.0 * (1.0 + 20.0 / 80.0)
+
+
+def test_a_walk_replaces_groups_up_to_the_limit() -> None:
+    kept, left_out = SampledGroup(100, 100.0, 3, 0.0), SampledGroup(100, 100.0, 3, 0.0, replaced=True)
+    pace = LoopPace((kept, left_out) * 8, alpha=0.01, beta=0.0, learner_s=2.0, broadcast_s=0.0)
+    seconds = [
+        walk(pace, 8, 64, 64, max_staleness=4, prompts_per_step=8, interval=1, refill_limit=limit)[0]
+        for limit in (1.0, 1.5, 4.0)
+    ]
+    # One second a group; with nothing behind a batch the place of one that is left out is filled again.
+    assert seconds[0] == pytest.approx(3.0) and seconds[0] < seconds[1] <= seconds[2]
+    ahead = walk(pace, 40, 64, 64, max_staleness=4, prompts_per_step=8, interval=1, refill_limit=4.0)[0]
+    assert ahead == pytest.approx(2.0, rel=0.01)
 
 
 @pytest.mark.parametrize("ahead", [2, 4, 6])
