@@ -54,7 +54,7 @@ class Site:
 
 
 def status(workers: set[str], need: float | None) -> RunStatus:
-    plan = CapacityRecord(need or 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, "sampling", 1.0, 1.0, 1, 2)
+    plan = CapacityRecord(need or 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, "sampling", 1.0, 1.0, 1, 2)
     records = tuple(
         WorkerRecord(f"{name}-1", WorkerState.ACTIVE, 0, 0, 1000, 0.5, 0.0, tokens_per_s=RATE / 2.0)
         for name in sorted(workers)
