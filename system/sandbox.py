@@ -39,11 +39,13 @@ _OTHERWISE = (
 _PR_SET_DUMPABLE = 4
 _CLONE_NEWPID = 0x20000000
 _MS_READ_ONLY, _MS_REMOUNT, _MS_BIND = 0x1, 0x20, 0x1000
-_CAPABILITIES_V3 = 0x20080522
+_NO_RIGHTS = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+"""Arguments of capset: version 3 of its structures, this process, nothing."""
 _TRIAL = f"""
 import ctypes, os
-call = ctypes.CDLL(None)
-assert call.unshare({_CLONE_NEWPID}) == 0 == call.setns(os.pidfd_open(1), {_CLONE_NEWPID}), "needs Linux 5.8"
+call = ctypes.CDLL(None, use_errno=True)
+if call.unshare({_CLONE_NEWPID}) or call.setns(os.pidfd_open(1), {_CLONE_NEWPID}):
+    raise OSError(ctypes.get_errno(), "no further process namespace, which takes Linux 5.8")
 """
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -120,7 +122,8 @@ def check_sandbox() -> None:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise ConfigError(
             f"bubblewrap cannot start a sandbox on this machine ({said[-1] if said else 'it said nothing'}); "
-            f"allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), {_OTHERWISE}"
+            "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, on Ubuntu "
+            f"kernel.apparmor_restrict_unprivileged_userns=0), {_OTHERWISE}"
         )
 
 
@@ -166,7 +169,7 @@ def give_up_rights(program: bytes) -> None:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    _check(_libc.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()))
+    _check(_libc.capset(*_NO_RIGHTS))
     refuse_other_calls(program)
 
 

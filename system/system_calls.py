@@ -11,6 +11,7 @@ import errno
 import os
 import platform
 import struct
+from collections.abc import Sequence
 
 from antiphon.core.errors import ConfigError
 
@@ -23,7 +24,7 @@ rt_sigreturn 15 139, ioctl 16 29, pread64 17 67, pwrite64 18 68, readv 19 65, wr
 pipe 22 -, select 23 -, sched_yield 24 124, mremap 25 216, msync 26 227, mincore 27 232, madvise 28 233,
 dup 32 23, dup2 33 -, pause 34 -, nanosleep 35 101, getitimer 36 102, alarm 37 -, setitimer 38 103,
 getpid 39 172, sendto 44 206, recvfrom 45 207, shutdown 48 210, socketpair 53 199, getsockname 51 204,
-getpeername 52 205, setsockopt 54 208, getsockopt 55 209, exit 60 93, kill 62 129, uname 63 160,
+getpeername 52 205, getsockopt 55 209, exit 60 93, kill 62 129, uname 63 160,
 fsync 74 82, fdatasync 75 83, getdents 78 -, getcwd 79 17, chdir 80 49, fchdir 81 50, readlink 89 -,
 umask 95 166, gettimeofday 96 169, getrlimit 97 163, getrusage 98 165, sysinfo 99 179, times 100 153,
 getuid 102 174, getgid 104 176, geteuid 107 175, getegid 108 177, getppid 110 173, getpgrp 111 -,
@@ -51,6 +52,7 @@ _FIRST_SHARED = 424
 
 _LOAD, _IF_EQUAL, _IF_LEAST, _ANSWER = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+_libc = ctypes.CDLL(None, use_errno=True)  # once: loading it costs a fork more than what is called
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
 
 
@@ -66,16 +68,20 @@ def filter_program(machine: str = platform.machine()) -> bytes:
             "reward service on x86_64 or aarch64"
         )
     column, kind = _MACHINES[machine]
+    named = [entry.split()[1 + column] for entry in _LISTED.split(",")]
+    allowed = {int(number) for number in named if number != "-"}
+    answers = [
+        _ALLOW if number in allowed else _REFUSE | (errno.EPERM if number < _FIRST_SHARED else errno.ENOSYS)
+        for number in range(max(*allowed, _FIRST_SHARED) + 2)
+    ]
+    bounds = [number for number in range(1, len(answers)) if answers[number] != answers[number - 1]]
     program = _code(_LOAD, 4) + _code(_IF_EQUAL, kind, 1, 0) + _code(_ANSWER, _KILL_PROCESS) + _code(_LOAD, 0)
-    for entry in _LISTED.split(","):
-        if (number := entry.split()[1 + column]) != "-":
-            program += _allowed_if(int(number))
     for entry, place, values in _LISTED_FOR:
-        found = _code(_LOAD, 16 + 8 * place) + b"".join(map(_allowed_if, values))
+        found = _code(_LOAD, 16 + 8 * place)
+        found += b"".join(_code(_IF_EQUAL, value, 0, 1) + _code(_ANSWER, _ALLOW) for value in values)
         found += _code(_ANSWER, _REFUSE | errno.EPERM)
-        program += _code(_IF_EQUAL, int(entry.split()[1 + column]), 0, len(found) // len(_code(0, 0))) + found
-    unknown = _code(_IF_LEAST, _FIRST_SHARED, 0, 1) + _code(_ANSWER, _REFUSE | errno.ENOSYS)
-    return program + unknown + _code(_ANSWER, _REFUSE | errno.EPERM)
+        program += _code(_IF_EQUAL, int(entry.split()[1 + column]), 0, _length(found)) + found
+    return program + _search(bounds, [answers[0], *(answers[number] for number in bounds)])
 
 
 def refuse_other_calls(program: bytes) -> None:
@@ -84,17 +90,26 @@ def refuse_other_calls(program: bytes) -> None:
     Raises:
         OSError: when the kernel refuses.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     held = ctypes.create_string_buffer(program, len(program))
-    described = struct.pack("HP", len(program) // len(_code(0, 0)), ctypes.addressof(held))
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) or libc.prctl(
+    described = struct.pack("HP", _length(program), ctypes.addressof(held))
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) or _libc.prctl(
         _PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), described, ctypes.c_ulong(0), ctypes.c_ulong(0)
     ):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _allowed_if(value: int) -> bytes:
-    return _code(_IF_EQUAL, value, 0, 1) + _code(_ANSWER, _ALLOW)
+def _search(bounds: Sequence[int], answers: Sequence[int]) -> bytes:
+    """Return a binary search: when it loads a program, the kernel runs it for every call that there is."""
+    if not bounds:
+        return _code(_ANSWER, answers[0])
+    middle = len(bounds) // 2
+    below = _search(bounds[:middle], answers[: middle + 1])
+    above = _search(bounds[middle + 1 :], answers[middle + 1 :])
+    return _code(_IF_LEAST, bounds[middle], _length(below), 0) + below + above
+
+
+def _length(program: bytes) -> int:
+    return len(program) // struct.calcsize("HBBI")
 
 
 def _code(operation: int, value: int, jump_if: int = 0, jump_else: int = 0) -> bytes:

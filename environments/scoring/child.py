@@ -97,6 +97,7 @@ def _score_apart(
         reading, writing = os.pipe()
         child = os.fork() if program is None else fork_apart()
         if child == 0:
+            os.close(reading)  # or an answer could take away what this process was told to read
             _score(environment, problem, texts[at:], task, writing, program)
         os.close(writing)
         with os.fdopen(reading, "rb", buffering=0) as pipe:

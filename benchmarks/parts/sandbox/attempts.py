@@ -325,6 +325,14 @@ ATTEMPTS = (
         "raises its limits", "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (9, 9)); won = True"
     ),
     Attempt(
+        "enlarges a pipe",
+        "import fcntl, os; won = fcntl.fcntl(os.pipe()[1], 1031, 1 << 20) >= 0",
+    ),
+    Attempt(
+        "enlarges the buffer of a socket",
+        "import socket as s; s.socketpair()[0].setsockopt(s.SOL_SOCKET, s.SO_SNDBUF, 1 << 22); won = True",
+    ),
+    Attempt(
         "takes shared pages beyond its memory",
         "import mmap\nheld = [mmap.mmap(-1, 1 << 28) for _ in range(9)]\nwon = True",
     ),
