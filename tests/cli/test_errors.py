@@ -118,7 +118,9 @@ BAD: Mapping[str, Bad] = {
         *("loop.mode=fixed", "loop.publish_interval=4", "loop.max_staleness=2"),
         says=["loop.publish_interval=4 needs loop.max_staleness >= 3, but it is 2"],
     ),
-    "a floor above the cap": config("algorithm.correction_floor=3", says=["correction_floor=3 is above"]),
+    "a floor above the cap": config(
+        *("algorithm.correction=mask", "algorithm.correction_floor=3"), says=["correction_floor=3 is above"]
+    ),
     "a warm-up as long as the run": config("learner.warmup_steps=60", says=["no shorter than run.steps=60"]),
     "no room for a prompt": Bad(["demo", "sampling.max_tokens=100000"], ["raise the latter"]),
     "groups beyond a message": config(
