@@ -59,7 +59,7 @@ def plan(
     for name, value in (("--idle", idle), ("--budget", budget)):
         if value is not None and not 0.0 <= value < math.inf:
             raise InfeasibleError(f"{name} {value:g} cannot be met by any plan; give 0 or more")
-    found = _measured(config, run)
+    found = measured_run(config, run)
     measured, source, before = found or (None, "", with_learning_rate(load_config(path)))
     wanted = load_offers(offers) if offers is not None else _local(config, measured)
     planner = Planner(config, wanted, measured, Redundancy(confidence, survives))
@@ -81,7 +81,7 @@ def plan(
     return 0
 
 
-def _measured(config: "RunConfig", run: str | None) -> "tuple[Measured, str, RunConfig] | None":
+def measured_run(config: "RunConfig", run: str | None) -> "tuple[Measured, str, RunConfig] | None":
     """Return what a run measured, its id and its configuration; None where none is like this one."""
     from antiphon.core.capacity.measured import measure
     from antiphon.core.config import load_config

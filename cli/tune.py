@@ -33,6 +33,7 @@ def tune(
         alone: a worker has this machine to itself, so seconds are spared and not CPU seconds.
         as_json: print one JSON document.
     """
+    from antiphon.cli.plan import measured_run
     from antiphon.core.config import load_config
     from antiphon.core.errors import ConfigError
     from antiphon.runs.tuning import completions_of_a_worker, current_choice, spared_unit
@@ -41,33 +42,37 @@ def tune(
     config = load_config(path, list(overrides))
     if not LEAST_S <= seconds < math.inf:
         raise ConfigError(f"--seconds {seconds:g} is too short for a trial; give {LEAST_S:g} or more")
-    now, unit, completions = (
-        current_choice(config),
-        spared_unit(config, alone),
-        completions_of_a_worker(config),
-    )
+    now, unit = current_choice(config), spared_unit(config, alone)
+    measured, source, _ = measured_run(config, None) or (None, "", config)
+    completions = completions_of_a_worker(config, measured.acceptance if measured else 1.0)
     trials: list[dict[str, object]] = []
-    tokens: list[float] = []
+    first: list[Trial] = []
 
     def told(choice: "EngineChoice", trial: "Trial | None", reason: str) -> None:
         said = reason
         row: dict[str, object] = {"overrides": choice.overrides(), "failed": reason}
         if trial is not None:
-            tokens[:] = tokens or [completions * trial.completion_tokens]  # of the first one
-            cost = trial.cost(unit, tokens[0])
-            said = _figures(trial, cost)
-            row |= {**asdict(trial), "cost": cost}
+            first[:] = first or [trial]
+            cost = trial.cost(unit, completions * first[0].completion_tokens)
+            speed = trial.rate("seconds") / first[0].rate("seconds")
+            expected = measured.expected(config.loop, speed) if measured else None
+            step_s = expected.step_s if expected else None
+            said = _figures(trial, cost) + (f"{step_s:8.2f} s" if step_s else "")
+            row |= {**asdict(trial), "cost": cost, "step_s": step_s}
         trials.append(row)
         if not as_json:
             print(f"{choice.describe():60s}{said}", flush=True)
 
     if not as_json:
         what = "seconds" if unit == "seconds" else "CPU seconds, since the learner shares the cores"
-        print(f"{completions:,} completions a worker; what is spared: {what}\n")
+        print(f"{completions:,} completions a worker; what is spared: {what}")
+        print(f"seconds a step as `antiphon plan` has them by run {source}\n" if measured else "")
         print(
-            f"{'engine':60s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}", flush=True
+            f"{'engine':60s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}"
+            + (f"{'a step':>10s}" if measured else ""),
+            flush=True,
         )
-    found = find(config, seconds, unit, told)
+    found = find(config, seconds, unit, completions, told)
     words = [word for word, before in zip(found.overrides(), now.overrides(), strict=True) if word != before]
     if as_json:
         print(json.dumps({"unit": unit, "completions": completions, "trials": trials, "overrides": words}))

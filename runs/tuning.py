@@ -11,6 +11,7 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from antiphon.core.capacity.engine_tuning import EngineChoice, Trial, Unit, choose_engine
+from antiphon.core.capacity.model import shape_of
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import AntiphonError
 from antiphon.services.rollout.engine.environment import child_environment, device
@@ -56,19 +57,20 @@ def spared_unit(config: RunConfig, alone: bool) -> Unit:
     return "cpu_seconds" if shared else "seconds"
 
 
-def completions_of_a_worker(config: RunConfig) -> int:
-    """Return how many completions of training one worker of a run samples."""
-    groups = config.run.steps * config.loop.prompts_per_step
-    return groups * config.loop.group_size // max(1, config.rollout.workers)
+def completions_of_a_worker(config: RunConfig, acceptance: float = 1.0) -> int:
+    """Return how many completions of training one worker of a run samples, those that are replaced too."""
+    step = shape_of(config.loop, 1.0, 0.0, 1.0, 1.0, acceptance).raw_completions
+    return int(config.run.steps * step) // max(1, config.rollout.workers)
 
 
-def tune(config: RunConfig, seconds: float, unit: Unit, told: Told) -> EngineChoice:
+def tune(config: RunConfig, seconds: float, unit: Unit, completions: int, told: Told) -> EngineChoice:
     """Try settings and return the best for the run of a configuration.
 
     Args:
         config: the run; its model and prompts are used.
         seconds: how long each engine samples.
         unit: what is spared.
+        completions: what one worker samples in the run.
         told: hears of each trial.
 
     Raises:
@@ -88,7 +90,7 @@ def tune(config: RunConfig, seconds: float, unit: Unit, told: Told) -> EngineCho
             return trial
 
         now = current_choice(config)
-        return choose_engine(now, values_to_try(config), attempt, unit, completions_of_a_worker(config))
+        return choose_engine(now, values_to_try(config), attempt, unit, completions)
 
 
 def try_engine(config: RunConfig, choice: EngineChoice, seconds: float, folder: Path) -> Trial:

@@ -36,12 +36,15 @@ class Measured:
     step_s: float = 0.0
     """From one commit to the next, mean; 0 where that is not known."""
 
-    def expected(self, loop: LoopSection) -> CapacityRecord | None:
-        """Return what is expected of this run by all of its steps; None if it did not measure itself."""
+    def expected(self, loop: LoopSection, speed: float = 1.0) -> CapacityRecord | None:
+        """Return what is expected of this run by all of its steps, with engines `speed` times as fast.
+
+        None if it did not measure itself.
+        """
         if self.tokens_per_s is None or self.broadcast_s is None or self.group_s is None:
             return None
-        seconds = (self.train_s, self.broadcast_s, self.group_s, self.place_s)
-        supply = self.tokens_per_s * self.workers
+        seconds = (self.train_s, self.broadcast_s, self.group_s / speed, self.place_s / speed)
+        supply = self.tokens_per_s * self.workers * speed
         return expect(loop, seconds, self.acceptance, self.completion_tokens, supply, self.step_s)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.app import execute
-from antiphon.core.capacity.engine_tuning import EngineChoice
-from antiphon.core.config import load_config
+from antiphon.core.capacity.engine_tuning import EngineChoice, Trial
+from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.errors import AntiphonError
 from antiphon.runs import tuning
 
@@ -39,6 +39,49 @@ def test_real_engines_are_compared(
     assert 0 < now["completion_tokens"] <= 192 and now["cost"] > now["start"]["cpu_seconds"] > 0
     assert "rollout.block_size=16" in impossible["overrides"]
     assert impossible["failed"].count("\n") == 0 and "block" in impossible["failed"]
+
+
+@pytest.mark.usefixtures("at_the_root")
+def test_seconds_a_step_are_those_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """By a recorded run that replaced half of its groups: 512 completions a step, 2 s of sampling."""
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    refill = ["loop.filter=refill", "loop.refill_limit=4"]
+    config = load_config(Path(QUICKSTART), refill)
+    (directory := tmp_path / "runs" / "quickstart-1").mkdir(parents=True)
+    (directory / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    batch = {"trajectories": 256, "groups_filtered": 32, "groups_dropped_stale": 0}
+    plan = {"plan_train_s": 0.2, "plan_broadcast_s": 0.1, "plan_group_s": 0.5, "plan_place_s": 1.5}
+    plan |= {"plan_supply_tokens_per_s": 51200.0, "plan_need_tokens_per_s": 512.0 * 200.0 / 0.2}
+    with (directory / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for step in range(4):
+            timings = {
+                "train_s": 0.2,
+                "wall_s": 2.0 * step,
+                "workers": {"a": 256},
+                "plan_acceptance": 0.5,
+                **plan,
+            }
+            file.write(json.dumps({"step": step, "batch": batch, "timings": timings}) + "\n")
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"compiled": (True,)})
+
+    def tried(config: RunConfig, choice: EngineChoice, seconds: float, folder: Path) -> Trial:
+        took = 1.0 if choice.compiled else 2.0
+        return Trial(
+            {"seconds": 1.0, "cpu_seconds": 1.0}, {"seconds": took, "cpu_seconds": took}, 1000, 200.0
+        )
+
+    monkeypatch.setattr(tuning, "try_engine", tried)
+    assert execute(["tune", QUICKSTART, *refill, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["completions"] == 60 * 512
+    assert [trial["step_s"] for trial in told["trials"]] == pytest.approx([2.0, 1.0])
+    assert execute(["plan", QUICKSTART, *refill, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert pytest.approx(2.0) in [
+        one["step_s"] for one in planned["by_workers"] if one["workers"] == {"worker": 1}
+    ]
 
 
 @pytest.mark.usefixtures("at_the_root")
