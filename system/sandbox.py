@@ -5,9 +5,9 @@ folders in it to read; no network, no /proc, no other process to see, none of th
 program is process 1 of its own process namespace, so when it ends, the kernel ends all that it started.
 Libraries that want a folder to write to while they load have one until `close_scratch`. A process of
 `fork_apart` is process 1 of a further namespace: what it runs has no number by which to name the process it
-came from, so it can neither signal it nor change its limits or its share of the processor. `give_up_rights`
-takes from it what an administrator is left with inside, another user's rights where this one is root, and all
-system calls but those listed in `system_calls`. `limit_this_process` sets what the kernel counts.
+came from, so it can neither signal it nor change its limits or its share of the processor. It is another user
+where this one is root, and the kernel refuses it all system calls but those listed in `system_calls`.
+`limit_this_process` sets what the kernel counts.
 """
 
 import ctypes
@@ -141,11 +141,12 @@ def close_scratch() -> None:
 
 
 def fork_apart() -> int:
-    """Fork as `os.fork` does; the new process sees no process but its own.
+    """Fork as `os.fork` does; the new process sees no process but its own and has no rights, for good.
 
     Raises:
         OSError: when the kernel refuses, as it does outside of the sandbox.
     """
+    program = filter_program()
     _check(_libc.unshare(_CLONE_NEWPID))
     child = os.fork()
     if child:
@@ -153,24 +154,15 @@ def fork_apart() -> int:
         this_process = os.pidfd_open(os.getpid())
         _check(_libc.setns(this_process, _CLONE_NEWPID))
         os.close(this_process)
-    return child
-
-
-def give_up_rights(program: bytes) -> None:
-    """Give up what scoring needs not, for good: see the head of this file.
-
-    Args:
-        program: of `system_calls.filter_program`.
-
-    Raises:
-        OSError: when the kernel refuses, as it does outside of the sandbox.
-    """
+        return child
+    os.setsid()
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     _check(_libc.capset(*_NO_RIGHTS))
     refuse_other_calls(program)
+    return 0
 
 
 def limit_this_process(*, cpu_s: int, memory_bytes: int, open_files: int) -> None:

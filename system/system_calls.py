@@ -8,6 +8,7 @@ message queues, files in memory, keys, locks of files).
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -56,6 +57,7 @@ _libc = ctypes.CDLL(None, use_errno=True)  # once: loading it costs a fork more 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
 
 
+@functools.cache
 def filter_program(machine: str = platform.machine()) -> bytes:
     """Return the kernel's program (classic BPF) that allows what is listed and nothing else.
 

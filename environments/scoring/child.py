@@ -17,7 +17,7 @@ import select
 import signal
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from antiphon.core.errors import AntiphonError
@@ -34,8 +34,7 @@ from antiphon.environments.scoring.messages import (
     parse_task,
     result_line,
 )
-from antiphon.system.sandbox import close_scratch, fork_apart, give_up_rights, limit_this_process
-from antiphon.system.system_calls import filter_program
+from antiphon.system.sandbox import close_scratch, fork_apart, limit_this_process
 
 OPEN_FILES = 16
 ENDING_S = 0.02
@@ -60,10 +59,10 @@ def main() -> int:
     except AntiphonError as error:
         print(task.without_secrets(str(error)), file=sys.stderr)
         return error.exit_code
-    program = None
+    fork = os.fork
     if sys.argv[1:] == ["sandbox"]:
         close_scratch()
-        program = filter_program()
+        fork = fork_apart
     gc.collect()
     gc.freeze()  # collecting in a fork would copy every page that it inherits
     results.write(READY)
@@ -71,7 +70,7 @@ def main() -> int:
     while line := requests.readline():
         key, texts, hangs = parse_answers(line)
         problem = environment.problem_by_key(key)
-        for result in _score_apart(environment, problem, texts, hangs, task, program):
+        for result in _score_apart(environment, problem, texts, hangs, task, fork):
             results.write(result_line(result))
             results.flush()
     return 0
@@ -83,7 +82,7 @@ def _score_apart(
     texts: Sequence[str],
     hangs: int,
     task: ScoringTask,
-    program: bytes | None,
+    fork: Callable[[], int],
 ) -> Iterator[Verdict]:
     """Yield the verdict on each answer, up to the last of so many that may hang.
 
@@ -95,10 +94,10 @@ def _score_apart(
     at = 0
     while at < len(texts) and hangs:
         reading, writing = os.pipe()
-        child = os.fork() if program is None else fork_apart()
+        child = fork()
         if child == 0:
             os.close(reading)  # or an answer could take away what this process was told to read
-            _score(environment, problem, texts[at:], task, writing, program)
+            _score(environment, problem, texts[at:], task, writing)
         os.close(writing)
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             poll = select.poll()
@@ -139,23 +138,15 @@ def _parsed(found: bytes, task: ScoringTask) -> Verdict | None:
 
 
 def _score(
-    environment: Environment,
-    problem: Problem,
-    texts: Sequence[str],
-    task: ScoringTask,
-    writing: int,
-    program: bytes | None,
+    environment: Environment, problem: Problem, texts: Sequence[str], task: ScoringTask, writing: int
 ) -> NoReturn:
     """Score answers and end this process, whatever they do."""
-    os.setsid()
     nothing = os.open("/dev/null", os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     os.close(nothing)
     cpu_s = math.ceil(len(texts) * task.answer_timeout_s) + 1
     limit_this_process(cpu_s=cpu_s, memory_bytes=task.memory_bytes, open_files=OPEN_FILES)
-    if program is not None:
-        give_up_rights(program)
     for text in texts:
         try:
             reward = checked_reward(environment.reward(problem, [text])[0])

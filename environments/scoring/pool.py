@@ -154,6 +154,8 @@ class ScoringPool:
                     async for result in process.results(key, [texts[index] for index in left], hangs):
                         found[left.popleft()] = result
                         lost += result == hung(self._task.answer_timeout_s)
+                        if lost == self._attempts:
+                            break
                 except ContractError as error:
                     await process.end()
                     lost += 1
@@ -247,7 +249,7 @@ class ScoringProcess:
         self._errors.truncate()  # warnings of libraries are not why it may end
 
     async def results(self, key: str, texts: Sequence[str], hangs: int) -> AsyncIterator[Verdict]:
-        """Yield what came of each answer, in order, up to the one that is the last to hang of so many.
+        """Yield what came of each answer, in order; there are no more after the last to hang of so many.
 
         Raises:
             ContractError: when the process ended, fell silent or wrote what is no result.
@@ -261,11 +263,7 @@ class ScoringProcess:
             except TimeoutError:
                 raise ContractError("a scoring process fell silent") from None
             request = b""
-            result = parse_result(line)
-            yield result
-            hangs -= result == hung(self._task.answer_timeout_s)
-            if not hangs:
-                return
+            yield parse_result(line)
 
     async def end(self) -> None:
         """Kill it, with all that runs in its sandbox."""
