@@ -10,7 +10,7 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.environments.decoys import FEWEST, PROBLEMS, try_decoys
+from antiphon.environments.decoys import FEWEST, FIRST, FORMS, PROBLEMS, best_decoy, rewards
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
@@ -213,21 +213,19 @@ def check_decoys(config: RunConfig, environment: Environment) -> list[str]:
     """
     section = config.environment
     problems = [environment.problem("train", index) for index in range(min(PROBLEMS, section.train_size))]
-    found = try_decoys(environment, problems, section.max_constant_share)
-    if found.share > section.max_constant_share and len(problems) >= FEWEST:
+    decoy, share = best_decoy(environment, problems, section.max_constant_share)
+    if share > section.max_constant_share and len(problems) >= FEWEST:
         raise ConfigError(
-            f"environment.name={section.name} pays {found.share:.2f} on average for the answer "
-            f"{found.constant!r}, whatever is asked, more than environment.max_constant_share="
-            f"{section.max_constant_share:g} allows: a policy would learn it and nothing else; take another "
-            "task or other environment.parameters, or raise that share, up to 1"
+            f"environment.name={section.name} pays {share:.2f} on average for the answer {decoy!r}, whatever "
+            f"is asked, more than environment.max_constant_share={section.max_constant_share:g} allows: a "
+            "policy would learn it alone; take another task or parameters, or raise that share, up to 1"
         )
-    if found.reference is None:
-        return [f"{section.name} gives no reference answers, so samples and reports can show none"]
-    if found.reference == 0.0:
-        return [
-            f"the reference answers of {section.name} earn nothing: samples show answers that are not right"
-        ]
-    return []
+    for problem in problems[:FIRST]:
+        if problem.answer and any(
+            rewards(environment, problem, [form.format(problem.answer) for form in FORMS])
+        ):
+            return []
+    return [f"{section.name} has no reference answers that earn anything, so samples and reports show none"]
 
 
 def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float) -> None:

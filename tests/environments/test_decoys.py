@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.core.config import build_config
 from antiphon.core.errors import ConfigError
-from antiphon.environments.decoys import CONSTANTS, FIRST, FORMS, try_decoys
+from antiphon.environments.decoys import CONSTANTS, FIRST, FORMS, best_decoy
 from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
 from antiphon.runs.preflight import check_decoys
@@ -46,33 +46,31 @@ def raising(number: int, text: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("pays", "constant", "share", "reference"),
+    ("pays", "constant", "share"),
     [
-        (right, "right 0", 1 / 8, 1.0),
-        (lambda number, text: 1.0, "", 1.0, 1.0),
-        (lambda number, text: float(text == "<answer>0</answer>"), "<answer>0</answer>", 1.0, 0.0),
-        (lambda number, text: float("yes" in text and number % 2), "yes", 1 / 2, 0.0),
-        (lambda number, text: 0.9 if "nan" in text else 0.0, "nan", 0.9, 0.0),
-        (lambda number, text: 5.0, "", 0.0, 0.0),
-        (raising, "True", 1.0, 0.0),
+        (right, "right 0", 1 / 8),
+        (lambda number, text: 1.0, "", 1.0),
+        (lambda number, text: float(text == "<answer>0</answer>"), "<answer>0</answer>", 1.0),
+        (lambda number, text: float("yes" in text and number % 2), "yes", 1 / 2),
+        (lambda number, text: 0.9 if "nan" in text else 0.0, "nan", 0.9),
+        (lambda number, text: 5.0, "", 0.0),
+        (raising, "True", 1.0),
     ],
 )
-def test_what_is_paid_whatever_was_asked_is_found(
-    pays, constant: str, share: float, reference: float
-) -> None:
+def test_what_is_paid_whatever_was_asked_is_found(pays, constant: str, share: float) -> None:
     environment = Paying(pays)
-    found = try_decoys(environment, [environment.problem("train", i) for i in range(64)], 0.85)
-    assert (found.constant, found.share, found.reference) == (constant, pytest.approx(share), reference)
+    problems = [environment.problem("train", index) for index in range(64)]
+    assert best_decoy(environment, problems, 0.85) == (constant, pytest.approx(share))
 
 
 def test_an_honest_task_is_asked_for_few_rewards_and_a_slow_one_is_let_go() -> None:
     environment = Paying(right)
     problems = [environment.problem("train", index) for index in range(64)]
-    try_decoys(environment, problems, 0.85)
+    best_decoy(environment, problems, 0.85)
     assert environment.asked <= (len(CONSTANTS) + FIRST) * len(FORMS) * FIRST + 2 * FIRST
     slow = Paying(lambda number, text: 1.0)
     ticks = iter(range(0, 1000, 15))
-    assert try_decoys(slow, problems, 0.85, clock=lambda: float(next(ticks))).share == 1.0
+    assert best_decoy(slow, problems, 0.85, clock=lambda: float(next(ticks)))[1] == 1.0
     assert slow.asked < 2 * environment.asked
 
 
@@ -99,4 +97,4 @@ def test_a_task_without_reference_answers_says_so(task: str) -> None:
 def test_reference_answers_that_earn_nothing_are_said() -> None:
     config = build_config({"environment": {"train_size": 64}})
     (said,) = check_decoys(config, Paying(lambda number, text: 0.0))  # type: ignore[arg-type]
-    assert "earn nothing" in said
+    assert "no reference answers that earn anything" in said
