@@ -17,7 +17,7 @@ from antiphon.cli.help import GROUPS, epilogue, place_of, shown_default, words_o
 from antiphon.core.errors import INTERRUPTED, AntiphonError
 from antiphon.core.reporting.plain_text import plain
 from antiphon.system.ports import spare_proxies
-from antiphon.system.set_up import command
+from antiphon.system.set_up import command, report_nothing
 
 app = App(
     name="antiphon",
@@ -141,6 +141,7 @@ def _complain(sentence: str, code: int) -> int:
 def main() -> None:
     """Run the command line of this process; what it and its children write is its owner's alone."""
     os.umask(0o077)
+    report_nothing()
     spare_proxies()
     sys.exit(execute(sys.argv[1:]))
 

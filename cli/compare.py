@@ -22,7 +22,7 @@ def compare(first: str, second: str, /, *more: str, output: Path | None = None, 
         as_json: print one JSON document.
     """
     from antiphon.lineage.comparison import Comparison, read_run
-    from antiphon.lineage.report.compare_page import build_comparison_page
+    from antiphon.lineage.report.compare_page import SEED_HEAD, build_comparison_page, seed_rows
     from antiphon.runs.directory import home_directory
     from antiphon.runs.finding import find_run
 
@@ -38,6 +38,15 @@ def compare(first: str, second: str, /, *more: str, output: Path | None = None, 
             "runs": list(names),
             "parameters": found.parameters,
             "figures": {run.run_id: run.figures.plain() for run in found.runs},
+            "over_seeds": [
+                {
+                    "runs": [run.run_id for run in group.runs],
+                    "scores": {
+                        name: {"mean": mean, "half": half} for name, (mean, half) in group.scores.items()
+                    },
+                }
+                for group in found.over_seeds
+            ],
             "warnings": found.warnings,
             "page": str(page),
         }
@@ -47,6 +56,9 @@ def compare(first: str, second: str, /, *more: str, output: Path | None = None, 
     _print_table("parameter", names, parameters or [["(all equal)", *("" for _ in names)]])
     print()
     _print_table("figure", names, [[label, *texts] for label, _, texts in found.figures])
+    if rows := seed_rows(found):
+        print("\nmeans over seeds, with 95% intervals:")
+        _print_table(SEED_HEAD[0], SEED_HEAD[1:], rows)
     for sentence in found.warnings:
         print(f"note: {sentence}")
     print(f"page: {page}")

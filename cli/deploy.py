@@ -1,6 +1,5 @@
 """deploy: put the flows on a Prefect server, as forms that start runs and as schedules."""
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -37,7 +36,6 @@ def deploy(
         raise UnavailableError(
             "no Prefect server is known: start one with `antiphon up`, or let PREFECT_API_URL name one"
         )
-    os.environ.setdefault("DO_NOT_TRACK", "1")
     from antiphon.flows.deployments import DeployOptions
     from antiphon.flows.deployments import deploy as put
 

@@ -16,7 +16,6 @@ from antiphon.core.reporting.plain_text import plain
 if TYPE_CHECKING:
     from antiphon.lineage.samples import Sample
 
-_VERSION = re.compile(r"v?(\d+)")
 _SPLITS = {"heldout": "held-out", "train": "training"}
 
 
@@ -35,21 +34,21 @@ def samples(
 
     Args:
         run: the run's id; by default the newest.
-        version: a policy version, such as v12; by default the newest of which there are completions.
+        version: a policy version, such as v12, or best; by default the newest of which there are completions.
         number: completions of each kind, of each split.
         split: only completions of training groups, or only held-out answers.
         as_json: print one JSON list.
     """
     from antiphon.runs.directory import home_directory
-    from antiphon.runs.samples import samples_of
+    from antiphon.runs.samples import samples_of, version_of
 
     if number < 1:
         raise ConfigError(f"--number {number} must be at least 1")
-    if run is not None and version is None and re.fullmatch(r"v\d+", run):
+    if run is not None and version is None and re.fullmatch(r"v\d+|best", run):
         run, version = None, run
     home = home_directory()
     directory = _directory(home, run)
-    found = samples_of(directory, home, version=_number(version), split=split, count=number)
+    found = samples_of(directory, home, version=version_of(directory, version), split=split, count=number)
     if as_json:
         print(json.dumps([asdict(sample) for sample in found], indent=2))
         return 0
@@ -78,12 +77,3 @@ def _directory(home: Path, run: str | None) -> Path:
     if run is not None and not (home / "runs" / run / "config.yaml").exists():
         return home / "runs" / run  # perhaps it was pulled: its ledger is looked for
     return find_run(home, run)
-
-
-def _number(version: str | None) -> int | None:
-    if version is None:
-        return None
-    match = _VERSION.fullmatch(version)
-    if match is None:
-        raise ConfigError(f"{version!r} is no version; write v12")
-    return int(match[1])

@@ -102,44 +102,6 @@ DEPLOYMENTS = (
         description="Whole runs under virtual time with faults from seeds; every event is checked.",
         queue=MACHINE_QUEUE,
     ),
-    PlannedDeployment(
-        name="mutants",
-        entrypoint="antiphon.flows.benchmark.benchmark",
-        description="Small changes of core/loop, others each week, which tests or simulated runs must see.",
-        queue=MACHINE_QUEUE,
-        parameters={
-            "plan": {
-                "configs": [],
-                "scripts": ["benchmarks/mutants.py"],
-                "repeats": 1,
-                "script_timeout_s": 14400.0,
-                "results": "results/mutants",
-                "record": False,
-            }
-        },
-        schedule=PlannedSchedule("weekly", "0 7 * * 0"),
-    ),
-    PlannedDeployment(
-        name="race",
-        entrypoint="antiphon.flows.benchmark.benchmark",
-        description="All mechanisms against the synchronous loop and against TRL, and what staleness costs.",
-        queue=MACHINE_QUEUE,
-        parameters={
-            "plan": {
-                "configs": [],
-                "scripts": [
-                    "benchmarks/end_to_end.py",
-                    "benchmarks/versus_trl.py",
-                    "benchmarks/staleness.py",
-                ],
-                "repeats": 1,
-                "script_timeout_s": 43200.0,
-                "results": "results/race",
-                "record": False,
-            }
-        },
-        schedule=PlannedSchedule("monthly", "0 6 1 * *"),
-    ),
 )
 """What is deployed."""
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["__version__", "load_run", "run"]
+__all__ = ["STOP", "__version__", "load_run", "run"]
+
+STOP = "stop"
+"""What `on_event` of `run` returns to have the run end in order."""
 
 
 def run(
@@ -27,6 +30,8 @@ def run(
     home: Path | str | None = None,
     fresh: bool = False,
     say: Callable[[str], object] | None = print,
+    on_event: "Callable[[Mapping[str, Any]], object] | None" = None,
+    **misplaced: object,
 ) -> "RecordedRun":
     """Post-train a policy and return its run; the same call continues the run it left unfinished.
 
@@ -39,14 +44,19 @@ def run(
         home: where runs and records lie; by default ANTIPHON_HOME or ./.antiphon.
         fresh: begin a new run even if an unfinished one of this configuration exists.
         say: gets each line that the run prints; None keeps it silent.
+        on_event: gets each step (`kind` "step", with every metric) and each evaluation (`kind` "evaluation")
+            when it was recorded. When it returns `antiphon.STOP`, the run ends in order and is returned as
+            far as it came; the same call continues it.
+        misplaced: is refused; a field of the configuration is an override.
 
     Raises:
-        ConfigError: when the configuration is not possible, before anything starts.
+        ConfigError: when the configuration or an argument is not possible, before anything starts.
         AntiphonError: with the run's own sentence, when it did not complete.
     """
     from antiphon.child_run import resolve, run_as_process
 
-    return load_run(run_as_process(resolve(config, overrides), _home(home), fresh, say), home=home)
+    resolved, place = resolve(config, overrides, misplaced), _home(home)
+    return load_run(run_as_process(resolved, place, fresh, say, on_event), home=home)
 
 
 def load_run(run_id: str | None = None, *, home: Path | str | None = None) -> "RecordedRun":

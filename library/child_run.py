@@ -16,8 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from antiphon import STOP
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.lineage.run_log import EVALUATIONS_FILE, STEPS_FILE
+from antiphon.runs.directory import choose_run
 from antiphon.system.processes import ChildProcess, quote, tied_command
 
 LOOK_S = 0.1
@@ -27,12 +30,26 @@ INTERRUPT_S = 60.0
 _COMPLAINT = "antiphon: "
 
 
-def resolve(config: RunConfig | Mapping[str, Any] | str | Path, overrides: Sequence[str]) -> RunConfig:
+def resolve(
+    config: RunConfig | Mapping[str, Any] | str | Path,
+    overrides: Sequence[str],
+    misplaced: Mapping[str, object],
+) -> RunConfig:
     """Return the configuration that a caller means.
 
     Raises:
-        ConfigError: when it is not possible, or overrides come with something else than a path.
+        ConfigError: when it is not possible, overrides come with something else than a path, or with
+            `misplaced` arguments.
     """
+    for name, value in misplaced.items():
+        sections = RunConfig.model_fields.items()
+        has = [
+            section for section, field in sections if name in getattr(field.annotation, "model_fields", {})
+        ]
+        raise ConfigError(
+            f"{name}={value!r} is no argument of antiphon.run; overrides are texts after the path, as on the "
+            f'command line: "{has[0] if has else "SECTION"}.{name}={value}"'
+        )
     if isinstance(config, str | Path):
         return load_config(Path(config), list(overrides))
     if overrides:
@@ -40,7 +57,13 @@ def resolve(config: RunConfig | Mapping[str, Any] | str | Path, overrides: Seque
     return config if isinstance(config, RunConfig) else build_config(dict(config))
 
 
-def run_as_process(config: RunConfig, home: Path, fresh: bool, say: Callable[[str], object] | None) -> str:
+def run_as_process(
+    config: RunConfig,
+    home: Path,
+    fresh: bool,
+    say: Callable[[str], object] | None,
+    on_event: Callable[[Mapping[str, Any]], object] | None = None,
+) -> str:
     """Run a configuration in a process of its own and return the run's id.
 
     Args:
@@ -48,11 +71,14 @@ def run_as_process(config: RunConfig, home: Path, fresh: bool, say: Callable[[st
         home: the home directory.
         fresh: begin a new run even if an unfinished one exists.
         say: gets each line that the run prints.
+        on_event: gets what is recorded, see `antiphon.run`.
 
     Raises:
         AntiphonError: with the run's own sentence, when it did not complete; ConfigError for what is
             invalid.
     """
+    place = choose_run(config, None, home, fresh)
+    events = RecordedEvents(place.directory, on_event)
     with tempfile.TemporaryDirectory(prefix="antiphon-run-") as name:
         folder = Path(name)
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
@@ -61,20 +87,48 @@ def run_as_process(config: RunConfig, home: Path, fresh: bool, say: Callable[[st
         variables = os.environ | {"ANTIPHON_HOME": str(home)}
         child = ChildProcess(tied_command(arguments), folder / "log", variables)
         try:
-            _follow(child, folder / "log", say)
+            stopped = _follow(child, folder / "log", say, events)
         except BaseException:  # also on Ctrl-C and on an interrupted cell
             child.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(INTERRUPT_S)
             child.stop(0.0)
             raise
-        if child.returncode != 0:
+        if child.returncode != 0 and not stopped:
             raise _failure(child)
-        return str(json.loads((folder / "timings.json").read_text(encoding="utf-8"))["run_id"])
+        return place.run_id
 
 
-def _follow(child: ChildProcess, log: Path, say: Callable[[str], object] | None) -> None:
-    """Hand on each line of the log until the process has ended."""
+class RecordedEvents:
+    """The steps and evaluations of a run that are recorded from now on."""
+
+    def __init__(self, folder: Path, heard: Callable[[Mapping[str, Any]], object] | None) -> None:
+        self._heard = heard
+        self._files = {folder / STEPS_FILE: "step", folder / EVALUATIONS_FILE: "evaluation"}
+        self._places = {path: path.stat().st_size if path.exists() else 0 for path in self._files}
+
+    def hand_on(self) -> bool:
+        """Hand on what is new; return whether the run is to end."""
+        found = []
+        for path, kind in self._files.items():
+            if self._heard is None or not path.exists():
+                continue
+            with path.open("rb") as file:
+                file.seek(self._places[path])
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._places[path] += len(line)
+                        tree = json.loads(line)
+                        found.append({"kind": kind, **tree, **tree.get("metrics", {})})
+        answers = [self._heard(event) for event in found] if self._heard is not None else []
+        return STOP in answers
+
+
+def _follow(
+    child: ChildProcess, log: Path, say: Callable[[str], object] | None, events: RecordedEvents
+) -> bool:
+    """Hand on lines and events until the process has ended; return whether `on_event` had it end."""
+    stopped = False
     with log.open(encoding="utf-8", errors="replace") as lines:
         rest = ""
         while True:
@@ -83,8 +137,11 @@ def _follow(child: ChildProcess, log: Path, say: Callable[[str], object] | None)
             for line in whole:
                 if say is not None:
                     say(line)
+            if events.hand_on() and not stopped and not over:
+                stopped = True
+                child.send_signal(signal.SIGINT)
             if over:
-                return
+                return stopped
             time.sleep(LOOK_S)
 
 

@@ -5,6 +5,7 @@ then. Nothing is changed.
 """
 
 import io
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -100,10 +101,11 @@ class RecordedRun:
         rows = [(found, copy.weights_digest(found), copy.weights(found)) for found in copy.published()]
         return pd.DataFrame(rows, columns=["version", "weights_digest", "weights"]).set_index("version")
 
-    def batch(self, step: int) -> pd.DataFrame:
-        """Return what a step was trained on: one row a trajectory.
+    def batch(self, step: int, *, texts: bool = False) -> pd.DataFrame:
+        """Return what a step was trained on: one row a trajectory; filtered groups are not among them.
 
-        Columns are those of `BATCH_SCHEMA`: ids, `reward`, `advantage`, arrays of token ids and logprobs.
+        Columns are those of `BATCH_SCHEMA`: ids, `reward`, `advantage`, arrays of token ids and logprobs;
+        with `texts` also `prompt` and `answer`, by the run's tokenizer.
 
         Raises:
             ConfigError: when the step was not recorded.
@@ -112,16 +114,55 @@ class RecordedRun:
         digests = {line["step"]: line["batch_digest"] for line in read_steps(self.folder)}
         if step not in digests:
             raise ConfigError(f"run {self.id} recorded no step {step}; it has {len(digests)}, from 0 on")
-        return pd.read_parquet(io.BytesIO(open_store(self.store, self.config.record).get(digests[step])))
+        body = open_store(self.store, self.config.record).get(digests[step])
+        table = pd.read_parquet(io.BytesIO(body))
+        if texts:
+            from antiphon.models.codec import decoder
 
-    def samples(self, version: int | None = None, split: str | None = None, count: int = 2) -> pd.DataFrame:
+            text = decoder(self.config.model.path)
+            for name, tokens in (("prompt", "prompt_token_ids"), ("answer", "token_ids")):
+                table[name] = [text(ids) for ids in table[tokens]]
+        return table
+
+    def scores(self, version: int | str = "best") -> pd.DataFrame:
+        """Return the held-out rewards of a version, one row a prompt, indexed by its number in the split.
+
+        Column: `reward`, the mean over the prompt's samples. Runs with the same environment section have the
+        same prompts under the same numbers, so that two of them make a paired test.
+
+        Raises:
+            ConfigError: when the version was not evaluated, or the run goes on.
+        """
+        from antiphon.core.loop.group_state import heldout_group_id
+        from antiphon.runs.samples import version_of
+        from antiphon.services.coordinator.journal.journal import journal_place
+        from antiphon.services.coordinator.journal.reading import event_bodies
+
+        chosen = version_of(self.folder, version)
+        known = {
+            heldout_group_id(chosen or 0, index): index for index in range(self.config.evaluation.prompts)
+        }
+        found: dict[int, float] = {}
+        for body in event_bodies(journal_place(self.config, self.folder), self.id):
+            event = json.loads(body)
+            if "rewards" in event and event.get("group_id") in known:
+                found[known[event["group_id"]]] = sum(event["rewards"]) / len(event["rewards"])
+        if not found:
+            raise ConfigError(
+                f"run {self.id} did not evaluate version {chosen}; `evaluations` lists those it did"
+            )
+        return pd.DataFrame({"reward": pd.Series(found)}).sort_index().rename_axis("prompt")
+
+    def samples(
+        self, version: int | str | None = None, split: str | None = None, count: int = 2
+    ) -> pd.DataFrame:
         """Return completions as `antiphon samples` shows them: the best, the worst and random ones.
 
         Columns: `version`, `step`, `split`, `key`, `prompt`, `answer`, `reward`, `reason`, `kept_as`,
         `trained`.
 
         Args:
-            version: policy version; by default the newest with completions.
+            version: policy version, as a number, "v12" or "best"; by default the newest with completions.
             split: train or heldout; by default both.
             count: of each kind and split.
 
@@ -129,9 +170,10 @@ class RecordedRun:
             ConfigError: when nothing of that version is kept.
             IntegrityError: when a file was altered.
         """
-        from antiphon.runs.samples import samples_of
+        from antiphon.runs.samples import samples_of, version_of
 
-        found = samples_of(self.folder, self.home, version=version, split=split, count=count)
+        chosen = version_of(self.folder, version)
+        found = samples_of(self.folder, self.home, version=chosen, split=split, count=count)
         return pd.DataFrame([asdict(sample) for sample in found], columns=[f.name for f in fields(Sample)])
 
     @property

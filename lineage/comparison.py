@@ -1,17 +1,23 @@
 """Comparison: several runs side by side, from what each recorded of itself."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from antiphon.core.config import RunConfig, load_config
+from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.reporting.config_differences import differing
 from antiphon.core.reporting.figures import FIGURES, RunFigures, VersionTotals
 from antiphon.lineage.run_figures import read_figures, read_totals
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.starts import read_starts
 
+SCORES = ("reward_first", "reward_last", "reward_best")
+"""Figures whose mean over seeds is said."""
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5% quantiles of Student's distribution for 1 to 9 degrees of freedom; a series does beyond."""
 CODE_DIGITS = 12
 """Digits of a commit that are shown."""
 
@@ -31,6 +37,28 @@ class ComparedRun:
     """(version, held-out reward, prompts)"""
     code: tuple[str, ...]
     """Commits that it ran on, `+changes` where tracked files differed; empty outside a checkout."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """Runs that differ in their seed alone."""
+
+    runs: Sequence[ComparedRun]
+
+    @property
+    def name(self) -> str:
+        """Return what a table calls the group."""
+        return f"{self.runs[0].run_id} and {len(self.runs) - 1} more"
+
+    @property
+    def scores(self) -> dict[str, tuple[float, float]]:
+        """Return the mean over the runs of each held-out score that all have, and half its 95% interval."""
+        found = {}
+        for name in SCORES:
+            values = [getattr(run.figures, name) for run in self.runs]
+            if None not in values:
+                found[name] = mean_interval(values)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +82,22 @@ class Comparison:
         ]
 
     @property
+    def over_seeds(self) -> list["SeedGroup"]:
+        """Return the runs that differ in their seed alone, together; only those of at least two seeds."""
+        groups: dict[str, list[ComparedRun]] = {}
+        for run in self.runs:
+            seedless = run.config.run.model_copy(update={"seed": 0})
+            groups.setdefault(dump_config(run.config.model_copy(update={"run": seedless})), []).append(run)
+        return [
+            SeedGroup(group) for group in groups.values() if len({run.config.run.seed for run in group}) > 1
+        ]
+
+    @property
     def warnings(self) -> list[str]:
         """Say what makes a difference between the runs hard to explain by their parameters."""
         said = []
         seeds = [run.config.run.seed for run in self.runs]
-        if len(set(seeds)) > 1:
+        if len(set(seeds)) > 1 and sum(len(group.runs) for group in self.over_seeds) < len(self.runs):
             said.append(f"the seed differs: {_each(self.runs, seeds)}")
         codes = [" and ".join(run.code) or "unknown" for run in self.runs]
         if len(set(codes)) > 1 or any("+" in code for code in codes):
@@ -68,6 +107,19 @@ class Comparison:
         if any(run.figures.steps < run.config.run.steps for run in self.runs):
             said.append(f"not all steps are done: {_each(self.runs, steps)}")
         return said
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of at least two values, and half of its 95% interval by Student's distribution.
+
+    >>> [round(number, 3) for number in mean_interval([0.8, 0.9, 1.0])]
+    [0.9, 0.248]
+    """
+    freedom = len(values) - 1
+    z = 1.959964
+    far = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else far
+    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
 
 
 def read_run(run_dir: Path) -> ComparedRun:

@@ -9,6 +9,7 @@ from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.environments.environment import Environment, explain
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.ledger.layout import find_project
+from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples, sampled_versions
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.runs.directory import store_directory
@@ -49,6 +50,25 @@ def samples_of(
             "filtered and held-out ones only with record.samples"
         )
     return found
+
+
+def version_of(run_dir: Path, wanted: int | str | None) -> int | None:
+    """Return the version that a person means: 12, "12", "v12", or "best", the one with the highest score.
+
+    Raises:
+        ConfigError: when it is none of these, or none was evaluated.
+    """
+    if wanted is None or isinstance(wanted, int):
+        return wanted
+    if wanted == "best":
+        best = read_figures(run_dir).best_version
+        if best is None:
+            raise ConfigError(f"no version of run {run_dir.name} was evaluated; name one, such as v12")
+        return best
+    digits = wanted.removeprefix("v")
+    if not digits.isdecimal():
+        raise ConfigError(f"{wanted!r} is no version; write v12, or best")
+    return int(digits)
 
 
 def ledger_folder(run_dir: Path, home: Path) -> Path | None:

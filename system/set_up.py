@@ -1,10 +1,27 @@
 """Set-up: where this environment keeps what set-up made once, so that no run has to."""
 
+import os
 import shlex
 import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+
+NO_REPORTS = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DVC_NO_ANALYTICS": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""Variables under which no library reports its use to anybody, unless a person says otherwise."""
+
+
+def report_nothing() -> None:
+    """Let this process and all that it starts report nothing; before libraries are imported."""
+    for name, value in NO_REPORTS.items():
+        os.environ.setdefault(name, value)
 
 
 def command() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from antiphon.core.reporting.figures import VersionTotals, share
-from antiphon.lineage.comparison import ComparedRun, Comparison
+from antiphon.lineage.comparison import SCORES, ComparedRun, Comparison
 from antiphon.lineage.report.canvas import Plot
 from antiphon.lineage.report.line_panels import CYCLE, SMOOTHING_STEPS, Panel, Series, draw_panels, smoothed
 from antiphon.lineage.report.plots import interval
@@ -45,11 +45,34 @@ def build_comparison_page(comparison: Comparison, out: Path) -> Path:
         names=[run.run_id for run in runs],
         parameters=[(key, *map(json.dumps, values)) for key, values in parameters.items()],
         figures=[(label, *texts) for label, _, texts in comparison.figures],
+        over_seeds=seed_rows(comparison),
+        seed_head=SEED_HEAD,
         warnings=comparison.warnings,
-        notes=_notes(plots),
+        notes=_notes(plots, bool(comparison.over_seeds)),
     )
     write_atomically(out, page.encode("utf-8"))
     return out
+
+
+def seed_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a row for each group of runs that differ in their seed alone: name, seeds, scores, as texts."""
+    return [
+        (
+            group.name,
+            ", ".join(str(run.config.run.seed) for run in group.runs),
+            *(
+                f"{share(group.scores[name][0])} ± {share(group.scores[name][1])}"
+                if name in group.scores
+                else "–"
+                for name in SCORES
+            ),
+        )
+        for group in comparison.over_seeds
+    ]
+
+
+SEED_HEAD = ("runs", "seeds", "pass@1 before", "after", "best")
+"""What `seed_rows` holds; scores are means over the runs with their 95% intervals."""
 
 
 def draw_curves(runs: Sequence[ComparedRun], name: str, label: str, place: Place) -> Plot | None:
@@ -83,12 +106,15 @@ def _more(run: ComparedRun) -> str:
     )
 
 
-def _notes(plots: dict[str, Plot | None]) -> list[str]:
+def _notes(plots: dict[str, Plot | None], over_seeds: bool) -> list[str]:
     notes = [
         "Seconds, tokens and dollars are what had been spent when a version was made; start-ups and breaks "
         "are not among them.",
-        "One run of each configuration says little about their difference: repeat each with a few seeds.",
     ]
+    if not over_seeds:
+        notes.append(
+            "One run of each configuration says little about their difference: repeat each with a few seeds."
+        )
     if plots["dollars"] is None:
         notes.append(
             "No run has a price: record.worker_usd_per_hour and record.learner_usd_per_hour give the axis of "

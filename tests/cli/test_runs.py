@@ -7,12 +7,14 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 
 from antiphon.cli.app import execute
 from antiphon.core.config import load_config
 from antiphon.core.loop import events as e
+from antiphon.lineage.comparison import mean_interval
 from antiphon.runs.directory import known_homes, make_home
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.journal.pinned import pinned_values
@@ -220,3 +222,31 @@ def test_reading_a_run_needs_no_module_of_its_environment(
     assert "28 of the newest 256 answers could not be scored" in capsys.readouterr().out
     assert execute(["report", "small-a"]) == 0
     assert execute(["evaluate", "small-a"]) == 0
+
+
+def test_compare_says_means_over_seeds_with_their_intervals(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, reward in enumerate((0.4, 0.5, 0.6)):
+        record_run(home, f"small-s{seed}", 4, reward=reward, run__seed=seed)
+    record_run(home, "other", 4, loop__max_staleness=0)
+    names = ["small-s0", "small-s1", "small-s2", "other"]
+    assert execute(["compare", *names]) == 0
+    said = capsys.readouterr().out
+    row = r"small-s0 and 2 more\s+0, 1, 2\s+50\.0% ± 24\.8%\s+90\.0% ± 24\.8%\s+90\.0% ± 24\.8%"
+    assert re.search(row, said) and "note: the seed differs" in said
+    page = next(home.glob("compare-*.html")).read_text()
+    assert "Over seeds" in page and "90.0% ± 24.8%" in page and "repeat each with a few seeds" not in page
+    assert execute(["compare", *names[:3], "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    (group,) = plain["over_seeds"]
+    assert group["runs"] == names[:3] and group["scores"]["reward_last"]["mean"] == pytest.approx(0.9)
+    assert not plain["warnings"]  # that seeds differ is what is asked for
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(9, 2.262), (10, 2.228), (20, 2.086), (100, 1.984)])
+def test_intervals_are_those_of_students_distribution(freedom: int, quantile: float) -> None:
+    values = [float(number) for number in range(freedom + 1)]
+    mean, half = mean_interval(values)
+    assert mean == pytest.approx(freedom / 2)
+    assert half / (stdev(values) / len(values) ** 0.5) == pytest.approx(quantile, abs=0.004)

@@ -85,8 +85,7 @@ def test_further_fields_are_laid_over_the_usual_ones() -> None:
 
 
 def test_other_forms_start_from_their_deployments_values() -> None:
-    plan = FORMS["mutants"]["properties"]["plan"]["anyOf"][0]["properties"]
-    assert plan["scripts"]["default"] == ["benchmarks/mutants.py"] and plan["repeats"]["default"] == 1
+    plan = FORMS["benchmark"]["properties"]["plan"]["anyOf"][0]["properties"]
     assert plan["script_timeout_s"]["title"] == "Script timeout, seconds"
     assert validate({"plan": {"configs": []}}, FORMS["benchmark"]) == []
     assert validate({"plan": {"repeats": 0}}, FORMS["benchmark"])

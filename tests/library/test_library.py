@@ -3,17 +3,28 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import antiphon
+from antiphon import child_run
+from antiphon.child_run import RecordedEvents
 from antiphon.core.errors import ConfigError
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import heldout_group_id
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.models.codec import decoder
+from antiphon.runs.directory import RunPlace
+from antiphon.runs.samples import version_of
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
+from antiphon.system.processes import ChildProcess, tied_command
 from tests.support.recorded_folders import record_run
 
 HEAVY = ("numpy", "pandas", "pydantic", "torch", "mlflow", "prefect", "grpc", "vllm")
@@ -75,6 +86,10 @@ def test_a_batch_is_a_table_checked_against_its_digest(tmp_path: Path) -> None:
     run = antiphon.load_run("small-a", home=tmp_path)
     table = run.batch(0)
     assert list(table["token_ids"][0]) == [1, 2] and list(table["reward"]) == [1.0]
+    model = Path("examples/models/chain-sum").absolute()
+    (folder / "config.yaml").write_text(f"model: {{path: {model}}}\n")
+    texts, text = antiphon.load_run("small-a", home=tmp_path).batch(0, texts=True), decoder(str(model))
+    assert list(texts["answer"]) == [text([1, 2])] and list(texts["prompt"]) == [text([3])]
     with pytest.raises(ConfigError, match="no step 7"):
         run.batch(7)
 
@@ -117,3 +132,83 @@ def _is_ours(process: psutil.Process) -> bool:
         return "antiphon" in str(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
         return False
+
+
+def test_an_argument_that_is_a_field_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'steps=3 is no argument of antiphon\.run; .*: "run\.steps=3"'):
+        antiphon.run("examples/quickstart.yaml", steps=3, home=tmp_path)
+    with pytest.raises(ConfigError, match=r'"SECTION\.no_such=1"'):
+        antiphon.run("examples/quickstart.yaml", no_such=1, home=tmp_path)
+
+
+def test_events_are_handed_on_once_each_and_one_may_stop_the_run(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, "small-a", 2, run__steps=4)
+    heard: list[Mapping[str, Any]] = []
+
+    def until_scored(event: Mapping[str, Any]) -> object:
+        heard.append(event)
+        return antiphon.STOP if event["kind"] == "evaluation" else None
+
+    events = RecordedEvents(folder, until_scored)
+    assert not events.hand_on() and not heard  # what was there before is none
+    more = record_run(tmp_path / "other", "small-a", 3, run__steps=4)
+    step = (more / "metrics.jsonl").read_text().splitlines(keepends=True)[2]
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write(step[:20])  # a line is being written
+        log.flush()
+        assert not events.hand_on() and not heard
+        log.write(step[20:])
+    assert not events.hand_on()
+    assert [(event["kind"], event["step"]) for event in heard] == [("step", 2)]
+    assert heard[0]["reward_mean"] == pytest.approx(0.7)
+    with (folder / "evaluations.jsonl").open("a") as log:
+        log.write((more / "evaluations.jsonl").read_text().splitlines(keepends=True)[1])
+    assert events.hand_on()
+    assert (heard[1]["kind"], heard[1]["version"]) == ("evaluation", 3) and len(heard) == 2
+
+
+def test_a_run_that_an_event_stops_is_returned_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = record_run(tmp_path, "small-a", 1, run__steps=4)
+    run_as = """
+import signal, sys, threading
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+open(sys.argv[1], "a").write(open(sys.argv[1]).read())
+threading.Event().wait()
+"""
+
+    class Child(ChildProcess):
+        def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+            words = [sys.executable, "-c", run_as, str(folder / "metrics.jsonl")]
+            super().__init__(tied_command(words), log, environment)
+
+    monkeypatch.setattr(child_run, "ChildProcess", Child)
+    monkeypatch.setattr(child_run, "choose_run", lambda *_: RunPlace("small-a", folder, True))
+    run = antiphon.run({}, home=tmp_path, say=None, on_event=lambda event: antiphon.STOP)
+    assert (run.id, run.finished) == ("small-a", False)
+
+
+def test_versions_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, "small-a", 4)
+    assert [version_of(folder, wanted) for wanted in (None, 3, "3", "v3", "best")] == [None, 3, 3, 3, 4]
+    with pytest.raises(ConfigError, match="'newest' is no version; write v12, or best"):
+        antiphon.load_run("small-a", home=tmp_path).samples("newest")
+
+
+def test_held_out_rewards_by_prompt(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, "small-a", 4, evaluation__prompts=3)
+    run = antiphon.load_run("small-a", home=tmp_path)
+
+    async def write() -> None:
+        journal = Journal(folder / JOURNAL_NAME, run.id)
+        ids = [heldout_group_id(4, index) for index in (2, 0, 1)]
+        rewards = [(1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
+        events = [e.GroupRewarded(*pair, "judge", 0.0) for pair in zip(ids, rewards, strict=True)]
+        await journal.enqueue([*events, e.GroupRewarded(heldout_group_id(0, 0), (0.5,), "judge", 0.0)])
+        await journal.close()
+
+    asyncio.run(write())
+    assert list(run.scores()["reward"]) == [1.0, 0.0, 0.5] and list(run.scores("v0").index) == [0]
+    with pytest.raises(ConfigError, match="did not evaluate version 2"):
+        run.scores(2)
