@@ -39,7 +39,7 @@ EDITED = 0.4
 """Share of its completions."""
 NAMES = 3
 """How often it comes back."""
-FLOOD = 280
+FLOOD = 400
 """Calls at once: more than a worker has to its credit."""
 STOLEN = 4
 """Most leases of others that one call names."""

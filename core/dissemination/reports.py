@@ -6,10 +6,10 @@ A worker may say anything: numbers, names and lists are bounded before anything 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 
 from antiphon.core.digests import check_digest
 from antiphon.core.errors import ContractError
+from antiphon.core.loop.checks import check_number
 
 MOST_SOURCES = 16
 """Sources in one report; a worker is named fewer."""
@@ -19,7 +19,6 @@ MOST_DELIVERIES = 16
 """In one report; others follow with the next."""
 LONGEST_TEXT = 200
 """Characters of a name, or of what a source did."""
-MOST_NUMBER = 1e15
 _ADDRESS = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 
 
@@ -99,8 +98,7 @@ def check_address(address: str) -> None:
 
 
 def _number(field_name: str, value: float) -> None:
-    if not (isfinite(value) and 0 <= value <= MOST_NUMBER):
-        raise _wrong(field_name, f"is {value}, not a number from 0 to {MOST_NUMBER:g}")
+    check_number(f"{field_name} of a worker's network report", value)
 
 
 def _short(field_name: str, found: Mapping[str, object]) -> None:

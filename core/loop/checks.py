@@ -4,7 +4,6 @@ Legend: G trajectories of one group, T tokens of one completion. A worker is not
 field that a batch or a gradient depends on is compared with the lease before it is accepted.
 """
 
-import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +30,12 @@ LOGPROB_CEILING = 1e-6
 LOGPROB_FLOOR = -50.0
 """No token less probable than e^-50 is ever sampled, so a lower log-probability is an engine's error. One of
 -1e5 would make a loss that is no number."""
+MOST_NUMBER = 1e15
+"""Nothing that a worker counts or measures is larger; sums of a run's stay exact."""
+MOST_PLACES = 4096
+"""Groups that one worker samples at the same time."""
+LONGEST_TEXT = 200
+"""Characters of what a worker says of itself."""
 FAILURE_CHARS = 200
 """Longest reason for a failure that is kept."""
 
@@ -43,6 +48,16 @@ class TokenRules:
     """Rows of the embedding; every token id is smaller."""
     end_tokens: frozenset[int]
     """A completion ends with one of these, or at its longest; empty where they are not known."""
+
+
+def check_number(what: str, value: float, most: float = MOST_NUMBER) -> None:
+    """Refuse a number of a worker that cannot be.
+
+    Raises:
+        ContractError: when it is not one from 0 to `most`.
+    """
+    if not 0 <= value <= most:  # what is no number is outside too
+        raise ContractError(f"{what} is {value}, not a number from 0 to {most:g}; update this worker")
 
 
 def check_submission(
@@ -74,8 +89,7 @@ def check_submission(
             f"{group} was handed in with {len(submission.trajectories)} trajectories, but its lease "
             f"asks for {len(seeds)}; hand in whole groups"
         )
-    if not math.isfinite(submission.generation_s) or submission.generation_s < 0:
-        raise ContractError(f"{group}: generation_s={submission.generation_s} is no duration")
+    check_number(f"{group}: generation_s", submission.generation_s)
     versions = _allowed(version, newest_version)
     possible = _numbers_possible(submission.trajectories)
     for index, trajectory in enumerate(submission.trajectories):

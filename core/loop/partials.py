@@ -1,7 +1,8 @@
 """Partials: unfinished groups as their holders reported them, kept so that another can continue.
 
 Pieces come with heartbeats, in any order and any number of times; what is kept of a completion is
-always a gapless beginning of it, and the answer says how long that is. The memory is bounded: what
+always a gapless beginning of it, and the answer says how long that is. The memory is bounded, counted by what
+is held, since pieces are copies of what is new and keep no message alive: what
 does not fit is not kept, which costs time if the holder is lost and never a token's correctness.
 Who sampled which tokens stays known, because a beginning is handed on without being verified.
 
@@ -9,16 +10,17 @@ Legend: G samples of a group, T tokens of a piece.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import PartialTrajectory, Trajectory
-from antiphon.core.spans import beginning_of, joined, kept_cache_tokens, rest_of, token_versions
+from antiphon.core.spans import beginning_of, joined, kept_cache_tokens, merged, rest_of, token_versions
 
-BYTES_PER_TOKEN = 8
-"""One int32 and one float32; spans and authors are few."""
+PIECE_BYTES = 1024
+"""What a piece takes besides its tokens, log-probabilities and spans."""
+SPAN_BYTES = 128
 Authorship = tuple[int, str, int, int]
 """(sample index, worker id, start, stop): who sampled the tokens [start, stop) of a completion."""
 
@@ -44,6 +46,11 @@ class KeptGroup:
     def tokens(self) -> int:
         """Return how many tokens need not be sampled again."""
         return sum(sample.whole.stop for sample in self.samples)
+
+    @property
+    def held(self) -> int:
+        """Return the bytes that are held for it."""
+        return sum(_held(sample.whole) for sample in self.samples)
 
     @property
     def oldest_version(self) -> int:
@@ -76,18 +83,25 @@ class _Growing:
     def count(self) -> int:
         return self.pieces[-1].stop if self.pieces else 0
 
-    def append(self, piece: PartialTrajectory, worker_id: str) -> int:
-        """Keep what is new in a piece that continues what is here; return the tokens gained."""
+    @property
+    def held(self) -> int:
+        """Return the bytes that are held for it."""
+        return sum(map(_held, self.pieces))
+
+    def append(self, piece: PartialTrajectory, worker_id: str) -> None:
+        """Keep a copy of what is new in a piece that continues what is here; its message is not held."""
         count = self.count
         ended = self.pieces and self.pieces[-1].finish_reason is not None
         new = None if ended or piece.start > count else rest_of(piece, count)
         if new is None:
-            return 0
-        self.pieces.append(new)
+            return
+        tokens, logprobs, spans = new.token_ids.copy(), new.logprobs.copy(), merged(new.spans)
+        self.pieces.append(replace(new, token_ids=tokens, logprobs=logprobs, spans=spans))
+        while len(self.pieces) > 1 and self.pieces[-2].token_ids.size <= self.pieces[-1].token_ids.size:
+            self.pieces[-2:] = [joined(self.pieces[-2:])]  # few pieces, each token copied few times
         if self.authors and self.authors[-1][0] == worker_id:
             self.authors.pop()
         self.authors.append((worker_id, new.stop))
-        return new.stop - count
 
     def kept(self) -> KeptSample:
         self.pieces = [joined(self.pieces)]
@@ -100,6 +114,8 @@ class _GrowingGroup:
     samples: list[_Growing]
     given: int
     """Tokens that the lease came with."""
+    counted: int = 0
+    """Bytes that count as held for it."""
 
     @property
     def tokens(self) -> int:
@@ -110,12 +126,17 @@ class PartialGroups:
     """Beginnings of the groups that are being sampled, by lease, and of those that wait for one."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Keep at most `most_bytes` bytes of tokens and log-probabilities."""
-        self._most_tokens = most_bytes // BYTES_PER_TOKEN
+        """Keep at most `most_bytes` bytes."""
+        self._most_bytes = most_bytes
         self._growing: dict[str, _GrowingGroup] = {}
         self._waiting: dict[str, KeptGroup] = {}
-        self.tokens = 0
-        """Tokens kept at the moment."""
+        self.held = 0
+        """Bytes held at the moment."""
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens kept at the moment."""
+        return sum(kept.tokens for kept in (*self._growing.values(), *self._waiting.values()))
 
     def waiting(self, group_id: str) -> KeptGroup | None:
         """Return what the next lease of a group can start from."""
@@ -136,14 +157,20 @@ class PartialGroups:
             whole, growing = sample.whole, group.samples[sample.whole.sample_index]
             growing.append(whole, "")
             growing.authors = list(sample.authors)
-        self.tokens += group.tokens
+        group.counted = sum(sample.held for sample in group.samples)
+        self.held += group.counted
 
     def take(self, lease_id: str, worker_id: str, piece: PartialTrajectory) -> None:
         """Keep a piece that `check_piece` passed; one that leaves a gap or does not fit is left out."""
         group = self._growing.get(lease_id)
-        if group is None or self.tokens + piece.token_ids.size > self._most_tokens:
+        if group is None or self.held + _held(piece) > self._most_bytes:
             return
-        self.tokens += group.samples[piece.sample_index].append(piece, worker_id)
+        sample = group.samples[piece.sample_index]
+        before = sample.held
+        sample.append(piece, worker_id)
+        gained = sample.held - before
+        group.counted += gained
+        self.held += gained
 
     def kept(self, lease_id: str) -> tuple[int, ...]:
         """Return [G] how many tokens of each completion are kept."""
@@ -165,19 +192,19 @@ class PartialGroups:
         group = self._growing.pop(lease_id, None)
         if group is None:
             return None
-        self.tokens -= group.tokens
+        self.held -= group.counted
         return _snapshot(group)
 
     def wait(self, group_id: str, kept: KeptGroup) -> None:
         """Keep the beginning of a group for its next lease."""
         self.forget(group_id)
         self._waiting[group_id] = kept
-        self.tokens += kept.tokens
+        self.held += kept.held
 
     def forget(self, group_id: str) -> None:
         """Drop what waits for a group's next lease."""
         kept = self._waiting.pop(group_id, None)
-        self.tokens -= 0 if kept is None else kept.tokens
+        self.held -= 0 if kept is None else kept.held
 
 
 def authorship(
@@ -223,6 +250,10 @@ def false_author(
             except ContractError as error:
                 return worker_id, str(error)
     return None
+
+
+def _held(piece: PartialTrajectory) -> int:
+    return piece.token_ids.nbytes + piece.logprobs.nbytes + PIECE_BYTES + SPAN_BYTES * len(piece.spans)
 
 
 def _snapshot(group: _GrowingGroup) -> KeptGroup | None:

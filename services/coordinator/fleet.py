@@ -4,7 +4,6 @@ After a restart of the coordinator no one is known, every worker registers again
 is lost: leases name their groups, not the fleet's memory of a worker.
 """
 
-import math
 from dataclasses import dataclass
 
 from antiphon.core.dissemination.plan import TransferPlan
@@ -19,6 +18,8 @@ MISSED_HEARTBEATS = 5
 """A worker that missed this many in a row counts as lost."""
 LONGEST_SWAP_ERROR = 300
 """Characters that are kept of a worker's reason for a swap that failed."""
+FASTEST_TOKENS_PER_S = 1e6
+"""No worker is believed to sample faster."""
 LOST_REMEMBERED = 32
 """Lost workers that status still lists."""
 
@@ -59,7 +60,7 @@ class Member:
     @property
     def tokens_per_s(self) -> float:
         """Completion tokens over the seconds since it was ready to sample; 0 before it was heard of."""
-        return self.tokens_generated / self.uptime_s if self.uptime_s > 0 else 0.0
+        return _rate(self.tokens_generated, self.uptime_s)
 
 
 class Fleet:
@@ -72,8 +73,8 @@ class Fleet:
         self.size = 0
         """Workers that are not lost."""
         self.work_done = 0
-        """Grows with each token, fetched byte, group, reward and loaded version, of use or not: patience with
-        the fleet counts from its last change."""
+        """Grows with each group, reward, loaded version, token that is kept, and heartbeat that tells of more
+        tokens or fetched bytes, of use or not: patience with the fleet counts from its last change."""
 
     def add(
         self,
@@ -119,14 +120,14 @@ class Fleet:
         """Note a heartbeat; True when the worker holds another version than before."""
         member.seen_s = now
         member.pause_s = heartbeat_pause_s(self._heartbeat_s, self.size, busy=bool(heartbeat.lease_ids))
-        self.work_done += max(0, heartbeat.tokens_generated - member.tokens_generated)
-        self.work_done += max(0, heartbeat.bytes_fetched - member.bytes_fetched)
+        # Not by how much: that is a claim, and no claim is summed up.
+        self.work_done += heartbeat.tokens_generated > member.tokens_generated
+        self.work_done += heartbeat.bytes_fetched > member.bytes_fetched
         member.tokens_generated, member.busy_s = heartbeat.tokens_generated, heartbeat.busy_s
         member.uptime_s, member.bytes_fetched = heartbeat.uptime_s, heartbeat.bytes_fetched
         member.numerics = heartbeat.numerics
         member.swap_error = " ".join(heartbeat.swap_error[:LONGEST_SWAP_ERROR].split())
-        failing_s = heartbeat.swap_failing_s
-        member.swap_failing_since_s = now - (failing_s if 0.0 <= failing_s < math.inf else 0.0)
+        member.swap_failing_since_s = now - heartbeat.swap_failing_s
         return self.holds(member, heartbeat.held_version)
 
     def holds(self, member: Member, version: int | None) -> bool:
@@ -191,7 +192,7 @@ class Fleet:
 
     def supply(self) -> float:
         """Return the completion tokens per second of the active workers, each while its engine runs."""
-        return sum(m.tokens_generated / m.busy_s for m in self.active() if m.busy_s > 0.0)
+        return sum(_rate(m.tokens_generated, m.busy_s) for m in self.active())
 
     def silent(self, now: float) -> list[Member]:
         """Return the workers that missed too many heartbeats."""
@@ -225,6 +226,10 @@ class Fleet:
             )
             for member in self._members.values()
         )
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return min(tokens / seconds, FASTEST_TOKENS_PER_S) if seconds > 0.0 else 0.0
 
 
 def _holds(member: Member, version: int) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from antiphon.core.lengths.order import ARRIVAL
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
+from antiphon.core.loop.checks import MOST_PLACES, check_number
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.message_sizes import group_bytes, page
@@ -52,6 +53,7 @@ class LeaseGranter:
         reminded = False
         asking = self._fleet.get(request.worker_id)
         if asking is not None:
+            check_number("groups of a request for leases", request.groups, MOST_PLACES)
             acceptance.check_held_version(self._state, request.worker_id, request.held_version)
             asking.seen_s = state_machine.clock()
             if self._fleet.holds(asking, request.held_version):

@@ -17,7 +17,7 @@ from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
 from antiphon.protos import rollout_pb2
 
 MOST_OPEN = 256
-"""Requests of one stream that may wait for answers; a worker has a handful."""
+"""Requests of one stream, or of one of its messages, that may wait for answers; a worker has a handful."""
 
 TOGETHER_BYTES = 256 << 10
 """Nothing more is put into a message of this size."""
@@ -36,6 +36,9 @@ class _Outbox:
         self._waiting: deque[Message] = deque()
         self._changed = asyncio.Event()
         self._ended = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def put(self, message: Message) -> None:
         self._waiting.append(message)
@@ -92,6 +95,12 @@ class StreamServer:
     async def _read(self, requests: AsyncIterator[Message]) -> None:
         try:
             async for message in requests:
+                more, unread = len(message.requests), len(self._replies)
+                if more > MOST_OPEN or unread > 2 * MOST_OPEN:
+                    raise ContractError(
+                        f"a stream sent {more} requests at once while {unread} answers are not read; "
+                        f"{MOST_OPEN} and {2 * MOST_OPEN} are allowed"
+                    )
                 for request in message.requests:
                     self._begin(request)
             if self._open:
@@ -104,9 +113,11 @@ class StreamServer:
             if (given_up := self._open.get(request.id)) is not None:
                 given_up.cancel()
             return
-        if len(self._open) >= MOST_OPEN:
-            error = ContractError(f"more than {MOST_OPEN} requests of one stream wait for answers")
-            self._replies.put(self._refusal(request.id, error))
+        if len(self._open) >= MOST_OPEN or request.id in self._open:
+            what = f"request {request.id} is not answered yet; take another id"
+            if request.id not in self._open:
+                what = f"more than {MOST_OPEN} requests of one stream wait for answers"
+            self._replies.put(self._refusal(request.id, ContractError(what)))
             return
         task = asyncio.ensure_future(self._answer(request))
         self._open[request.id] = task

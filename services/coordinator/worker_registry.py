@@ -9,11 +9,11 @@ import structlog
 
 from antiphon.core.config import dump_config, with_rule
 from antiphon.core.dissemination.plan import ORIGIN
-from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_address
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_address, check_report
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import check_piece
+from antiphon.core.loop.checks import LONGEST_TEXT, MOST_PLACES, check_number, check_piece
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup, false_author
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress, PartialTrajectory
@@ -66,6 +66,7 @@ class WorkerRegistry:
                 f"worker name {name[:80]!r} cannot be used; take up to 64 letters, digits, "
                 "dots, dashes and underscores"
             )
+        check_number(f"concurrent_groups of worker {name}", hello.concurrent_groups, MOST_PLACES)
         if hello.relay_address:
             check_address(hello.relay_address)
         if barred := self._state.barred(name):
@@ -97,10 +98,10 @@ class WorkerRegistry:
         """Extend the worker's leases, keep what they made so far, and say what to give up.
 
         The lease of another worker is left as it is, and a group with progress that no completion can have
-        begins anew; both are a strike.
+        begins anew; both are a strike, and so are numbers that cannot be.
 
         Raises:
-            ContractError: when the worker samples with weights that were never announced.
+            ContractError: when a number cannot be, or the weights that sample were never announced.
         """
         state_machine, state = self._state_machine, self._state
         state_machine.check()
@@ -110,6 +111,11 @@ class WorkerRegistry:
                 # A coordinator that was just started knows its leases, and it lives. Later it must register.
                 self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
             return HeartbeatReply(False, (), state.newest_version, state.finished)
+        try:
+            _check_claims(heartbeat)
+        except ContractError as error:
+            await strike(state_machine, member.name, "", "refused", str(error))
+            raise
         self._check_weights(heartbeat)
         self._reprice(member, now)
         gone = self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
@@ -327,6 +333,17 @@ def strike(
         state_machine.lose_named(name, f"in quarantine: {reason}")
         state_machine.settle()  # what it sampled and no batch has yet does not train
     return written
+
+
+def _check_claims(heartbeat: WorkerHeartbeat) -> None:
+    """Refuse what no worker can have measured: much is decided and told by these numbers."""
+    for name in ("tokens_generated", "bytes_fetched", "busy_s", "uptime_s", "swap_failing_s"):
+        check_number(f"{name} of a heartbeat", getattr(heartbeat, name))
+    for name in ("lease_ids", "released_leases", "progress"):
+        check_number(f"the length of {name} of a heartbeat", len(getattr(heartbeat, name)), MOST_PLACES)
+    check_number("the length of numerics of a heartbeat", len(heartbeat.numerics), LONGEST_TEXT)
+    if heartbeat.network is not None:
+        check_report(heartbeat.network)
 
 
 def _named(heartbeat: WorkerHeartbeat) -> tuple[str, ...]:

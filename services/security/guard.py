@@ -78,7 +78,7 @@ class GuardLimits:
 
 
 DEFAULT_LIMITS = GuardLimits(
-    requests=Rate(50.0, 200.0),
+    requests=Rate(100.0, 200.0),
     payload_bytes=Rate(8 << 20, 64 << 20),
     registrations=Rate(0.1, 30.0),
     releases=Rate(0.5, 256.0),
@@ -180,6 +180,10 @@ class Guard:
         parts = [(caller.scope, request)]
         if caller.method == _STREAM:
             parts = [_part(caller.scope, message) for message in request.requests] or parts
+            meters, more = self._meters_of(caller.claims.worker_name), len(parts) - 1
+            # The first of them was counted with the message.
+            if more and not caller.is_admin and (wait_s := meters.requests.take(more, self._clock())) > 0.0:
+                return _busy(caller.claims.worker_name, wait_s)
         for needed, asked in parts:
             refusal = self._refuse(caller, needed)
             if refusal is None and not caller.is_admin:

@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphon.core import records as r
 from antiphon.core.dissemination.plan import Assignment, TransferPlan
-from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_report
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, records_pb2, rollout_pb2
 from antiphon.services.coordinator import api
@@ -96,11 +96,6 @@ def _check_pause(m: Any) -> None:
         raise ContractError(f"next_s={m.next_s} is no pause between two heartbeats; update this worker")
 
 
-def _check_network(m: Any) -> None:
-    if m.HasField("network"):
-        check_report(_network_report(m.network))
-
-
 def _check_assignment(m: Any) -> None:
     if not (math.isfinite(m.assignment.bytes_per_s) and m.assignment.bytes_per_s > 0):
         raise ContractError(f"bytes_per_s={m.assignment.bytes_per_s} is no planned rate; update this worker")
@@ -119,10 +114,10 @@ transfer_plan_to_proto, transfer_plan_from_proto = codec(
     TransferPlan, coordinator_pb2.TransferPlan, _check_assignment
 )
 codec(DeliveryRecord, rollout_pb2.DeliveryRecord)
-_network_report = codec(NetworkReport, rollout_pb2.NetworkReport)[1]
+codec(NetworkReport, rollout_pb2.NetworkReport)
 codec(api.WorkerWelcome, rollout_pb2.WorkerWelcome)
 worker_heartbeat_to_proto, worker_heartbeat_from_proto = codec(
-    api.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat, _check_network
+    api.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat
 )
 heartbeat_reply_to_proto, heartbeat_reply_from_proto = codec(
     api.HeartbeatReply, rollout_pb2.HeartbeatReply, _check_pause

@@ -1,6 +1,7 @@
 """Pieces of completions come in any order and any number of times; what is kept is a true beginning."""
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.checks import TokenRules, check_piece
 from antiphon.core.loop.partials import (
-    BYTES_PER_TOKEN,
+    PIECE_BYTES,
     KeptGroup,
     KeptSample,
     PartialGroups,
@@ -85,13 +86,44 @@ def test_what_is_kept_is_a_gapless_beginning_whatever_came_in(first: list[Told],
     assert partial_groups.tokens == 0
 
 
-@given(story=told, room=st.integers(0, 2 * LENGTH))
+@given(story=told, room=st.integers(0, 8 * PIECE_BYTES))
 def test_the_memory_is_bounded(story: list[Told], room: int) -> None:
-    partial_groups = PartialGroups(room * BYTES_PER_TOKEN)
+    partial_groups = PartialGroups(room)
     partial_groups.begin("lease", "g", SAMPLES, None)
     for piece, worker in story:
         partial_groups.take("lease", worker, piece)
-        assert partial_groups.tokens <= room
+        assert 8 * partial_groups.tokens <= partial_groups.held <= room
+    if (kept := partial_groups.end("lease")) is not None:
+        assert partial_groups.held == 0
+        partial_groups.wait("g", kept)
+        assert 8 * partial_groups.tokens <= partial_groups.held
+        partial_groups.begin("next", "g", SAMPLES, kept)
+        partial_groups.end("next")
+    assert partial_groups.held == 0
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_what_is_counted_is_what_is_held(overlapping: bool) -> None:
+    """One token a heartbeat, alone or after all those before it: no message stays in memory for one token."""
+    count = 2000
+    partial_groups = PartialGroups(64 << 20)
+    partial_groups.begin("lease", "g", 1, None)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for stop in range(1, count + 1):
+        start = 0 if overlapping else stop - 1
+        spans = tuple(VersionSpan(0, at, at + 1) for at in range(start, stop)[-50:])
+        spans = (VersionSpan(0, start, spans[0].start), *spans) if spans[0].start > start else spans
+        tokens, logprobs = np.zeros(stop - start, np.int32), np.zeros(stop - start, np.float32)
+        piece = PartialTrajectory(tokens, logprobs, spans, None, sample_index=0)
+        partial_groups.take("lease", "w-1", piece)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert partial_groups.tokens == count
+    assert held - before <= partial_groups.held + (
+        256 << 10
+    )  # numpy keeps small buffers, and the test numbers
+    assert partial_groups.held <= 8 * count + 16 * PIECE_BYTES
 
 
 def test_authors_are_those_whose_tokens_were_handed_in() -> None:

@@ -44,7 +44,7 @@ TOKENS = submission().trajectories[0].token_ids.size
     ("handed_in", "words"),
     [
         (submission(trajectories=submission().trajectories[:1]), "1 trajectories, but its lease asks for 2"),
-        (submission(generation_s=float("nan")), "generation_s=nan"),
+        (submission(generation_s=float("nan")), "generation_s is nan"),
         (first(sample_index=1), "sample_index=1"),
         (first(seed=12), "seed=12, but the lease says 11"),
         (first(token_ids=np.zeros(0, np.int32)), "non-empty row of integers"),

@@ -206,3 +206,50 @@ def test_a_stream_holds_no_more_requests_than_it_may() -> None:
         await replies.aclose()
 
     asyncio.run(act())
+
+
+def test_a_repeated_id_is_refused_and_holds_nothing_more() -> None:
+    never, begun = asyncio.Event(), 0
+
+    async def wait(request: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        await never.wait()
+
+    async def requests() -> AsyncIterator[Any]:
+        same = rollout_pb2.WorkRequest(id=7, heartbeat=rollout_pb2.WorkerHeartbeat())
+        yield together(*[same] * MOST_OPEN)
+        await never.wait()
+
+    async def act() -> None:
+        server = StreamServer({"heartbeat": wait}, lambda error: rollout_pb2.WorkError(details=str(error)))
+        replies = server.serve(requests())
+        found = (await asyncio.wait_for(anext(replies), 10.0)).replies
+        assert len(found) == MOST_OPEN - 1 and begun <= 1
+        assert "request 7 is not answered yet" in found[0].error.details
+        await replies.aclose()
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["a message of many", "answers that nobody reads"])
+def test_a_stream_that_asks_more_than_it_reads_is_ended(at_once: bool) -> None:
+    async def answer(request: Any) -> Any:
+        return rollout_pb2.HeartbeatReply()
+
+    async def requests() -> AsyncIterator[Any]:
+        number = iter(range(100 * MOST_OPEN))
+        for size in [MOST_OPEN + 1] if at_once else [MOST_OPEN] * 5:
+            made = (rollout_pb2.WorkRequest(id=next(number), heartbeat={}) for _ in range(size))
+            yield together(*made)
+            for _ in range(3):
+                await asyncio.sleep(0)  # they are answered
+
+    async def act() -> None:
+        server = StreamServer({"heartbeat": answer}, lambda error: rollout_pb2.WorkError())
+        reading = asyncio.ensure_future(server._read(requests()))
+        with pytest.raises(ContractError, match="are allowed"):
+            await asyncio.wait_for(reading, 10.0)
+        assert len(server._replies) <= 3 * MOST_OPEN
+
+    asyncio.run(act())

@@ -277,6 +277,26 @@ def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
     assert [ask("w", heavy), ask("w", heavy)] == [None, Denial.BUSY]
 
 
+def test_a_message_counts_as_the_requests_that_it_holds(house: House) -> None:
+    seconds = [0.0]
+    often = Rate(9.0, 99.0)
+    limits = GuardLimits(Rate(2.0, 10.0), often, registrations=often, releases=often)
+    public = house.services.token_key
+    assert public is not None
+    guard = Guard(public, RUN_ID, wall_clock, lambda: seconds[0], limits)
+    stream = guard.enter("/antiphon.Coordinator/Work", f"Bearer {house.token('w')}", {"w"})  # one of the ten
+    assert isinstance(stream, Caller)
+    lease = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1"))
+
+    def ask(count: int) -> Denial | None:
+        refusal = guard.admit(stream, rollout_pb2.WorkRequests(requests=[lease] * count))
+        return None if refusal is None else refusal.denial
+
+    assert [ask(6), ask(1), ask(6)] == [None, None, Denial.BUSY]
+    seconds[0] = 2.0
+    assert ask(6) is None
+
+
 def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:
     public = house.services.token_key
     assert public is not None
