@@ -1,6 +1,7 @@
 """Fuzz: every RPC and every reader gets what it should never get.
 
-Messages are made from their own descriptors; bytes are sound ones that were damaged. A crash is
+Messages are made from their own descriptors; bytes are sound ones that were damaged; what a worker sends is
+also sound but for extreme numbers, and everyone else asks for everything after each. A crash is
 any answer but a sentence of ours; a change is anything that a refused call left behind. What is
 found is printed with what provokes it; the same seed makes the same inputs.
 """
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
+from antiphon.benchmarks.parts.fuzz.claims import KINDS, ClaimedRun, claimed_run
 from antiphon.benchmarks.parts.fuzz.messages import damaged, messages
 from antiphon.benchmarks.parts.fuzz.readers import readers
 from antiphon.benchmarks.parts.fuzz.targets import RunningServices, known_values, open_services
@@ -91,8 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     configure_logs("error")
     begun, tally, round_number = time.perf_counter(), Tally(), 0
-    with tempfile.TemporaryDirectory() as scratch, open_services(Path(scratch) / "run") as services:
-        targets = list(all_targets(services, Path(scratch), tally))
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        open_services(Path(scratch) / "run") as services,
+        claimed_run(Path(scratch) / "claimed") as claimed,
+    ):
+        targets = [*all_targets(services, Path(scratch), tally), *claim_targets(claimed)]
         while time.perf_counter() - begun < 60.0 * options.minutes:
             for target in targets:
                 feed(target, options.seed + round_number, EXAMPLES, tally)
@@ -141,6 +148,13 @@ def all_targets(services: RunningServices, folder: Path, tally: Tally) -> Iterat
     yield from translation_targets()
     for reader in readers(folder / "files"):
         yield Target(f"reader {reader.name}", damaged(reader.sound), _only_ours(reader.read))
+
+
+def claim_targets(run: ClaimedRun) -> Iterator[Target]:
+    """Yield a target for each message of a worker: sound but for extreme numbers."""
+    choices = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 55)), min_size=1, max_size=3)
+    for kind in KINDS:
+        yield Target(f"claims of a {kind}", choices, partial(run.feed, kind))
 
 
 def rpc_targets(services: RunningServices, tally: Tally) -> Iterator[Target]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.benchmarks.fuzz import Tally, Target, all_targets, feed
+from antiphon.benchmarks.fuzz import Tally, Target, all_targets, claim_targets, feed
+from antiphon.benchmarks.parts.fuzz.claims import claimed_run
 from antiphon.benchmarks.parts.fuzz.targets import open_services
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop.acceptance import accept_commit
@@ -26,6 +27,14 @@ def test_a_share_of_the_fuzz_finds_nothing(tmp_path: Path) -> None:
     assert len(tally.fed) == len(targets) and {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION"} <= set(
         tally.answers
     )
+
+
+def test_what_a_worker_claims_ends_nothing_that_others_ask_for(tmp_path: Path) -> None:
+    tally = Tally()
+    with claimed_run(tmp_path / "claimed") as run:
+        for target in claim_targets(run):
+            feed(target, 0, 4 * EXAMPLES, tally)
+    assert not tally.crashes and len(tally.fed) == 4
 
 
 def test_a_commit_of_a_step_below_0_is_refused() -> None:

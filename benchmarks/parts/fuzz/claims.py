@@ -1,0 +1,285 @@
+"""Fuzz claims: what a worker says is taken in with extreme numbers, and then everyone asks for everything.
+
+A coordinator with its production translation, without sockets. A worker registers, beats, leases and hands in
+as it should, but for a few numbers of one message. Whatever becomes of that, every call of the services must
+still be answered or refused in a sentence: nothing that a worker says may end what others ask for.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+
+from antiphon.benchmarks.parts.fuzz.targets import RUN_ID, Prompts, house_config
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
+from antiphon.core.errors import AntiphonError
+from antiphon.core.records import (
+    PROTOCOL_VERSION,
+    DraftingStatistics,
+    FinishReason,
+    GroupRewards,
+    GroupSubmission,
+    Lease,
+    LeaseProgress,
+    PartialTrajectory,
+    SampleReward,
+    SnapshotManifest,
+    StepCommit,
+    Trajectory,
+    VersionSpan,
+)
+from antiphon.lineage.store.artifact_store import open_store
+from antiphon.protos import coordinator_pb2
+from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
+from antiphon.services.coordinator.audit_queue import AuditQueue
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.server import CoordinatorServicer
+from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.wire import work
+from antiphon.services.wire.calls import CALLS
+
+KINDS = ("hello", "heartbeat", "lease", "submission")
+EXTREMES: dict[int, Sequence[Any]] = {
+    FieldDescriptor.TYPE_INT32: [-(2**31), -1, 0, 1, 2**31 - 1],
+    FieldDescriptor.TYPE_INT64: [-(2**63), -1, 0, 1, 10**15, 2**53 + 1, 2**63 - 1],
+    FieldDescriptor.TYPE_FIXED64: [0, 1, 2**63, 2**64 - 1],
+    FieldDescriptor.TYPE_UINT64: [0, 1, 2**63, 2**64 - 1],
+    FieldDescriptor.TYPE_DOUBLE: [float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 5e-324, 1e15, 1e308],
+}
+"""Values of each type at which something may go wrong."""
+Choice = tuple[int, int]
+"""Which number of a message, and which extreme value of its type."""
+TOKENS = 8
+
+
+def numbers_of(message: Any) -> Iterator[tuple[Callable[[Any], None], int]]:
+    """Yield how each number of a message is set, and its type; those of parts that it has, too."""
+    for field in message.DESCRIPTOR.fields:
+        value, inner = getattr(message, field.name), field.message_type
+        if inner is not None and inner.GetOptions().map_entry:
+            kind = inner.fields_by_name["value"].type
+            yield from ((partial(value.__setitem__, key), kind) for key in value if kind in EXTREMES)
+        elif inner is not None:
+            parts = value if field.is_repeated else [value] if message.HasField(field.name) else []
+            for part in parts:
+                yield from numbers_of(part)
+        elif field.type in EXTREMES and field.is_repeated:
+            yield from ((partial(value.__setitem__, at), field.type) for at in range(len(value)))
+        elif field.type in EXTREMES:
+            yield partial(setattr, message, field.name), field.type
+
+
+class ClaimedRun:
+    """A run in which one worker after the other says what cannot be."""
+
+    def __init__(self, runner: asyncio.Runner, folder: Path) -> None:
+        """Open the run in `folder`."""
+        self._runner, self._folder = runner, folder
+        self._names = 0
+        self._worker_id = ""
+        self._opened = 0
+        self._run(self._open())
+
+    def feed(self, kind: str, choices: Sequence[Choice]) -> str | None:
+        """Send a message with some numbers extreme, then ask for everything; return what went wrong."""
+        return self._run(self._feed(kind, choices))
+
+    def close(self) -> None:
+        """End the run."""
+        self._run(self._machine.close())
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(work)
+
+    async def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config, clock = house_config(), asyncio.get_running_loop().time
+        journal = Journal(self._folder / JOURNAL_NAME, RUN_ID)
+        store = open_store(self._folder / "store", config.record)
+        self._machine = RunStateMachine(config, RUN_ID, journal, store, Prompts(), clock)
+        await self._machine.start()
+        self._service = CoordinatorService(self._machine, audits=AuditQueue(self._machine, bytes(32)))
+        self._answers = CoordinatorServicer(self._service)
+        await self._announce(0)
+
+    async def _announce(self, version: int) -> None:
+        await self._service.announce_snapshot(
+            SnapshotManifest(RUN_ID, version, f"{version:064x}", (), 0, (), "127.0.0.1:1")
+        )
+        await self._service.open_step(version)
+        await self._service.open_evaluation(version)
+
+    async def _feed(self, kind: str, choices: Sequence[Choice]) -> str | None:
+        message, send = await self._sound(kind)
+        places = list(numbers_of(message))
+        for which, value in choices:
+            put, number = places[which % len(places)]
+            put(EXTREMES[number][value % len(EXTREMES[number])])
+        said = str(message).replace("\n", " ")[:300]
+        try:
+            await send(message)
+        except AntiphonError:
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever else comes out is what is looked for
+            return f"{kind} ended with {error!r}: {said}"
+        if self._machine.failure is not None:
+            return f"{kind} ended the run ({self._machine.failure}): {said}"
+        wrong = [f"{call} by others: {error!r}" async for call, error in self._ask_for_everything()]
+        return f"after a {kind}, {wrong[0]}: {said}" if wrong else None
+
+    async def _sound(self, kind: str) -> tuple[Any, Callable[[Any], Any]]:
+        """Return a message as it should be, and who takes it in."""
+        state = self._machine.state
+        if self._machine.fleet.get(self._worker_id) is None or state.barred(
+            self._worker_id.rpartition("-")[0]
+        ):
+            self._names += 1
+            hello = WorkerHello(f"x{self._names}", PROTOCOL_VERSION, RUN_ID, 4)
+            self._worker_id = (await self._service.register(hello)).worker_id
+        worker, version = self._worker_id, state.newest_version
+        if kind == "hello":
+            self._names += 1
+            hello = WorkerHello(f"x{self._names}", PROTOCOL_VERSION, RUN_ID, 4, relay_address="h:1")
+            return CALLS["register"].request.write([hello]), partial(CALLS["register"].answer, self._service)
+        if kind == "lease":
+            return work.lease_request_to_proto(LeaseRequest(worker, version, 1, 0.0)), self._answers._lease
+        lease = await self._lease(worker, version or 0)
+        if kind == "submission":
+            return work.group_submission_to_proto(
+                _submission(lease, worker, version or 0)
+            ), self._answers._submit
+        return work.worker_heartbeat_to_proto(
+            _heartbeat(lease, worker, version or 0)
+        ), self._answers._heartbeat
+
+    async def _lease(self, worker: str, version: int) -> Lease:
+        await self._service.heartbeat(WorkerHeartbeat(worker, version, None, (), 0, 0.0, 0.0))
+        while True:
+            reply = await self._service.lease_group(LeaseRequest(worker, version, 1, 0.0))
+            if reply.leases:
+                return reply.leases[0]
+            self._opened += 1
+            await self._service.open_step(self._opened)
+
+    async def _ask_for_everything(self) -> Any:
+        """Make every call of the services, and yield those that end with no error of ours."""
+        machine, service = self._machine, self._service
+        step, version = len(machine.state.commits), machine.state.newest_version or 0
+        requests: dict[str, list[Any]] = {
+            name: [call.request.write(_arguments(call))]
+            for name, call in CALLS.items()
+            if name not in ("register", "finish", "pause", "worker_kit")
+        }
+        stages = [("collect", step), ("reward", step), ("broadcast", version), ("evaluate", version)]
+        requests["await_stage"] = [
+            coordinator_pb2.StageRequest(stage=s, number=n, wait_s=0.0) for s, n in stages
+        ]
+        for name, messages in requests.items():
+            for message in messages:
+                try:
+                    await CALLS[name].answer(service, message)
+                except AntiphonError:
+                    pass
+                except Exception as error:  # noqa: BLE001 - this is what is looked for
+                    yield name, error
+        try:
+            await self._go_on(step)
+            async for page in service.event_pages(max(0, machine.journal.last_seq - 20), follow=False):
+                list(map(str, page))
+        except AntiphonError:
+            pass
+        except Exception as error:  # noqa: BLE001 - this is what is looked for
+            yield "the loop", error
+
+    async def _go_on(self, step: int) -> None:
+        """Reward what was handed in, and train on what was sealed: what was claimed is counted with."""
+        for group in await self._service.pull_for_reward("reward-1", 8, 0.0):
+            rewards = tuple(SampleReward(i, float(i % 2)) for i in range(len(group.completions)))
+            await self._service.submit_rewards([GroupRewards(group.group_id, rewards)])
+        for asked in await self._service.pull_for_audit("learner-1", 8, 0.0):
+            await self._service.submit_audit(asked.submission.group_id, (), reason="there is no model here")
+        await self._machine.planner.plan_if_due()
+        reply = (
+            await self._service.await_stage("reward", step, 0.0)
+            if step in self._machine.state.sealed
+            else None
+        )
+        if reply is not None and reply.batch is not None:
+            made = f"{step + 1:064x}"
+            await self._service.commit_step(
+                StepCommit(step, step + 1, made, reply.batch.digest, {"loss": 0.0})
+            )
+            self._opened = max(self._opened, step + 1)
+            await self._announce(step + 1)
+
+
+def _arguments(call: Any) -> list[Any]:
+    """Return arguments that change little, by the names of a method's parameters."""
+    known = {
+        "version": 0,
+        "step": 0,
+        "number": 0,
+        "wait_s": 0.0,
+        "limit": 0,
+        "after_step": -1,
+        "groups": (),
+        "samples": (),
+        "commit": StepCommit(0, 1, "0" * 64, "0" * 64, {}),
+        "manifest": SnapshotManifest(RUN_ID, 10**6, "0" * 64, (), 0, (), ""),
+    }
+    _, *names = call.signature.parameters
+    return [known.get(name, "nobody") for name in names]
+
+
+def _submission(lease: Lease, worker: str, version: int) -> GroupSubmission:
+    tokens, logprobs = np.arange(1, TOKENS + 1, dtype=np.int32), np.full(TOKENS, -1.5, dtype=np.float32)
+    spans = (VersionSpan(version, 0, TOKENS),)
+    made = tuple(
+        Trajectory(tokens, logprobs, spans, FinishReason.LENGTH, sample_index=index, seed=seed)
+        for index, seed in enumerate(lease.seeds)
+    )
+    drafting = DraftingStatistics(8, 4, 6, 5, 4, 1, 0.1, 0.1, gain=2.0)
+    return GroupSubmission(lease.lease_id, lease.group_id, worker, made, 1.0, drafting)
+
+
+def _heartbeat(lease: Lease, worker: str, version: int) -> WorkerHeartbeat:
+    piece = PartialTrajectory(
+        np.arange(1, 4, dtype=np.int32),
+        np.full(3, -1.5, dtype=np.float32),
+        (VersionSpan(version, 0, 3),),
+        None,
+        sample_index=0,
+    )
+    told = DeliveryRecord(version, worker, 1.0, 0.5, {"": 100}, {"": 1e6}, {}, 0.1, 0.1)
+    return WorkerHeartbeat(
+        worker,
+        version,
+        f"{version:064x}",
+        (lease.lease_id,),
+        100,
+        1.0,
+        2.0,
+        progress=(LeaseProgress(lease.lease_id, (piece,)),),
+        sampling=True,
+        bytes_fetched=100,
+        swap_error="it was refused",
+        swap_failing_s=1.0,
+        network=NetworkReport(0.1, 1e6, ("0" * 64,), (told,)),
+    )
+
+
+@contextmanager
+def claimed_run(folder: Path) -> Iterator[ClaimedRun]:
+    """Open a run until the block is left."""
+    with asyncio.Runner() as runner:
+        run = ClaimedRun(runner, folder)
+        try:
+            yield run
+        finally:
+            run.close()
