@@ -244,8 +244,7 @@ class CoordinatorService(Coordinator):
 
     async def plan_transfer(self, worker_id: str, version: int, payload_digest: str) -> TransferPlan:
         self.state_machine.check()
-        member = self.state_machine.fleet.get(worker_id)
-        if member is None or self._config.broadcast.relay == "off":
+        if self._config.broadcast.relay == "off":
             return FROM_ORIGIN
         manifest = await self.latest_manifest(version)
         found = () if manifest is None else manifest.payloads
@@ -255,6 +254,10 @@ class CoordinatorService(Coordinator):
                 f"version {version} has no payload {payload_digest[:64]!r}; ask for its manifest"
             )
         size = Size(payload.payload_bytes, payload.chunk_bytes)
+        # Looked up now: it may have left while its manifest was read.
+        member = self.state_machine.fleet.get(worker_id)
+        if member is None:
+            return FROM_ORIGIN
         return self.state_machine.fleet.plan_transfer(member, payload_digest, size)
 
     async def void_batch(self, step: int, digest: str, reason: str, operator: str) -> VoidedBatch:
