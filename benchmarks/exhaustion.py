@@ -4,7 +4,8 @@ A real coordinator and the learner's chunk server, each a process of its own beh
 that lease, beat and hand in at a steady pace, and one that fetches weights. In turns there is quiet and
 there are all attackers at once: connections with a certificate and no token that send messages of 8 MiB;
 a worker with a valid token that opens all calls it can, sends the largest messages it may and registers
-over and over; and requests for the same chunk ten thousand times. Attackers have the lowest priority,
+over and over; one that asks for leases under one id, a message full of requests at a time, and reports
+progress that overlaps all it reported before; and requests for the same chunk ten thousand times. Attackers have the lowest priority,
 since elsewhere they run on machines of their own.
 
 `rss_growth_mb` is by how much coordinator and chunk server, whichever grew more, exceeded their largest
@@ -34,6 +35,7 @@ from statistics import median
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 
 from antiphon.benchmarks.coordinator import LoadPrompts, make_config, manifest, sampled
@@ -42,7 +44,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.cli.certs import certs
 from antiphon.core.config import dump_config, load_config
 from antiphon.core.errors import AntiphonError
-from antiphon.core.records import PROTOCOL_VERSION
+from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress, PartialTrajectory, VersionSpan
 from antiphon.core.status import WorkerState
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.protos import broadcast_pb2, rollout_pb2
@@ -76,7 +78,9 @@ CHUNK_S = 0.2
 HEAVY_BYTES = 8 << 20
 STREAMS = 64
 """Calls that the hoarder tries to hold open at a time."""
-ATTACKERS = ("strangers", "hoarder", "repeaters")
+ATTACKERS = ("strangers", "hoarder", "overlapper", "repeaters")
+SAME_ID = 40_000
+"""Requests under one id in a message."""
 MOST_GROWTH_MB = 256.0
 START_S, SETTLE_S = 120.0, 3.0
 REGISTER, WORK = "/antiphon.Coordinator/Register", "/antiphon.Coordinator/Work"
@@ -174,8 +178,8 @@ def prepare(home: Path) -> None:
     names = [f"w{number}" for number in range(WORKERS)]
     keys = home / "keys"
     with contextlib.redirect_stdout(sys.stderr):
-        certs(worker=[*names, "hoarder", "stranger"], keys=keys)
-    for name in (*names, "hoarder"):
+        certs(worker=[*names, "hoarder", "overlapper", "stranger"], keys=keys)
+    for name in (*names, "hoarder", "overlapper"):
         claims = TokenClaims(
             new_token_id(),
             RUN_ID,
@@ -484,6 +488,51 @@ def be_hoarder(home: Path, options: argparse.Namespace) -> int:
     return attack("hoarder", home, make)
 
 
+def be_overlapper(home: Path, options: argparse.Namespace) -> int:
+    """Be one worker with a valid token: many requests under one id, and progress with ever more of the same."""
+    asking = rollout_pb2.WorkRequest(id=7, lease={"worker_id": "overlapper-1", "wait_s": 30.0})
+    many = rollout_pb2.WorkRequests(requests=[asking] * SAME_ID).SerializeToString()
+
+    def make(refused: list[int]) -> list[Awaitable[None]]:
+        channel = channel_to(address_of(home, "coordinator"), bundle(home, "overlapper"))
+        client = CoordinatorClient(address_of(home, "coordinator"), credentials=bundle(home, "overlapper"))
+
+        async def ask() -> None:
+            call = channel.stream_stream(WORK)()
+            with contextlib.suppress(asyncio.InvalidStateError):
+                for _ in range(4):
+                    await call.write(many)
+            async for _ in call:
+                pass
+
+        async def report() -> None:
+            worker = (
+                await client.register(WorkerHello("overlapper", PROTOCOL_VERSION, RUN_ID, CONCURRENT))
+            ).worker_id
+            await client.heartbeat(WorkerHeartbeat(worker, 0, None, (), 0, 0.0, 0.0))
+            leases = (await client.lease_group(LeaseRequest(worker, 0, CONCURRENT, 5.0))).leases
+            longest = min([lease.sampling.max_tokens for lease in leases] or [1]) - 1
+            for stop in range(1, longest + 1):
+                tokens, logprobs = np.ones(stop, np.int32), np.full(stop, -1.0, np.float32)
+                spans = tuple(VersionSpan(0, at, at + 1) for at in range(stop))
+                told = tuple(
+                    LeaseProgress(
+                        lease.lease_id,
+                        tuple(
+                            PartialTrajectory(tokens, logprobs, spans, None, sample_index=index)
+                            for index in range(len(lease.seeds))
+                        ),
+                    )
+                    for lease in leases
+                )
+                ids = tuple(lease.lease_id for lease in leases)
+                await client.heartbeat(WorkerHeartbeat(worker, 0, None, ids, stop, 0.0, 0.0, progress=told))
+
+        return [repeat(ask, refused), patient(report, refused)]
+
+    return attack("overlapper", home, make)
+
+
 def be_repeaters(home: Path, options: argparse.Namespace) -> int:
     """Be a worker that asks for one chunk ten thousand times in a request, in many requests."""
     digest = full_payload(PayloadStore(home / PAYLOADS).manifest(0)).digest
@@ -507,6 +556,7 @@ PARTIES: dict[str, Callable[[Path, argparse.Namespace], int]] = {
     "honest": be_honest,
     "strangers": be_strangers,
     "hoarder": be_hoarder,
+    "overlapper": be_overlapper,
     "repeaters": be_repeaters,
 }
 

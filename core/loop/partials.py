@@ -136,7 +136,8 @@ class PartialGroups:
     @property
     def tokens(self) -> int:
         """Return the tokens kept at the moment."""
-        return sum(kept.tokens for kept in (*self._growing.values(), *self._waiting.values()))
+        growing = sum(group.tokens for group in self._growing.values())
+        return growing + sum(kept.tokens for kept in self._waiting.values())
 
     def waiting(self, group_id: str) -> KeptGroup | None:
         """Return what the next lease of a group can start from."""

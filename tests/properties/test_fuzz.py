@@ -33,7 +33,7 @@ def test_what_a_worker_claims_ends_nothing_that_others_ask_for(tmp_path: Path) -
     tally = Tally()
     with claimed_run(tmp_path / "claimed") as run:
         for target in claim_targets(run):
-            feed(target, 0, 4 * EXAMPLES, tally)
+            feed(target, 0, 3 * EXAMPLES, tally)
     assert not tally.crashes and len(tally.fed) == 4
 
 

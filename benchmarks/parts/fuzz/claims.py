@@ -17,7 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from antiphon.benchmarks.parts.fuzz.targets import RUN_ID, Prompts, house_config
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
-from antiphon.core.errors import AntiphonError
+from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     DraftingStatistics,
@@ -56,6 +56,9 @@ EXTREMES: dict[int, Sequence[Any]] = {
 Choice = tuple[int, int]
 """Which number of a message, and which extreme value of its type."""
 TOKENS = 8
+ANSWER_S = 0.2
+MOST_STEPS = 8
+"""Steps that are opened ahead; a worker that gets no lease then has said something that keeps it from one."""
 
 
 def numbers_of(message: Any) -> Iterator[tuple[Callable[[Any], None], int]]:
@@ -88,7 +91,8 @@ class ClaimedRun:
 
     def feed(self, kind: str, choices: Sequence[Choice]) -> str | None:
         """Send a message with some numbers extreme, then ask for everything; return what went wrong."""
-        return self._run(self._feed(kind, choices))
+        found: str | None = self._run(self._feed(kind, choices))
+        return found
 
     def close(self) -> None:
         """End the run."""
@@ -116,15 +120,20 @@ class ClaimedRun:
         await self._service.open_evaluation(version)
 
     async def _feed(self, kind: str, choices: Sequence[Choice]) -> str | None:
-        message, send = await self._sound(kind)
+        try:
+            message, send = await self._sound(kind)
+        except UnavailableError as error:  # another worker is given what this one holds
+            self._machine.lose(self._machine.fleet.named(self._worker_id.rpartition("-")[0])[0], str(error))
+            message, send = await self._sound(kind)
         places = list(numbers_of(message))
         for which, value in choices:
             put, number = places[which % len(places)]
             put(EXTREMES[number][value % len(EXTREMES[number])])
         said = str(message).replace("\n", " ")[:300]
         try:
-            await send(message)
-        except AntiphonError:
+            async with asyncio.timeout(ANSWER_S):
+                await send(message)
+        except (AntiphonError, TimeoutError):  # a request for leases may be held for as long as it says
             pass
         except Exception as error:  # noqa: BLE001 - whatever else comes out is what is looked for
             return f"{kind} ended with {error!r}: {said}"
@@ -159,11 +168,14 @@ class ClaimedRun:
         ), self._answers._heartbeat
 
     async def _lease(self, worker: str, version: int) -> Lease:
+        """Return a lease of a worker, opening steps for it; UnavailableError where it gets none."""
         await self._service.heartbeat(WorkerHeartbeat(worker, version, None, (), 0, 0.0, 0.0))
         while True:
             reply = await self._service.lease_group(LeaseRequest(worker, version, 1, 0.0))
             if reply.leases:
                 return reply.leases[0]
+            if self._opened >= len(self._machine.state.commits) + MOST_STEPS:
+                raise UnavailableError(reply.reason)
             self._opened += 1
             await self._service.open_step(self._opened)
 
@@ -205,12 +217,8 @@ class ClaimedRun:
         for asked in await self._service.pull_for_audit("learner-1", 8, 0.0):
             await self._service.submit_audit(asked.submission.group_id, (), reason="there is no model here")
         await self._machine.planner.plan_if_due()
-        reply = (
-            await self._service.await_stage("reward", step, 0.0)
-            if step in self._machine.state.sealed
-            else None
-        )
-        if reply is not None and reply.batch is not None:
+        reply = await self._service.await_stage("reward", step, 0.0)
+        if reply.batch is not None:
             made = f"{step + 1:064x}"
             await self._service.commit_step(
                 StepCommit(step, step + 1, made, reply.batch.digest, {"loss": 0.0})
