@@ -5,8 +5,8 @@ that lease, beat and hand in at a steady pace, and one that fetches weights. In 
 there are all attackers at once: connections with a certificate and no token that send messages of 8 MiB;
 a worker with a valid token that opens all calls it can, sends the largest messages it may and registers
 over and over; one that asks for leases under one id, a message full of requests at a time, and reports
-progress that overlaps all it reported before; and requests for the same chunk ten thousand times. Attackers have the lowest priority,
-since elsewhere they run on machines of their own.
+progress that overlaps all it reported before; and requests for the same chunk ten thousand times.
+Attackers have the lowest priority, since elsewhere they run on machines of their own.
 
 `rss_growth_mb` is by how much coordinator and chunk server, whichever grew more, exceeded their largest
 memory in the first quiet; `honest_rate_share` is the median over pairs of the groups handed in under attack
@@ -489,7 +489,7 @@ def be_hoarder(home: Path, options: argparse.Namespace) -> int:
 
 
 def be_overlapper(home: Path, options: argparse.Namespace) -> int:
-    """Be one worker with a valid token: many requests under one id, and progress with ever more of the same."""
+    """Be one worker with a valid token: many requests under one id, and ever more of the same progress."""
     asking = rollout_pb2.WorkRequest(id=7, lease={"worker_id": "overlapper-1", "wait_s": 30.0})
     many = rollout_pb2.WorkRequests(requests=[asking] * SAME_ID).SerializeToString()
 
@@ -514,7 +514,7 @@ def be_overlapper(home: Path, options: argparse.Namespace) -> int:
             longest = min([lease.sampling.max_tokens for lease in leases] or [1]) - 1
             for stop in range(1, longest + 1):
                 tokens, logprobs = np.ones(stop, np.int32), np.full(stop, -1.0, np.float32)
-                spans = tuple(VersionSpan(0, at, at + 1) for at in range(stop))
+                spans = (VersionSpan(0, 0, stop),)
                 told = tuple(
                     LeaseProgress(
                         lease.lease_id,

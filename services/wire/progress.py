@@ -6,6 +6,7 @@ Reading what was written gives an equal record; invalid messages raise ContractE
 from antiphon.core import records as r
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.partials import KeptGroup, KeptSample
+from antiphon.core.message_sizes import MOST_SPANS
 from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.wire.arrays import (
     finish_reason_from_text,
@@ -36,8 +37,13 @@ def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.Partial
     """Return the record.
 
     Raises:
-        ContractError: when its spans do not begin where it says that it begins.
+        ContractError: when its spans do not begin where it says that it begins, or are too many.
     """
+    if len(m.spans) > MOST_SPANS:
+        raise ContractError(
+            f"progress of sample {m.sample_index} came with {len(m.spans)} version spans; "
+            f"at most {MOST_SPANS} can be within a bound"
+        )
     found = r.PartialTrajectory(
         tokens_from_bytes(m.token_ids),
         logprobs_from_bytes(m.behaviour_logprobs),
