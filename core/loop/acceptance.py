@@ -5,6 +5,7 @@ is the answer that was given before.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 from antiphon.core.config import RunConfig
@@ -13,7 +14,7 @@ from antiphon.core.errors import ContractError, IntegrityError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import continues
 from antiphon.core.loop.checks import check_submission, submission_digest
-from antiphon.core.loop.group_state import RECENT_SCORES, GroupPhase, GroupState, newest_failures
+from antiphon.core.loop.group_state import RECENT_SCORES, GroupPhase, GroupState, Scored, newest_scored
 from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.places import training_step
 from antiphon.core.loop.run_state import RunState
@@ -141,23 +142,55 @@ def accept_rewards(
 ) -> list[e.JournalEvent]:
     """Return what the rewards of a submitted group do; they stand in the order of its samples.
 
-    Where more than `max_failed_share` of the newest `RECENT_SCORES` trajectories could not be scored, the run
-    is paused: something is wrong with the scorer or its machine, and what it learns is not what was meant.
+    Where more than `max_failed_share` of the newest `RECENT_SCORES` answers could not be scored, and not
+    those of one worker alone, the run is paused: something is wrong with the scorer or its machine, and what
+    it learns is not what was meant.
     """
     group = state.groups[group_id]
     rewards = tuple(sample.reward for sample in given)
     failures = tuple((sample.sample_index, sample.failure) for sample in given if sample.failure)
     found: list[e.JournalEvent] = [e.GroupRewarded(group_id, rewards, client_id, now, failures)]
-    failed = sum(newest_failures(state.recent_failures, group.samples, dict(failures)))
-    if failures and failed > max_failed_share * RECENT_SCORES and not state.paused_reason:
+    recent = newest_scored(state.recent_scored, state.authors(group), dict(failures))
+    failed = sum(failed for _, failed in recent)
+    enough = failed > max_failed_share * RECENT_SCORES
+    if failures and enough and not state.paused_reason and not _of_one_alone(recent, max_failed_share):
         found.append(
             e.RunPaused(
-                f"{failed} of the newest {RECENT_SCORES} answers could not be scored, and "
+                f"{failed} of the newest {len(recent)} answers could not be scored, and "
                 f"reward.max_failed_share is {max_failed_share:g}; the last one, sample {failures[-1][0]} of "
                 f"group {group_id}: {failures[-1][1]}; mend the scorer and start the run again"
             )
         )
     return found
+
+
+def author_of_failures(
+    state: RunState, group_id: str, given: Sequence[SampleReward], max_failed_share: float
+) -> str:
+    """Return the worker whose answers fail while those of others are scored, where this group is another sign
+    of that; "" for none. Call it before the rewards of the group are taken.
+
+    More than two groups' worth of its answers and more than half of them could not be scored, and since the
+    first of these at least a group's worth by others was, but for `max_failed_share`: the scorer works.
+    """
+    failed = {sample.sample_index for sample in given if sample.failure}
+    authors = state.authors(state.groups[group_id])
+    recent = newest_scored(state.recent_scored, authors, failed)
+    for author in sorted({authors[index] for index in failed}):
+        own = [failed for name, failed in recent if name == author]
+        since = recent[recent.index((author, True)) :]
+        others = [failed for name, failed in since if name != author]
+        alone = len(others) >= state.group_size and sum(others) <= max_failed_share * len(others)
+        if alone and sum(own) > max(2 * state.group_size, max(0.5, max_failed_share) * len(own)):
+            return author
+    return ""
+
+
+def _of_one_alone(recent: Sequence[Scored], max_failed_share: float) -> bool:
+    """Return whether it is the answers of one worker that fail, and those of others are scored."""
+    (worst, _), *_ = Counter(author for author, failed in recent if failed).most_common(1)
+    others = [failed for author, failed in recent if author != worst]
+    return bool(others) and sum(others) <= max_failed_share * len(others)
 
 
 def accept_commit(state: RunState, commit: StepCommit, now: float) -> list[e.JournalEvent]:

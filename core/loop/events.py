@@ -320,7 +320,8 @@ class WorkerStruck(JournalEvent):
     worker_name: str
     group_id: str
     check: str
-    """sampling, tokens, support or logprobs from an audit; refused for work or a lease that was not taken."""
+    """sampling, tokens, support or logprobs from an audit; refused for work or a lease that was not taken;
+    scoring for answers that end their scorer."""
     reason: str
     gross: int = 0
 

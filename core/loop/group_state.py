@@ -214,12 +214,17 @@ def heldout_group(version: int, prompt_index: int) -> GroupState:
     )
 
 
-def newest_failures(before: Sequence[bool], samples: int, failed: Collection[int]) -> list[bool]:
-    """Return which of the newest `RECENT_SCORES` trajectories could not be scored, oldest first.
+Scored = tuple[str, bool]
+"""Name of the worker that sampled most of an answer, and whether it could not be scored."""
 
-    `before` is what this was before a group of so many samples, of which `failed` could not be scored.
+
+def newest_scored(before: Sequence[Scored], authors: Sequence[str], failed: Collection[int]) -> list[Scored]:
+    """Return the newest `RECENT_SCORES` answers, oldest first.
+
+    `before` is what this was before a group whose samples have these authors, of which `failed` could not be
+    scored.
     """
-    return [*before, *(index in failed for index in range(samples))][-RECENT_SCORES:]
+    return [*before, *((author, index in failed) for index, author in enumerate(authors))][-RECENT_SCORES:]
 
 
 def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[VoidedBatch]) -> BatchRef:

@@ -5,6 +5,7 @@ was lost. What may be done is decided in `core.loop.admission` and `core.loop.as
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,11 @@ from antiphon.core.loop.group_state import (
     GroupPhase,
     GroupState,
     Receipt,
+    Scored,
     Tally,
     committed_step,
     heldout_group,
-    newest_failures,
+    newest_scored,
     sealed_batch,
     voided_batch,
 )
@@ -59,7 +61,7 @@ class RunState:
     newest_version: int | None = None  # the newest announced one
     evaluations: dict[int, EvaluationState] = field(default_factory=dict)
     since_seal: Tally = field(default_factory=Tally)
-    recent_failures: list[bool] = field(default_factory=list)
+    recent_scored: list[Scored] = field(default_factory=list)  # answers, since the run was started last
     groups_dropped_stale: int = 0
     groups_filtered: int = 0
     groups_requeued: int = 0
@@ -85,6 +87,13 @@ class RunState:
     def batches(self) -> int:
         """Return how many steps have a batch, voided ones left out."""
         return len(self.sealed) - len(self.reopened)
+
+    def authors(self, group: GroupState) -> list[str]:
+        """Return for each sample of a group that was handed in who sampled most of its tokens."""
+        tokens = [Counter({group.worker_id: count}) for count in group.token_counts]
+        for index, worker_id, start, stop in self.receipts[group.group_id].authors:
+            tokens[index].update({worker_id: stop - start, group.worker_id: start - stop})
+        return [name_of_worker(count.most_common(1)[0][0]) for count in tokens]
 
     def is_sealed(self, step: int) -> bool:
         """Return whether a step has a batch that is not voided."""
@@ -149,7 +158,7 @@ def _run_opened(event: e.RunOpened, state: RunState) -> None:
 
 
 def _run_resumed(_: e.RunResumed, state: RunState) -> None:
-    state.paused_reason, state.recent_failures = "", []
+    state.paused_reason, state.recent_scored = "", []
 
 
 def _run_paused(event: e.RunPaused, state: RunState) -> None:
@@ -232,7 +241,7 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
 
 def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.SUBMITTED)
-    state.recent_failures = newest_failures(state.recent_failures, group.samples, dict(event.failures))
+    state.recent_scored = newest_scored(state.recent_scored, state.authors(group), dict(event.failures))
     state.trajectories_failed += len(event.failures)
     state.last_failure = event.failures[-1][1] if event.failures else state.last_failure
     if group.evaluation is None:
@@ -388,7 +397,9 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.WorkerRegistered: _worker_registered,
     e.AccessRevoked: _access_revoked,
     e.GroupAudited: _standing_after(_audited),
-    e.WorkerStruck: _standing_after(lambda known, event: known.strike(event.check != "refused", event.gross)),
+    e.WorkerStruck: _standing_after(
+        lambda known, event: known.strike(event.check not in ("refused", "scoring"), event.gross)
+    ),
     e.WorkerQuarantined: _standing_after(lambda known, event: known.shut_out(event.reason)),
     e.WorkerPardoned: _worker_pardoned,
 }

@@ -16,6 +16,7 @@ from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupRewards, GroupToReward, SampleReward
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.worker_registry import strike
 
 REWARD_S = 15.0
 """A reward service that has not answered by then loses the group (or after a lease's time, if shorter);
@@ -174,6 +175,7 @@ class RewardQueue:
             return False
         group, client_id = self._state.groups[group_id], "" if rewarding is None else rewarding.client_id
         most, now = state_machine.config.reward.max_failed_share, state_machine.clock()
+        author = acceptance.author_of_failures(self._state, group_id, given, most)
         found = acceptance.accept_rewards(self._state, group_id, given, client_id, now, most)
         history = None
         if submission is not None:
@@ -183,6 +185,11 @@ class RewardQueue:
         forget = state_machine.samples.unneeded_answers(group, given[0].reward)
         state_machine.fleet.work_done += 1
         state_machine.record(*found, forget=forget, history=history)
+        if author:
+            last = next(sample for sample in reversed(given) if sample.failure)
+            told = f"sample {last.sample_index}: {last.failure}"
+            told = f"its answers cannot be scored, those of others can; the last one, {told}"
+            strike(state_machine, author, group_id, "scoring", told)
         return True
 
     def _unanswered(self, group_id: str) -> bool:
