@@ -103,13 +103,7 @@ class StepCheck:
         ]
         if self.tensor is not None:
             parts.append(self.tensor.words())
-        # A learning rate that differs is the cause of all else.
-        first = sorted(self.metrics, key=lambda metric: metric.name != "learning_rate")
-        metric = next((m for m in first if m.name in ("learning_rate", "loss")), None) or next(
-            iter(first), None
-        )
-        if metric is not None:
-            parts.append(metric.words())
+        parts += [metric.words() for metric in self.metrics[:1]]
         return "; ".join(parts)
 
 
@@ -144,7 +138,7 @@ class LogprobCheck:
 def compare_metrics(
     recorded: Mapping[str, float], found: Mapping[str, float], ignored: Iterable[str] = ()
 ) -> tuple[MetricDifference, ...]:
-    """Return the metrics of a step that differ, `loss` first; two NaN are equal.
+    """Return the metrics of a step that differ, causes first: rate, then loss; two NaN are equal.
 
     `ignored` names are left out on both sides: those that a replay cannot know, such as seconds.
 
@@ -152,7 +146,8 @@ def compare_metrics(
     (MetricDifference(name='x', recorded=2.0, found=2.5),)
     """
     left_out = set(ignored)
-    names = sorted((set(recorded) | set(found)) - left_out, key=lambda name: (name != "loss", name))
+    first = {"learning_rate": 0, "loss": 1}
+    names = sorted((set(recorded) | set(found)) - left_out, key=lambda name: (first.get(name, 2), name))
     pairs = [(name, recorded.get(name), found.get(name)) for name in names]
     return tuple(MetricDifference(name, old, new) for name, old, new in pairs if not _same(old, new))
 

@@ -103,13 +103,12 @@ class Trainer(Training):
         """Deal a batch to the step's updates; one that gets nothing to train on makes none."""
         algorithm = self._config.algorithm
         rows, left_out = decode_batch(payload), decode_left_out(payload)
-        scored = [row for row in rows if not row.failure]
-        cut_off = [row for row in scored if row.finish_reason is FinishReason.LENGTH]
-        trained = scored
+        trained = [row for row in rows if not row.failure]
         if algorithm.truncated_completions != "train":
-            trained = [row for row in scored if row.finish_reason is not FinishReason.LENGTH]
-        if algorithm.truncated_completions == "mask_loss":
-            left_out += [LeftOut(row.group_id, 1, len(row.token_ids)) for row in cut_off]
+            cut_off = [row for row in trained if row.finish_reason is FinishReason.LENGTH]
+            trained = [row for row in trained if row.finish_reason is not FinishReason.LENGTH]
+            if algorithm.truncated_completions == "mask_loss":
+                left_out += [LeftOut(row.group_id, 1, len(row.token_ids)) for row in cut_off]
         # In a file of an earlier version the groups left out have no names, and so no part in the dealing.
         ids = {row.group_id for row in trained}
         if all(group.group_id for group in left_out):

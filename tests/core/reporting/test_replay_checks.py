@@ -33,6 +33,14 @@ def test_figures_equal_themselves(figures: dict[str, float]) -> None:
     assert compare_metrics(figures, dict(figures)) == ()
 
 
+def test_a_rate_that_counted_updates_is_named_as_the_cause() -> None:
+    recorded = {"loss": 0.5, "gradient_norm": 1.0, "learning_rate": 1e-4}
+    metrics = compare_metrics(recorded, {"loss": 0.25, "gradient_norm": 2.0, "learning_rate": 8e-5})
+    assert [metric.name for metric in metrics] == ["learning_rate", "loss", "gradient_norm"]
+    said = StepCheck(3, 4, "a" * 64, "b" * 64, metrics).words()
+    assert said.endswith("learning_rate was 0.0001 and is 8e-05, 2e-05 apart")
+
+
 @given(FIGURES, FIGURES)
 def test_every_figure_that_differs_is_named_and_loss_comes_first(
     old: dict[str, float], new: dict[str, float]
