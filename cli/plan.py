@@ -110,7 +110,7 @@ def _local(config: "RunConfig", measured: "Measured | None") -> "Offers":
     from antiphon.core.capacity.offers import build_offers
     from antiphon.core.errors import InfeasibleError
 
-    if measured is None or measured.tokens_per_s is None:
+    if measured is None:
         raise InfeasibleError(
             f"no run with model.path={config.model.path} and environment.name={config.environment.name} was "
             "measured here, and no offers were given; run it for a few steps first, or give --offers "

@@ -55,8 +55,7 @@ def tune(
             first[:] = first or [trial]
             cost = trial.cost(unit, completions * first[0].completion_tokens)
             speed = trial.rate("seconds") / first[0].rate("seconds")
-            expected = measured.expected(config.loop, speed) if measured else None
-            step_s = expected.step_s if expected else None
+            step_s = measured.expected(config.loop, speed).step_s if measured else None
             said = _figures(trial, cost) + (f"{step_s:8.2f} s" if step_s else "")
             row |= {**asdict(trial), "cost": cost, "step_s": step_s}
         trials.append(row)

@@ -181,12 +181,3 @@ def rounds_of_places(places: int, acceptance: float) -> float:
         found += 1.0 - (1.0 - left) ** places
         left *= 1.0 - acceptance
     return found
-
-
-def filtered_acceptance(success: float, group_size: int) -> float:
-    """Return the share of groups whose rewards differ, when each completion succeeds with `success`.
-
-    >>> [round(filtered_acceptance(p, 8), 3) for p in (0.5, 0.3, 0.1)]
-    [0.992, 0.942, 0.57]
-    """
-    return 1.0 - success**group_size - (1.0 - success) ** group_size

@@ -14,36 +14,27 @@ from antiphon.core.status import CapacityRecord
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the run log of a run gives."""
+    """What the run log of a run gives, by all of its steps."""
 
     steps: int
     trained: float
     """Completions that a step trained on."""
-    train_s: float
-    """T: median seconds of a learner step, with its commit where the run measured itself."""
+    seconds: tuple[float, float, float, float]
+    """T, T_b, L and L_0 of the capacity model, medians."""
     completion_tokens: float
     """Sampled for each completion of training, those of evaluations shared out among them."""
     acceptance: float
     """Completions trained on over all that were rewarded or dropped."""
     workers: float
-    tokens_per_s: float | None
-    """Of one worker while its engine runs; of a run that did not measure itself idle time included, which is
-    at most what it could have sampled, where it had to wait."""
-    broadcast_s: float | None = None
-    group_s: float | None = None
-    """L: from the lease to the rewards of the group that a batch waited for."""
-    place_s: float = 0.0
-    step_s: float = 0.0
-    """From one commit to the next, mean; 0 where that is not known."""
+    tokens_per_s: float
+    """Of one worker while its engine runs."""
+    step_s: float
+    """From one commit to the next, mean."""
 
-    def expected(self, loop: LoopSection, speed: float = 1.0) -> CapacityRecord | None:
-        """Return what is expected of this run by all of its steps, with engines `speed` times as fast.
-
-        None if it did not measure itself.
-        """
-        if self.tokens_per_s is None or self.broadcast_s is None or self.group_s is None:
-            return None
-        seconds = (self.train_s, self.broadcast_s, self.group_s / speed, self.place_s / speed)
+    def expected(self, loop: LoopSection, speed: float = 1.0) -> CapacityRecord:
+        """Return what is expected of this run, with engines `speed` times as fast."""
+        train_s, broadcast_s, group_s, place_s = self.seconds
+        seconds = (train_s, broadcast_s, group_s / speed, place_s / speed)
         supply = self.tokens_per_s * self.workers * speed
         return expect(loop, seconds, self.acceptance, self.completion_tokens, supply, self.step_s)
 
@@ -58,43 +49,31 @@ def measure(lines: Sequence[Mapping[str, Any]], loop: LoopSection) -> Measured:
     Raises:
         InfeasibleError: when they say nothing, or nothing was trained.
     """
-    used = [line for line in lines if line.get("batch") and "train_s" in line["timings"]]
-    if not used:
-        raise InfeasibleError("that run recorded no trained batch to measure by; let it train a few steps")
+    used = [line for line in lines if line.get("batch")]
     batches, timings = [line["batch"] for line in used], [line["timings"] for line in used]
     trained = sum(batch["trajectories"] for batch in batches)
     left_out = sum(batch["groups_filtered"] + batch["groups_dropped_stale"] for batch in batches)
-    if not trained:
+    if used and not trained:
         raise InfeasibleError("that run trained on nothing, so its acceptance is 0; look at its rewards")
-    acceptance = trained / (trained + left_out * loop.group_size)
-    walls = [float(one.get("wall_s", 0.0)) for one in timings]
-    workers = float(median(len(one.get("workers") or {}) for one in timings))
-    passed = walls[-1] - walls[0]
     known = [one for one in timings if "plan_train_s" in one]
-    if known and workers:
-        return Measured(
-            steps=len(used),
-            trained=trained / len(used),
-            train_s=median(one["plan_train_s"] for one in known),
-            completion_tokens=fmean(_tokens(one, loop) for one in known),
-            acceptance=acceptance,
-            workers=workers,
-            tokens_per_s=known[-1]["plan_supply_tokens_per_s"] / workers,
-            broadcast_s=median(one["plan_broadcast_s"] for one in known),
-            group_s=median(one["plan_group_s"] for one in known),
-            place_s=median(one["plan_place_s"] for one in known),
-            step_s=passed / max(1, len(walls) - 1),
-        )
-    tokens = sum(batch["completion_tokens_mean"] * batch["trajectories"] for batch in batches) / trained
-    later = sum(batch["trajectories"] for batch in batches[1:]) / acceptance * tokens
+    workers = float(median(len(one["workers"]) for one in known)) if known else 0.0
+    if not workers:
+        raise InfeasibleError("that run recorded no trained batch to measure by; let it train a few steps")
+    walls = [float(one["wall_s"]) for one in timings]
     return Measured(
         steps=len(used),
         trained=trained / len(used),
-        train_s=median(float(one["train_s"]) for one in timings),
-        completion_tokens=tokens,
-        acceptance=acceptance,
+        seconds=(
+            median(one["plan_train_s"] for one in known),
+            median(one["plan_broadcast_s"] for one in known),
+            median(one["plan_group_s"] for one in known),
+            median(one["plan_place_s"] for one in known),
+        ),
+        completion_tokens=fmean(_tokens(one, loop) for one in known),
+        acceptance=trained / (trained + left_out * loop.group_size),
         workers=workers,
-        tokens_per_s=later / passed / workers if passed > 0 and workers else None,
+        tokens_per_s=known[-1]["plan_supply_tokens_per_s"] / workers,
+        step_s=(walls[-1] - walls[0]) / max(1, len(walls) - 1),
     )
 
 

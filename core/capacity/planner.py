@@ -165,7 +165,7 @@ class Planner:
             return learner.train_s, True
         trained = self.completions * trained_share(self.config.loop, self.acceptance)
         if self.measured is not None:
-            return self.measured.train_s * trained / self.measured.trained, True
+            return self.measured.seconds[0] * trained / self.measured.trained, True
         if learner.gpu is None:
             raise InfeasibleError(
                 "the seconds of a learner step are not known; give learner.gpu to have them estimated, "
@@ -191,8 +191,8 @@ class Planner:
             sampling = sampling_rate(
                 self._model(), find_gpu(one.gpu), one.gpus, live, at_once, self.offers.weight_bytes
             )
-        if one.tokens_per_s is None and self.measured and self.measured.group_s is not None:
-            group_s, place_s = self.measured.group_s, self.measured.place_s
+        if one.tokens_per_s is None and self.measured is not None:
+            _, _, group_s, place_s = self.measured.seconds
         else:
             token_s = sampling.at_once / sampling.tokens_per_s
             group_s, any_s = (n * token_s + task.reward_s for n in (self.longest, self.longest_of_any))
@@ -226,8 +226,8 @@ class Planner:
 
     def broadcast_s(self, counts: dict[str, int]) -> float:
         """Return the seconds in which a fleet has a published version, along the best topology."""
-        if self.measured is not None and self.measured.broadcast_s is not None:
-            return self.measured.broadcast_s
+        if self.measured is not None and not any(self.classes[name].gpu for name in counts):
+            return self.measured.seconds[1]  # of machines of one's own; links of rented ones are other ones
         if all(rate.measured for rate in self.rates.values()) and not self._model_known():
             return 0.0
         payload = int(self._model().parameters * self.offers.weight_bytes * self.offers.payload_share) or 1

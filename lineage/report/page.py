@@ -147,10 +147,10 @@ def _expected(run_dir: Path, config: Mapping[str, Any]) -> str:
     """Return what the capacity model expects by all steps of the run, as `antiphon plan` does."""
     try:
         loop = LoopSection.model_validate(config["loop"])
-        found = measure(read_steps(run_dir), loop).expected(loop)
+        found = measure(read_steps(run_dir), loop).expected(loop).describe()
     except (KeyError, ValidationError, InfeasibleError):  # an older version's, or nothing was trained
         return ""
-    return "" if found is None else f" By what was measured, {found.describe()}."
+    return f" By what was measured, {found}."
 
 
 def _busy(picture: RunPicture, figures: RunFigures) -> dict[str, float]:

@@ -383,7 +383,7 @@ class RunStateMachine:
                 return event
 
     async def _plan_run_ahead(self) -> None:
-        while self.planner.measuring and self.failure is None and not self.state.finished:
+        while self.failure is None and not self.state.finished:
             await self.sealed.wait(IDLE_S)
             if await self.planner.plan_if_due():
                 self.work.notify()

@@ -50,11 +50,6 @@ class OrderPlanner:
         self.active = self._asked != "arrival"
 
     @property
-    def measures(self) -> bool:
-        """Return whether the pace of the loop is needed."""
-        return self._asked in ("auto", "two_tier")
-
-    @property
     def correlation(self) -> float | None:
         """Return how well remembered lengths rank groups, -1..1; None while that is not known."""
         memory = self._memory()
@@ -110,7 +105,8 @@ class OrderPlanner:
         """Choose anew after the first steps in which lengths predict, then now and then."""
         batches = measures.batches
         due = not self._planned or is_due(batches, self._planned)
-        if not (self.measures and due and predicts(self.correlation)):
+        by_pace = self._asked in ("auto", "two_tier")
+        if not (by_pace and due and predicts(self.correlation)):
             return
         pace, step_s = measures.pace(now), self._step_s()
         if pace is None or step_s is None:

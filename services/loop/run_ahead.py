@@ -39,17 +39,15 @@ class RunAheadPlanner:
         self._planned, self._assessed, self._with_losses = 0, 0, False
         self.active = config.loop.mode == "elastic" and config.loop.run_ahead == "measured"
         """Otherwise only the gate decides."""
-        self.measuring = self.active or self.order.measures or bool(config.provisioning.pool)
         self.measures = LoopMeasures()
         self.capacity = LiveCapacity(config)
         self._plan: RunAhead | None = None
 
     def observe(self, event: JournalEvent, state: RunState) -> None:
         """Take in an event that is about to be applied to `state`."""
-        if self.measuring:
-            now = self._clock()
-            self.measures.observe(event, state, now)
-            self.capacity.observe(event, now)
+        now = self._clock()
+        self.measures.observe(event, state, now)
+        self.capacity.observe(event, now)
 
     @property
     def plan(self) -> RunAhead | None:

@@ -338,9 +338,8 @@ class ModelledRun:
             # One broadcast after the other, as in the schedule.
             self._broadcast_s = max(self._now, self._broadcast_s) + self._known.broadcast_s
             self._push(self._broadcast_s, _HELD, step + 1)
-        if self._planner.measuring:
-            asyncio.run(self._planner.plan_if_due())
-            self.plans.append(self._planner.capacity.record)
+        asyncio.run(self._planner.plan_if_due())
+        self.plans.append(self._planner.capacity.record)
         self._wake()
         self._train()
 

@@ -26,7 +26,6 @@ def test_a_recorded_run_planned_again_meets_its_own_seconds(run: PlannedRun) -> 
     assert planned.pace.step_s == pytest.approx(recorded.step_s, rel=0.1)
     # What the report says of the run is what the planner says of it.
     expected = recorded.measured().expected(run.config().loop)
-    assert expected is not None
     assert expected.step_s == pytest.approx(planned.pace.step_s)
     assert expected.regime == planned.pace.regime
     # And what its live panel said last: averages over the last steps, not over all.

@@ -11,6 +11,18 @@ ROOT = Path(__file__).parents[2]
 COMMAND = "antiphon plan examples/plan/eight-billion.yaml --offers examples/plan/rented-gpus.yaml"
 
 
+PLAN = {
+    "plan_train_s": 1.5,
+    "plan_broadcast_s": 0.1,
+    "plan_group_s": 1.0,
+    "plan_place_s": 1.0,
+    "plan_acceptance": 0.5,
+    "plan_supply_tokens_per_s": 7680.0,
+    "plan_need_tokens_per_s": 256 * 60 / 1.5,
+}
+"""What a run of the quickstart measured whose completions have 60 tokens, those of evaluations among them."""
+
+
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
@@ -66,13 +78,16 @@ def test_a_recorded_run_gives_the_rates(capsys: pytest.CaptureFixture[str], tmp_
     }
     with (directory / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for step in range(5):
-            timings = {"train_s": 1.5, "wall_s": 2.0 * step, "workers": {"a": 128}}
+            timings = {"wall_s": 2.0 * step, "workers": {"a": 128}, **PLAN}
             file.write(json.dumps({"step": step, "batch": batch, "timings": timings}) + "\n")
     assert execute(["plan", "examples/quickstart.yaml", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["train_s"] == 1.5 and told["acceptance"] == 0.5
     assert told["classes"]["worker"]["source"] == "measured"
-    assert told["classes"]["worker"]["tokens_per_s"] == pytest.approx(256 * 60 / 2.0)
+    assert told["classes"]["worker"]["tokens_per_s"] == 7680.0
+    assert (told["broadcast_s"], told["group_s"]) == (0.1, 1.0)
+    alone = next(one for one in told["by_workers"] if one["workers"] == {"worker": 1})
+    assert alone["step_s"] == pytest.approx(256 * 60 / 7680.0)
     # What is left out has used its place: a step trains on half of its 256 completions.
     assert told["required_supply"] == pytest.approx(256 / 1.5)
     assert "measured by run quickstart-1, 5 steps" in told["notes"]

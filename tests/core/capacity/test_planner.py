@@ -140,6 +140,15 @@ def test_the_roofline_gives_what_is_known_of_8b(gpu: str, weight_bytes: float, t
 
 
 def test_a_run_log_gives_rates_and_acceptance() -> None:
+    plan_numbers = {
+        "plan_train_s": 2.0,
+        "plan_broadcast_s": 0.5,
+        "plan_group_s": 4.0,
+        "plan_place_s": 4.0,
+        "plan_acceptance": 0.75,
+        "plan_supply_tokens_per_s": 80.0,
+        "plan_need_tokens_per_s": 16 * 50.0 / 2.0,
+    }
     lines = [
         {
             "batch": {
@@ -148,14 +157,15 @@ def test_a_run_log_gives_rates_and_acceptance() -> None:
                 "groups_dropped_stale": 0,
                 "completion_tokens_mean": 50.0,
             },
-            "timings": {"train_s": 2.0, "wall_s": 10.0 * step, "workers": {"a": 8, "b": 4}},
+            "timings": {"wall_s": 10.0 * step, "workers": {"a": 8, "b": 4}, **plan_numbers},
         }
         for step in range(4)
     ]
-    loop = LoopSection(group_size=4)
+    loop = LoopSection(prompts_per_step=4, group_size=4)
     found = measure(lines, loop)
-    assert found.acceptance == pytest.approx(12 / 16) and found.train_s == 2.0
-    assert found.tokens_per_s == pytest.approx(16 * 50.0 / 10.0 / 2)
+    assert found.acceptance == pytest.approx(12 / 16) and found.seconds == (2.0, 0.5, 4.0, 4.0)
+    assert found.tokens_per_s == 40.0 and found.step_s == 10.0
+    assert found.completion_tokens == pytest.approx(50.0)
     with pytest.raises(InfeasibleError, match="no trained batch"):
         measure([], loop)
 
