@@ -6,7 +6,6 @@ that does not match is refused before a token is sampled. Without a chat templat
 `tokenizers` library is imported; `transformers` comes in for chat templates and hub names.
 """
 
-import json
 import re
 import urllib.error
 import urllib.request
@@ -19,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from antiphon.core.errors import ConfigError
-from antiphon.models.directory import end_tokens
+from antiphon.models.directory import end_tokens, read_json
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """owner/name, as a model hub spells it."""
@@ -120,9 +119,8 @@ class TextCodec:
         folder = Path(model_path)
         if not folder.is_dir():
             return _load_from_hub(model_path)
-        config = _read_json(folder / "config.json", model_path)
-        tokenizer_config = _read_json(folder / "tokenizer_config.json", model_path, required=False)
-        _read_json(folder / "generation_config.json", model_path, required=False)
+        config = read_json(folder / "config.json", required=True)
+        tokenizer_config = read_json(folder / "tokenizer_config.json")
         tokenizer = _read_tokenizer(folder / "tokenizer.json", model_path)
         render = None
         # null is what exporters write where there is none.
@@ -166,22 +164,6 @@ class TextCodec:
         size, ends = self.vocabulary_size, self._ends
         ids = [i for i in numbers if 0 <= i < size and i not in ends]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-
-def _read_json(path: Path, model_path: str, required: bool = True) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if not required:
-            return {}
-        raise ConfigError(
-            f"model.path={model_path!r} has no {path.name}; give the directory of a Hugging Face model"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={model_path!r}: cannot read {path.name} ({error}); fix it") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"model.path={model_path!r}: {path.name} must hold a mapping; fix it")
-    return tree
 
 
 def _read_tokenizer(path: Path, model_path: str) -> Tokenizer:

@@ -71,7 +71,7 @@ def weight_files(model_dir: Path) -> list[Path]:
         ConfigError: when the index names a file that is not there, or it is unclear which files count.
     """
     one = model_dir / WEIGHTS
-    named = set((_read_json(model_dir / INDEX) or {}).get("weight_map", {}).values())
+    named = set(read_json(model_dir / INDEX).get("weight_map", {}).values())
     if not named:
         others = [path.name for path in sorted(model_dir.glob("*.safetensors")) if path != one]
         if others:
@@ -108,7 +108,7 @@ def check_pointers(model_dir: Path) -> None:
 
 def most_positions(model_dir: Path) -> int | None:
     """Return how many positions the model has, tokens, as vLLM counts them; None where no file says it."""
-    tree = _read_json(model_dir / "config.json") or {}
+    tree = read_json(model_dir / "config.json")
     tree = tree.get("text_config") or tree
     found = [tree[name] for name in _LENGTHS if isinstance(tree.get(name), int)]
     if not found:
@@ -126,9 +126,7 @@ def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ConfigError: when the directory holds no model in safetensors form, or not the whole of it.
     """
-    config = _read_json(model_dir / "config.json")
-    if config is None:
-        raise ConfigError(f"model.path={model_dir} has no config.json; give a Hugging Face model directory")
+    config = read_json(model_dir / "config.json", required=True)
     shapes = {name: shape for name, _, shape in tensor_table(model_dir)}
     if config.get("tie_word_embeddings", False):
         shapes.pop(HEAD, None)
@@ -238,14 +236,14 @@ def end_tokens_by_file(model_dir: Path, tokenizer: Tokenizer | None = None) -> d
         ConfigError: when none names any.
     """
     found: dict[str, tuple[int, ...]] = {}
-    named = (_read_json(model_dir / "tokenizer_config.json") or {}).get("eos_token")
+    named = read_json(model_dir / "tokenizer_config.json").get("eos_token")
     named = named.get("content") if isinstance(named, dict) else named
     if named is not None:
         tokenizer = tokenizer or Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         if (token := tokenizer.token_to_id(str(named))) is not None:
             found["tokenizer_config.json"] = (token,)
     for name in ("generation_config.json", "config.json"):
-        value = (_read_json(model_dir / name) or {}).get("eos_token_id")
+        value = read_json(model_dir / name).get("eos_token_id")
         if isinstance(value, (int, list)) and value != []:
             found[name] = tuple(value) if isinstance(value, list) else (value,)
     if not found:
@@ -256,8 +254,22 @@ def end_tokens_by_file(model_dir: Path, tokenizer: Tokenizer | None = None) -> d
     return found
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else None
+def read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    """Return what a JSON file of a model directory says; nothing where it is absent and not `required`.
+
+    Raises:
+        ConfigError: when it is absent, cannot be read or holds something else.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ConfigError(
+            f"model.path={path.parent} has no {path.name}; give a Hugging Face model directory"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={path.parent}: cannot read {path.name} ({error}); fix it") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"model.path={path.parent}: {path.name} must hold a mapping; fix it")
+    return tree

@@ -1,6 +1,7 @@
 """Preflight: everything about a run that can be found wrong before anything is started."""
 
 import asyncio
+import os
 import shlex
 import shutil
 import sys
@@ -27,7 +28,7 @@ from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import scorer_of
-from antiphon.services.rollout.engine.environment import device, overruling
+from antiphon.services.rollout.engine.environment import OVERRULING, device
 from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
 from antiphon.system.compiler import check_compiler
@@ -76,7 +77,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     if config.broadcast.lattica_port is not None and (reason := missing_reason()) is not None:
         raise ConfigError(f"broadcast.lattica_port={config.broadcast.lattica_port}: {reason}")
     model = Path(resolve_model_path(config.model.path))
-    notes = [f"{name} is not used: the configuration decides" for name in overruling()]
+    notes = [f"{name} is not used: the configuration decides" for name in OVERRULING if name in os.environ]
     check_shared_memory()
     for key in ("rollout", "learner"):
         if getattr(config, key).compiled and device() == "cpu":

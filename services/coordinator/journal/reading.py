@@ -6,6 +6,7 @@ that only looks must do neither.
 
 import json
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -14,32 +15,6 @@ from antiphon.services.coordinator.journal.databases import sql_place
 
 _ROWS = sa.text("SELECT seq, body FROM events WHERE seq > :after ORDER BY seq LIMIT 1000")
 """What every revision of the schema has."""
-
-
-_OPENED = sa.text("SELECT body FROM events ORDER BY seq LIMIT 1")
-_COMMITTED = sa.text("SELECT 1 FROM events WHERE kind = 'step.committed' LIMIT 1")
-
-
-def opened_with(place: Path | str, run_id: str) -> tuple[dict[str, str], bool]:
-    """Return what a run was opened with, and whether it has committed a step; ({}, False) without a journal.
-
-    Raises:
-        ConfigError, IntegrityError, UnavailableError: as for `event_bodies`.
-    """
-    database = sql_place(place, run_id)
-    connection = None
-    try:
-        connection = database.connect_to_read()
-        first = connection.execute(_OPENED).scalar() if connection else None
-        if connection is None or first is None:
-            return {}, False
-        return json.loads(first)["pinned"], connection.execute(_COMMITTED).scalar() is not None
-    except sa.exc.SQLAlchemyError as error:
-        raise database.explained(error) from error
-    finally:
-        if connection is not None:
-            connection.close()
-        database.release()
 
 
 def event_bodies(place: Path | str, run_id: str) -> Generator[str]:
@@ -68,3 +43,15 @@ def event_bodies(place: Path | str, run_id: str) -> Generator[str]:
         if connection is not None:
             connection.close()
         database.release()
+
+
+def opened_with(place: Path | str, run_id: str) -> tuple[dict[str, str], bool]:
+    """Return what a run was opened with, and whether it has committed a step; ({}, False) without a journal.
+
+    Raises:
+        ConfigError, IntegrityError, UnavailableError: as for `event_bodies`.
+    """
+    with closing(event_bodies(place, run_id)) as bodies:
+        opened = next(bodies, None)
+        pinned = {} if opened is None else json.loads(opened)["pinned"]
+        return pinned, any('"batch_digest"' in body for body in bodies)

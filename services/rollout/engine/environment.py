@@ -103,8 +103,8 @@ def prepare_environment(settings: EngineSettings) -> None:
     }
     if settings.batch_invariant and has_batch_invariance(_compute_capability()):
         wanted["VLLM_BATCH_INVARIANT"] = "1"
-    for name in overruling():
-        del os.environ[name]  # the configuration decides
+    for name in OVERRULING:
+        os.environ.pop(name, None)
     if "vllm" in sys.modules:
         late = sorted(name for name, value in wanted.items() if os.environ.get(name) != value)
         if late:
@@ -114,11 +114,6 @@ def prepare_environment(settings: EngineSettings) -> None:
             )
     os.environ.update(wanted)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-
-
-def overruling() -> list[str]:
-    """Return the variables of this process by which vLLM would overrule the configuration."""
-    return [name for name in OVERRULING if name in os.environ]
 
 
 def has_batch_invariance(capability: tuple[int, int] | None) -> bool:

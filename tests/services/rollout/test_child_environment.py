@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.services.rollout.engine.environment import OVERRULING, child_environment, overruling
+from antiphon.services.rollout.engine.environment import child_environment
 
 LIBRARY = Path(sys.prefix) / "lib" / "libiomp5.so"
 
@@ -28,11 +28,3 @@ def test_the_openmp_library_is_loaded_from_any_path(
     )
     assert (done.stdout, done.stderr) == ("True\n", "")
     assert environment.get("LD_LIBRARY_PATH", "").endswith(before.get("LD_LIBRARY_PATH", ""))
-
-
-def test_variables_that_overrule_the_configuration_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in OVERRULING:
-        monkeypatch.delenv(name, raising=False)
-    assert overruling() == []
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "900")
-    assert overruling() == ["VLLM_CPU_KVCACHE_SPACE"]
