@@ -1,24 +1,32 @@
 """End to end: all of Antiphon against its own synchronous loop, behind a slow link, mechanism by mechanism.
 
-The baseline runs at S=0 without drafts, without an order by length and with whole snapshots; the other side
-has every mechanism. Both run the same job through Prefect, with the same records, prompts in a fixed order
-for several epochs, samples, learning rate, two workers and threads of each engine, on all cores. Lengths
-have a long tail (`tokens_median`, `tokens_p99`), and most of a synchronous step is rollout. Each side has the
-places that serve it best: a synchronous worker those for its share of a step's groups (with more, one worker
-would take all of them), one that overlaps three times as many.
+The baseline runs at S=0 without drafts, without an order by length and with whole snapshots; `antiphon` has
+every mechanism. Between them stands `drafted`: as synchronous as the baseline, with drafts, order, relay and
+patches. All run the same job through Prefect, with the same records, prompts in a fixed order for several
+epochs, samples, learning rate, two workers and threads of each engine, on all cores. Lengths have a long tail
+(`tokens_median`, `tokens_p99`), and most of a synchronous step is rollout. Each side has the places that
+serve it best: a synchronous worker those for its share of a step's groups (with more, one worker would take
+all of them), one that overlaps three times as many.
 
 For each seed the baseline runs without a link first. What rollout and training of one of its steps take,
 times a share, is what the weights of one version may take to both workers: that gives the rate of the
-origin's uplink. Both sides then run in turns behind each link. `broadcast_share` is what a delivery really
+origin's uplink. The sides then run in turns behind each link. `broadcast_share` is what a delivery really
 took in the baseline at the first link, relative to its rollout and training without one.
 
 `ratio` is baseline over Antiphon in seconds per step (from the first lease to the last commit, over the
 steps; start-up stands apart) at the first of --links, `ratio_without_link` at link 0, `ratio_by_link` at
-all: medians of the pairs. `ablation` adds the mechanisms one by one at the first link. `reward_difference`
-is the mean over seeds of the paired differences of the last version's held-out reward, at the first link;
-`reward_equal` says whether the lower end of its 95% interval (Student) is at least -0.03, null with one
-seed. `baseline` and `antiphon` say where the seconds go at the first link, `baseline_without_link` and
-`antiphon_without_link` at 0.
+all: medians of the pairs. `ratio_over_drafted` and `ratio_over_drafted_without_link` are the same over the
+third side, which runs at these two. `ratio_first_epoch` takes the steps of the first epoch alone, before any
+prompt has a history (at link 0 where it is among --links), and `ratio_short_answers` the demo's job, whose
+answers are short (without a link, --short-seeds). `ablation` adds the mechanisms one by one at the first
+link.
+
+`reward_difference` is the mean over seeds of the paired differences of the last version's held-out reward to
+the baseline's, at the first link; `reward_equal` says whether the lower end of its 95% interval (Student) is
+at least -0.03, null with one seed. `reward_gain` is the mean by which it lies above that of the base model:
+what the job learned at all. `repeated_share` says of the longest hundredth of Antiphon's answers which share
+of their 8-grams stood before in the same answer: drafts guess such text well. `baseline`, `drafted` and
+`antiphon` say where the seconds go at the first link, with `_without_link` at 0.
 
 Fails when a sample was older than its bound, when the sides trained other numbers of samples, when the link
 took more than a fifth more or less than it should, when a mean of rewards falls by more than 0.03, or when
@@ -26,12 +34,13 @@ all mechanisms together gain nothing. With `--keep FILE` finished runs are kept,
 measurement goes on.
 
     .venv/bin/python benchmarks/end_to_end.py --seeds 5
-    .venv/bin/python benchmarks/end_to_end.py --seeds 1 --links 0.5 --ablation-seeds 0
+    .venv/bin/python benchmarks/end_to_end.py --seeds 1 --links 0.5 --ablation-seeds 0 --short-seeds 0
 """
 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -72,6 +81,11 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
 """In the order in which the ablation adds them: overlap at S=1 and at S=2, drafts from history, leases in
 the order of remembered lengths, caches that running requests keep when weights are swapped, weights that the
 workers hand to each other, and patches."""
+OVERLAPS = ("s1", "s2")
+DRAFTED = ("drafts", "order", "relay", "patches")
+"""What the drafted synchronous side has."""
+SHORT_ANSWERS = PROJECT / "examples" / "quickstart.yaml"
+"""A job of short answers."""
 BOUND = 2
 """Staleness that the side with every mechanism may have."""
 OVERLAP_PLACES = 3
@@ -97,6 +111,8 @@ def main() -> int:
         "--link-seeds", type=int, default=None, help="seeds behind the links after the first (default: all)"
     )
     parser.add_argument("--ablation-seeds", type=int, default=1, help="seeds of the ablation (default 1)")
+    parser.add_argument("--short-seeds", type=int, default=1, help="seeds of the demo's job (default 1)")
+    parser.add_argument("--short-steps", type=int, default=60, help="steps of the demo's job (default 60)")
     parser.add_argument(
         "--without", nargs="*", choices=list(MECHANISMS), default=[], help="mechanisms left out"
     )
@@ -116,21 +132,27 @@ def main() -> int:
     end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     race = Race(options)
-    for count in (0, len(race.mechanisms)):  # before the first minute
-        load_config(options.config, race.words(0, race.mechanisms[:count]))
+    for mechanisms in race.sides.values():  # before the first minute
+        load_config(options.config, race.words(0, mechanisms))
     pairs: dict[float, list[dict[str, Mapping[str, Any]]]] = {link: [] for link in options.links}
-    ablation = []
+    ablation, short = [], []
     for number, seed in enumerate(race.seeds):  # what is compared runs close together: the pace drifts
         pairs[options.links[0]].append(race.pair(seed, options.links[0]))
         if number < options.ablation_seeds:
             ablation.append(race.ablation(seed))
+        if number < options.short_seeds:
+            short.append(race.short(seed))
         if options.link_seeds is None or number < options.link_seeds:
             for link in options.links[1:]:
                 pairs[link].append(race.pair(seed, link))
-    result, samples, violated = compare(pairs, ablation, options.links)
+    result, samples, violated, at_size = compare(pairs, ablation, options.links, short)
     shape = {name: getattr(options, name) for name in ("epochs", "prompts", "per_step", "learner_threads")}
     return finish(
-        {**shape, "seeds": race.seeds, **result}, record=options.record, samples=samples, violated=violated
+        {**shape, "seeds": race.seeds, **result},
+        record=options.record,
+        samples=samples,
+        violated=violated,
+        at_size=at_size,
     )
 
 
@@ -142,32 +164,60 @@ class Race:
         self._options, self._kept = options, Kept(options.keep)
         self.seeds = list(range(options.first, options.first + options.seeds))
         self.mechanisms = [name for name in MECHANISMS if name not in options.without]
+        drafted = [name for name in DRAFTED if name in self.mechanisms]
+        self.sides = {"baseline": [], "drafted": drafted, "antiphon": self.mechanisms}
 
     def words(self, seed: int, mechanisms: Sequence[str]) -> list[str]:
         """Return what replaces fields of the recipe, for a side with some mechanisms."""
         options = self._options
-        places = -(-options.per_step // WORKERS) * (OVERLAP_PLACES if mechanisms else 1)
         return [
-            f"run.seed={seed}",
             f"run.steps={options.epochs * options.prompts // options.per_step}",
             f"environment.train_size={options.prompts}",
             f"loop.prompts_per_step={options.per_step}",
-            f"rollout.concurrent_groups={places}",
             f"learner.threads={options.learner_threads}",
-            *BOTH,
-            *BASELINE,
-            *(word for name in mechanisms for word in MECHANISMS[name]),
+            *self._manner(seed, options.per_step, mechanisms),
             *options.overrides,
         ]
 
+    def _manner(self, seed: int, per_step: int, mechanisms: Sequence[str]) -> list[str]:
+        """Return the words of a seed and of mechanisms, whatever the job."""
+        overlaps = any(name in OVERLAPS for name in mechanisms)
+        places = -(-per_step // WORKERS) * (OVERLAP_PLACES if overlaps else 1)
+        return [
+            f"run.seed={seed}",
+            f"rollout.concurrent_groups={places}",
+            *BOTH,
+            *BASELINE,
+            *(word for name in mechanisms for word in MECHANISMS[name]),
+        ]
+
     def pair(self, seed: int, link: float) -> dict[str, Mapping[str, Any]]:
-        """Return the baseline without a link, and both sides behind one; who begins alternates."""
+        """Return the baseline without a link, and the sides behind one; who begins alternates.
+
+        The drafted side runs where it is quoted: at the first link and without one.
+        """
         alone = self._run(seed, 0.0, "baseline", ())
         rate = link_rate(alone["payload_bytes"], WORKERS, link, busy_seconds(alone))
-        sides: dict[str, list[str]] = {"baseline": [], "antiphon": self.mechanisms}
-        order = sorted(sides, reverse=bool(seed % 2))
-        found = {side: self._run(seed, link, side, sides[side], rate) for side in order}
+        order = sorted(self.sides, reverse=bool(seed % 2))
+        if link not in (self._options.links[0], 0.0):
+            order.remove("drafted")
+        found = {side: self._run(seed, link, side, self.sides[side], rate) for side in order}
         return {"alone": alone, **found}
+
+    def short(self, seed: int) -> dict[str, Mapping[str, Any]]:
+        """Return the baseline and Antiphon at the demo's job, without a link."""
+        per_step = load_config(SHORT_ANSWERS).loop.prompts_per_step
+        found = {}
+        for side in ("baseline", "antiphon"):
+            words = [
+                f"run.steps={self._options.short_steps}",
+                *self._manner(seed, per_step, self.sides[side]),
+            ]
+            found[side] = self._kept.get(
+                ["short", *words], partial(run_here, SHORT_ANSWERS, words, "run", 0, RUN_S)
+            )
+            print(f"seed {seed}, short answers, {side}: {found[side]['seconds_per_step']:.3f} s a step")
+        return found
 
     def ablation(self, seed: int) -> list[tuple[str, float]]:
         """Return seconds per step at the first link with none, one, two, ... all mechanisms."""
@@ -190,13 +240,15 @@ class Race:
         scored: bool = True,
     ) -> Mapping[str, Any]:
         options, words = self._options, self.words(seed, mechanisms)
-        samples = options.samples if scored and link == options.links[0] else 0  # rewards are compared there
+        # Rewards of the two ends are compared, at the first link.
+        scored &= said != "drafted" and link == options.links[0]
+        samples = options.samples if scored else 0
         # The rate follows from a measurement: a run that goes on is recognised by the share.
         key = [str(options.config), samples, link, [*words]]
         if rate is not None:
             words.append(f"broadcast.uplink_bytes_per_s={rate:.0f}")
         found: Mapping[str, Any] = self._kept.get(
-            key, lambda: run_here(options.config, words, "run", samples, RUN_S)
+            key, lambda: run_here(options.config, words, "run", samples, RUN_S, base=said == "antiphon")
         )
         print(f"seed {seed}, link {link:g}, {said}: {found['seconds_per_step']:.3f} s a step", flush=True)
         return found
@@ -206,13 +258,15 @@ def compare(
     pairs: Mapping[float, Sequence[Mapping[str, Mapping[str, Any]]]],
     ablation: Sequence[Sequence[tuple[str, float]]],
     links: Sequence[float],
-) -> tuple[dict[str, Any], dict[str, list[float]], list[str]]:
-    """Return result, samples and violated promises.
+    short: Sequence[Mapping[str, Mapping[str, Any]]] = (),
+) -> tuple[dict[str, Any], dict[str, list[float]], list[str], list[str]]:
+    """Return result, samples, violated promises, and those that hold only for a whole measurement.
 
     Args:
-        pairs: link -> for each seed the runs `alone`, `baseline` and `antiphon`.
+        pairs: link -> for each seed the runs `alone`, `baseline`, `antiphon` and, where it ran, `drafted`.
         ablation: for each of its seeds mechanism and seconds per step.
         links: shares; the first decides.
+        short: for each of its seeds the runs `baseline` and `antiphon` of the demo's job.
     """
     ratios = {link: [round(ratio_of(one), 4) for one in found] for link, found in pairs.items()}
     first = pairs[links[0]]
@@ -224,10 +278,25 @@ def compare(
     samples |= {f"ratio_by_link.{link:g}": values for link, values in ratios.items()}
     if 0.0 in ratios:
         samples["ratio_without_link"] = ratios[0.0]
+        samples["ratio_over_drafted_without_link"] = [
+            round(ratio_of(one, "drafted"), 4) for one in pairs[0.0]
+        ]
+    samples["ratio_over_drafted"] = [round(ratio_of(one, "drafted"), 4) for one in first]
+    without_history = pairs.get(0.0, first)
+    samples["ratio_first_epoch"] = [
+        round(ratio_of(one, of="seconds_per_step_first_epoch"), 4) for one in without_history
+    ]
+    samples["ratio_short_answers"] = [round(ratio_of(one), 4) for one in short]
     samples |= {f"seconds_per_step.{name}": values for name, values in steps.items()}
     result: dict[str, Any] = {
         "broadcast_share": round(share, 4),
         "ratio_without_link": None,
+        "ratio_over_drafted_without_link": None,
+        "ratio_short_answers": None,
+        "reward_gain": round(
+            fmean(one["antiphon"]["reward"] - one["antiphon"]["reward_before"] for one in first), 4
+        ),
+        "repeated_share": round(fmean(one["antiphon"]["repeated_share"] for one in first), 4),
         "ablation": [
             {"mechanism": name, "seconds_per_step": round(median(values), 4)}
             for name, values in steps.items()
@@ -239,13 +308,18 @@ def compare(
     for link, found in pairs.items():
         if link in (links[0], 0.0):
             end = "" if link == links[0] else "_without_link"
-            result |= {side + end: means([one[side] for one in found]) for side in ("baseline", "antiphon")}
-    return result, samples, broken(pairs, links[0], share, mean, median(ratios[links[0]]))
+            result |= {
+                side + end: means([one[side] for one in found])
+                for side in ("baseline", "drafted", "antiphon")
+            }
+    return result, samples, broken(pairs), missed(links[0], share, mean, median(ratios[links[0]]))
 
 
-def ratio_of(pair: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the seconds per step of the baseline over those of Antiphon."""
-    return float(pair["baseline"]["seconds_per_step"] / pair["antiphon"]["seconds_per_step"])
+def ratio_of(
+    pair: Mapping[str, Mapping[str, Any]], over: str = "baseline", of: str = "seconds_per_step"
+) -> float:
+    """Return the seconds per step of another side over those of Antiphon."""
+    return float(pair[over][of] / pair["antiphon"][of])
 
 
 def delivery_share(pair: Mapping[str, Mapping[str, Any]]) -> float:
@@ -264,18 +338,13 @@ def means(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: round(fmean(run[name] for run in runs), 4) for name in names}
 
 
-def broken(
-    pairs: Mapping[float, Sequence[Mapping[str, Mapping[str, Any]]]],
-    link: float,
-    share: float,
-    reward: float,
-    ratio: float,
-) -> list[str]:
-    """Return a sentence for everything that does not hold."""
+def broken(pairs: Mapping[float, Sequence[Mapping[str, Mapping[str, Any]]]]) -> list[str]:
+    """Return a sentence for every promise that a run broke."""
     found = []
     for one in (pair for group in pairs.values() for pair in group):
-        if one["baseline"]["staleness_max"] > 0:
-            found.append(f"a sample of the baseline was {one['baseline']['staleness_max']} versions old")
+        for side in ("baseline", "drafted"):
+            if side in one and one[side]["staleness_max"] > 0:
+                found.append(f"a sample of the {side} side was {one[side]['staleness_max']} versions old")
         if one["antiphon"]["staleness_max"] > BOUND:
             found.append(
                 f"a sample was {one['antiphon']['staleness_max']} versions old, the bound is {BOUND}"
@@ -285,6 +354,12 @@ def broken(
                 f"{one['baseline']['samples']} groups were consumed by the baseline, "
                 f"{one['antiphon']['samples']} by the other side"
             )
+    return found
+
+
+def missed(link: float, share: float, reward: float, ratio: float) -> list[str]:
+    """Return a sentence for everything that does not hold of a whole measurement."""
+    found = []
     if abs(share - link) > LINK_OFF_MOST * link:
         found.append(f"the link took {share:.2f} of rollout and training, it should have taken {link:g}")
     if reward < -REWARD_MOST_LOST:

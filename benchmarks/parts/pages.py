@@ -84,7 +84,7 @@ MEASUREMENTS = {
         "reward_parity.py --config benchmarks/long_tails.yaml --seeds 3", 50
     ),
     "learning": Measurement("learning.py", 180),
-    "end_to_end": Measurement("end_to_end.py --seeds 5", 110),
+    "end_to_end": Measurement("end_to_end.py --seeds 5", 150),
     "versus_trl": Measurement("versus_trl.py --seeds 3", 35),
     "staleness": Measurement("staleness.py --seeds 5", 110),
     "gradient_sums": Measurement("gradient_sums.py", 5),
@@ -115,7 +115,8 @@ SMALLEST = {
     "draft_index": "--repetitions 2",
     "drafting": "--steps 3 --pairs 1 --only sampled",
     "drafting_epochs": "--seeds 0 --epochs 2 --prompts 32",
-    "end_to_end": "--seeds 1 --links 0.5 --ablation-seeds 0 --epochs 1 --prompts 24 --samples 1",
+    "end_to_end": "--seeds 1 --links 0.5 --ablation-seeds 0 --epochs 1 --prompts 24 --samples 1"
+    " --short-steps 3",
     "exhaustion": "--pairs 1 --seconds 3",
     "fault_schedules": "--seeds 20 --no-mutants",
     "fuzz": "--minutes 0.2",

@@ -1,5 +1,6 @@
 """The arithmetic of the races: link rates, levels, intervals, and what breaks a promise."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.benchmarks.end_to_end import MECHANISMS, compare
+from antiphon.benchmarks.parts.own_environment import MissingToolError
+from antiphon.benchmarks.parts.parity.trl_server import missing_server, served
 from antiphon.benchmarks.parts.race.arithmetic import (
     covered,
     half_interval,
@@ -15,6 +18,7 @@ from antiphon.benchmarks.parts.race.arithmetic import (
     reached_at,
     seconds_at,
 )
+from antiphon.benchmarks.parts.race.runs import repeated_share
 from antiphon.benchmarks.reward_parity import Run
 from antiphon.benchmarks.staleness import equal_seconds, row
 from antiphon.benchmarks.versus_trl import compare as compare_sides
@@ -72,28 +76,38 @@ def test_covered_seconds_are_at_most_the_sum_and_at_least_the_longest(
 
 def a_run(seconds: float, **changed: Any) -> dict[str, Any]:
     usual = {"rollout_s": 3.0, "training_s": 1.0, "delivery_s": 2.0, "reward": 0.8, "samples": 96}
+    usual |= {"reward_before": 0.5, "repeated_share": 0.7, "seconds_per_step_first_epoch": seconds + 1.0}
     return {"seconds_per_step": seconds, "staleness_max": 0, "tokens_per_pass": None, **usual, **changed}
 
 
-def pair(baseline: dict[str, Any], antiphon: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {"alone": a_run(4.0), "baseline": baseline, "antiphon": antiphon}
+def pair(
+    baseline: dict[str, Any], antiphon: dict[str, Any], drafted: dict[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    drafted = drafted or a_run(4.0)
+    return {"alone": a_run(4.0), "baseline": baseline, "antiphon": antiphon, "drafted": drafted}
 
 
 def test_end_to_end_compares_pairs_and_names_its_mechanisms() -> None:
     seeds = [pair(a_run(6.0), a_run(2.0, staleness_max=2)), pair(a_run(6.0), a_run(3.0))]
     rows = [("baseline", 6.0), *((name, 3.0) for name in MECHANISMS)]
-    result, samples, violated = compare({0.5: seeds, 0.0: seeds}, [rows], [0.5, 0.0])
-    assert (samples["ratio"], samples["ratio_without_link"], violated) == ([3.0, 2.0], [3.0, 2.0], [])
+    short = [pair(a_run(1.1), a_run(1.0))]
+    result, samples, *violated = compare({0.5: seeds, 0.0: seeds}, [rows], [0.5, 0.0], short)
+    assert (samples["ratio"], samples["ratio_without_link"], violated) == ([3.0, 2.0], [3.0, 2.0], [[], []])
+    assert samples["ratio_over_drafted"] == samples["ratio_over_drafted_without_link"] == [2.0, 1.3333]
+    assert samples["ratio_first_epoch"] == [2.3333, 1.75] and samples["ratio_short_answers"] == [1.1]
+    assert (result["reward_gain"], result["repeated_share"]) == (0.3, 0.7)
     assert result["broadcast_share"] == 0.5 and result["reward_equal"] is True
     assert [line["mechanism"] for line in result["ablation"]] == ["baseline", *MECHANISMS]
-    one_seed, _, _ = compare({0.5: seeds[:1]}, [], [0.5])
+    del seeds[0]["drafted"]  # at another link than the first it does not run
+    one_seed, samples, *_ = compare({0.5: seeds[1:], 2.0: seeds[:1]}, [], [0.5])
     assert one_seed["reward_equal"] is None and one_seed["ablation"] == []
+    assert one_seed["ratio_over_drafted_without_link"] is None and samples["ratio_first_epoch"] == [1.75]
 
 
 @pytest.mark.parametrize(
     ("baseline", "antiphon", "said"),
     [
-        (a_run(6.0, staleness_max=1), a_run(2.0), "of the baseline was 1 versions old"),
+        (a_run(6.0, staleness_max=1), a_run(2.0), "of the baseline side was 1 versions old"),
         (a_run(6.0), a_run(2.0, staleness_max=3), "3 versions old, the bound is 2"),
         (a_run(6.0), a_run(2.0, samples=95), "96 groups were consumed by the baseline, 95"),
         (a_run(6.0, delivery_s=3.0), a_run(2.0), "took 0.75 of rollout and training"),
@@ -104,8 +118,27 @@ def test_end_to_end_compares_pairs_and_names_its_mechanisms() -> None:
 def test_end_to_end_says_what_does_not_hold(
     baseline: dict[str, Any], antiphon: dict[str, Any], said: str
 ) -> None:
-    _, _, violated = compare({0.5: [pair(baseline, antiphon)]}, [], [0.5])
-    assert len(violated) == 1 and said in violated[0]
+    _, _, violated, at_size = compare({0.5: [pair(baseline, antiphon)]}, [], [0.5])
+    (sentence,) = violated + at_size
+    assert said in sentence
+
+
+def test_a_drafted_side_that_is_not_synchronous_is_said() -> None:
+    late = pair(a_run(6.0), a_run(2.0), a_run(4.0, staleness_max=1))
+    assert compare({0.5: [late]}, [], [0.5])[2] == ["a sample of the drafted side was 1 versions old"]
+
+
+def test_repeated_grams_are_those_of_the_longest_answers_that_stood_before() -> None:
+    again, new = [*range(10), *range(10)], list(range(100, 118))
+    assert repeated_share([new, again, *([1] * 5 for _ in range(80))]) == pytest.approx(3 / 13)
+    assert repeated_share([new]) == repeated_share([[1, 2]]) == repeated_share([]) == 0.0
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 8))
+def test_a_share_of_repeated_grams_is_one_of_positions(answer: list[int], size: int) -> None:
+    grams = [tuple(answer[at : at + size]) for at in range(len(answer) - size + 1)]
+    again = sum(gram in grams[:at] for at, gram in enumerate(grams))
+    assert repeated_share([answer], size) == pytest.approx(again / len(grams) if grams else 0.0)
 
 
 def side(scores: list[float], step_s: float, rate: float) -> Run:
@@ -140,6 +173,18 @@ def test_versus_trl_without_trl_has_no_ratios_and_one_never_reached_is_said() ->
     assert result["cpu_seconds_ratio"] is None and violated == [
         "held-out reward 0.7 was reached by TRL and not here"
     ]
+
+
+@pytest.mark.parametrize(("gpus", "said"), [(0, "this machine has 0; so"), (1, "has 1; so"), (2, "")])
+def test_why_trl_has_no_server_is_one_sentence(
+    gpus: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    reason = missing_server()
+    assert said in reason and bool(reason) == bool(said)
+    if reason:
+        with pytest.raises(MissingToolError, match="NCCL"), served(tmp_path, tmp_path):
+            pass
 
 
 def test_a_staleness_row_pairs_seeds_with_s0_and_ends_with_the_fastest() -> None:

@@ -1,5 +1,6 @@
 """Race parts: one run of this project, and what its steps took."""
 
+import math
 import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,14 @@ import numpy as np
 from antiphon.benchmarks.parts.measure import JobRun, journal_events, run_job, scratch_home
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.dissemination.reports import DeliveryRecord
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.models.codec import resolve_model_path
+from antiphon.runs.directory import store_directory
 
 
 def run_here(
-    config: Path, words: Sequence[str], label: str, samples: int, timeout_s: float
+    config: Path, words: Sequence[str], label: str, samples: int, timeout_s: float, base: bool = False
 ) -> dict[str, Any]:
     """Run the main job to its end in a home of its own and return what it showed, in plain values.
 
@@ -26,23 +31,27 @@ def run_here(
         label: of its log.
         samples: completions of each held-out prompt for `reward`, that of the last version; 0 for none.
         timeout_s: longest time of the run.
+        base: whether `reward_before`, that of the base model, is wanted as well.
 
     Raises:
         SystemExit: when it failed.
     """
     with scratch_home() as home:
         job = run_job(home, config, words, label, timeout_s)
-        found = shown(job, home)
+        resolved = load_config(config, list(words))
+        found = shown(job, home, resolved)
         if samples:
-            resolved = load_config(config, list(words))
             ledger = next((home / resolved.record.ledger).glob("*/versions"))
             last = resolved.run.steps
-            found["reward"] = last_reward(resolved, ledger / f"v{last:06d}.safetensors", samples)
+            found["reward"] = reward_of(resolved, ledger / f"v{last:06d}.safetensors", samples)
+        if samples and base:
+            weights = Path(resolve_model_path(resolved.model.path)) / "model.safetensors"
+            found["reward_before"] = reward_of(resolved, weights, samples)
     return found
 
 
-def last_reward(config: RunConfig, weights: Path, samples: int) -> float:
-    """Return the held-out reward of the last version's weights, the samples shared out to the cores."""
+def reward_of(config: RunConfig, weights: Path, samples: int) -> float:
+    """Return the held-out reward of weights, the samples shared out to the cores."""
     from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
 
     parts = min(samples, len(os.sched_getaffinity(0)))
@@ -56,22 +65,31 @@ def last_reward(config: RunConfig, weights: Path, samples: int) -> float:
         return sum(score.result() * count for score, count in zip(scores, counts, strict=True)) / samples
 
 
-def shown(job: JobRun, home: Path) -> dict[str, Any]:
+def shown(job: JobRun, home: Path, config: RunConfig) -> dict[str, Any]:
     """Return seconds, CPU seconds, bytes, tokens and staleness of a finished run."""
     timings, metrics = job.timings(), job.metrics()
     figures, stages = timings["figures"], timings["stages"]
     steps = figures["steps"]
-    ends = [span["ended_s"] for span in stages if span["stage"] == "step"]
+    ends = sorted(span["ended_s"] for span in stages if span["stage"] == "step")
+    epoch = min(len(ends), max(1, config.environment.train_size // config.loop.prompts_per_step))
     begun = min(span["started_s"] for span in stages)
     events = journal_events(home / "runs" / timings["run_id"] / "journal.db")
     deliveries = [DeliveryRecord(**body) for kind, body in events if kind == "snapshot.delivered"]
     fetched = [one for one in deliveries if one.version > 0]
     lengths = [n for kind, body in events if kind == "group.submitted" for n in body["token_counts"]]
+    store = ArtifactStore(store_directory(home))
+    answers = [
+        row.token_ids.tolist()
+        for kind, body in events
+        if kind == "batch.sealed"
+        for row in decode_batch(store.get(body["digest"]))
+    ]
     payload = max((path.stat().st_size for path in home.glob("runs/*/payloads/*.payload")), default=0)
     cpu_s = cpu_at(job, max(ends)) - cpu_at(job, begun)
     kinds = job.kinds_after(begun)
     return {
         "seconds_per_step": figures["seconds_per_step"],
+        "seconds_per_step_first_epoch": (figures["wall_s"] - (ends[-1] - ends[epoch - 1])) / epoch,
         # The stage `reward` begins with the sampling of a step and ends with its sealed batch.
         "rollout_s": mean_of_stage(stages, "reward"),
         "training_s": mean_of_stage(stages, "step"),
@@ -95,6 +113,7 @@ def shown(job: JobRun, home: Path) -> dict[str, Any]:
         "staleness_max": max(map(int, metrics["staleness"])),
         "tokens_median": float(np.median(lengths)),
         "tokens_p99": float(np.quantile(lengths, 0.99)),
+        "repeated_share": repeated_share(answers),
     }
 
 
@@ -111,6 +130,23 @@ def slowest_delivery(deliveries: Sequence[DeliveryRecord]) -> float:
         if one.bytes:
             slowest[one.version] = max(slowest.get(one.version, 0.0), one.seconds)
     return fmean(slowest.values()) if slowest else 0.0
+
+
+def repeated_share(answers: Sequence[Sequence[int]], size: int = 8, longest: float = 0.01) -> float:
+    """Return the share of the n-grams of the longest answers that stood before in the same answer.
+
+    Args:
+        answers: token ids of each.
+        size: n.
+        longest: share of the answers that counts, at least one of them.
+
+    >>> repeated_share([[1, 2, 3, 1, 2, 3], [9]], size=2)
+    0.4
+    """
+    chosen = sorted(answers, key=len, reverse=True)[: math.ceil(longest * len(answers))]
+    grams = [[tuple(one[at : at + size]) for at in range(len(one) - size + 1)] for one in map(list, chosen)]
+    count = sum(map(len, grams))
+    return (count - sum(len(set(one)) for one in grams)) / count if count else 0.0
 
 
 def cpu_at(job: JobRun, moment: float) -> float:
