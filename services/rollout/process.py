@@ -137,11 +137,8 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
             f"distribution ({worst.words}); try the other sampler"
         )
     if config.loop.mode == "fixed" and not report.bits_equal:
-        _log.warning(
-            "engine.uneven",
-            logprob_difference=report.logprob_difference,
-            uneven_products=report.uneven_share,
-        )
+        seen = {"logprob_difference": report.logprob_difference, "product_share": report.uneven_share}
+        _log.warning("engine.uneven", **seen)
         if not config.loop.accept_uneven:
             raise ConfigError(
                 "log-probabilities of this engine depend on the batch (they differ by up to "

@@ -118,23 +118,13 @@ def run_startup_check(
 def uneven_share(
     width: int, product: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, seed: int
 ) -> float:
-    """Return the largest share of a product's results that the number of rows changed.
-
-    Args:
-        width: of its rows.
-        product: [R, width] of `dtype` -> [R, N], row by row.
-        dtype: precision of the rows.
-        seed: of the rows.
-    """
-    randomness = generator("self-test-products", seed)
+    """Return the largest share of a product's results, [R, width] -> [R, N], that other R changed."""
     results = RESULTS if dtype == torch.float32 else NARROW_RESULTS
     count = max(2 * max(ROWS) + 1, results // product(torch.zeros((1, width), dtype=dtype)).shape[-1])
-    rows = torch.from_numpy(randomness.standard_normal((count, width), dtype=np.float32)).to(dtype)
-    whole = product(rows)
-    return max(
-        float((torch.cat([product(part) for part in rows.split(size)]) != whole).double().mean())
-        for size in ROWS
-    )
+    drawn = generator("self-test-products", seed).standard_normal((count, width), dtype=np.float32)
+    rows = torch.from_numpy(drawn).to(dtype)
+    whole, parts = product(rows), ([product(part) for part in rows.split(size)] for size in ROWS)
+    return max(float((torch.cat(part) != whole).double().mean()) for part in parts)
 
 
 def _continued(
