@@ -24,9 +24,7 @@ def test_a_worker_whose_answers_fail_is_shut_out_and_the_run_is_not_paused(tmp_p
                 (lease,) = (await client.lease_group(LeaseRequest(ids[name], 0, 1, 5.0))).leases
                 await client.submit_group(sample_lease(lease, ids[name], 0))
                 rewards = tuple(SampleReward(i, 0.0, failure) for i in range(len(lease.seeds)))
-                assert await client.submit_rewards([GroupRewards(lease.group_id, rewards)]) == [
-                    lease.group_id
-                ]
+                await client.submit_rewards([GroupRewards(lease.group_id, rewards)])
 
             evil = 0
             for _ in range(6):
