@@ -235,6 +235,8 @@ class _Receiver:
         finally:
             if (close := getattr(replies, "aclose", None)) is not None:
                 await close()
+        if pieces:  # a source that breaks off says so; this one says that this was all
+            raise _WrongError(f"sent {length} bytes for chunk {coming}, which has {span(coming)[1]}")
         if due:
             raise UnavailableError(f"the stream ended before chunk {min(due)}")
 

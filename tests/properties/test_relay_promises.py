@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, Plan, plan_topology
@@ -73,6 +73,8 @@ def _body(seed: int) -> bytes:
     st.dictionaries(st.integers(0, 6), st.one_of(_BAD, _BROKEN), max_size=4),
     st.integers(1, 2),
 )
+@example(2, "tree", {0: Faults(kind="truncate", every=1)}, 1)
+@example(2, "chain", {0: Faults(kind="reorder", every=1)}, 1)
 def test_with_an_origin_everyone_finishes_whatever_the_others_do(
     workers: int, topology: Any, faults: dict[int, Faults], versions: int
 ) -> None:

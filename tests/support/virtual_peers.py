@@ -128,7 +128,7 @@ class Line(Broadcast):
             await asyncio.sleep(NEVER)
         if faults.kind == "reorder" and len(asked) > 1:
             asked[0], asked[1] = asked[1], asked[0]
-            target.sent_wrong = True
+        due = iter(indices)
         async for index, piece in self._pieces(payload_digest, asked):
             await self._pass(0.0)
             if faults.slow > 1.0:
@@ -144,7 +144,8 @@ class Line(Broadcast):
             sent += len(piece)
             target.sent_bytes += len(piece)
             spoiled = index % faults.every == 0 and faults.lies
-            target.sent_wrong |= spoiled and faults.kind != "reorder"
+            # What comes in one by one is sent in the order in which it came, whatever was asked for.
+            target.sent_wrong |= index != next(due) if faults.kind == "reorder" else spoiled
             if spoiled and faults.kind == "corrupt":
                 piece = bytes([piece[0] ^ 1]) + piece[1:]
             if spoiled and faults.kind == "oversize":
