@@ -53,7 +53,10 @@ def plan(
     from antiphon.core.capacity.planner import Planner, staleness_warning
     from antiphon.core.config import load_config
     from antiphon.core.errors import InfeasibleError
+    from antiphon.lineage.retention import disk_need, disk_words
     from antiphon.models.learning_rate import with_learning_rate
+    from antiphon.runs.directory import home_directory
+    from antiphon.system.free_space import free_bytes
 
     config = with_learning_rate(load_config(path, list(overrides)))
     for name, value in (("--idle", idle), ("--budget", budget)):
@@ -66,6 +69,10 @@ def plan(
     made = planner.plan(idle, budget)
     warning = staleness_warning(config, before)
     notes = [*made.notes, *([warning] if warning else [])]
+    if (parameters := _parameters(config, wanted)) is not None:
+        need = disk_need(config, parameters, planner.tokens, ledger=config.record.dvc)
+        free = "" if offers is not None else f"; {free_bytes(home_directory()) / 1e9:,.1f} GB are free here"
+        notes.append(f"{disk_words(need)}{free}")
     if source:
         notes.append(f"measured by run {source}, {measured.steps if measured else 0} steps")
     if plot is not None:
@@ -103,6 +110,18 @@ def measured_run(config: "RunConfig", run: str | None) -> "tuple[Measured, str, 
         except AntiphonError:
             continue  # of an older version, or without a step: it says nothing
     return None
+
+
+def _parameters(config: "RunConfig", offers: "Offers") -> float | None:
+    """Return the parameters of the model, None where neither a folder nor the offers say them."""
+    from antiphon.core.capacity.estimate import MODELS
+    from antiphon.models.codec import model_folder
+    from antiphon.models.directory import count_parameters
+
+    if (folder := model_folder(config.model.path)) is not None:
+        return count_parameters(folder)
+    known = MODELS.get(offers.model or config.model.path)
+    return offers.parameters or (known.parameters if known else None)
 
 
 def _local(config: "RunConfig", measured: "Measured | None") -> "Offers":

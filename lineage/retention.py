@@ -10,7 +10,14 @@ from typing import Any
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.schedule import is_evaluated
+from antiphon.core.loop.staleness import is_published
 from antiphon.lineage.ledger.replay_pins import due
+from antiphon.system.free_space import OPTIMIZER_BYTES
+
+TOKEN_BYTES = 8
+"""Of a sampled token in a batch's file: its id and its log-probability."""
+GROUP_BYTES = 2500
+"""Of a group's events in the journal; an answer of an evaluation is a group."""
 
 
 def is_anchor(version: int, config: RunConfig) -> bool:
@@ -70,3 +77,47 @@ def recompute_note(version: int, config: RunConfig) -> dict[str, Any]:
     every = config.learner.checkpoint_interval * config.record.checkpoint_stride
     start = version - version % every
     return {"recompute": {"from_version": start, "batches": [start, version - 1]}}
+
+
+def disk_need(
+    config: RunConfig, parameters: float, completion_tokens: float, *, ledger: bool
+) -> dict[str, float]:
+    """Return the bytes that a whole run leaves on its disk, by use.
+
+    Args:
+        config: of the run.
+        parameters: of its model.
+        completion_tokens: mean of a completion.
+        ledger: the run has a ledger; without one it keeps the base, the best and the newest versions.
+
+    >>> from antiphon.core.config import build_config
+    >>> config = build_config({"run": {"steps": 200}, "model": {"dtype": "float32"}})
+    >>> {use: f"{size / 1e9:.1f}" for use, size in disk_need(config, 0.6e9, 100.0, ledger=True).items()}
+    {'weights': '482.4', 'checkpoints': '115.2', 'batches': '0.0', 'journal': '0.0'}
+    """
+    steps, loop, record, learner = config.run.steps, config.loop, config.record, config.learner
+    oldest = steps - max(loop.max_staleness, (config.broadcast.snapshots_kept - 1) * loop.publish_interval)
+    versions = [v for v in range(steps + 1) if is_published(v, loop.publish_interval, steps)]
+    kept = sum(v >= oldest or (is_anchor(v, config) if ledger else v == 0) for v in versions)
+    best = ledger is False or record.weights != "all"
+    every = learner.checkpoint_interval * record.checkpoint_stride
+    checkpoints = learner.checkpoints_kept + (steps // every if ledger and every else 0)
+    groups = steps * loop.prompts_per_step
+    answers = config.evaluation.prompts * sum(is_evaluated(v, config) for v in versions)
+    weight_bytes = 4 if config.model.dtype == "float32" else 2
+    return {
+        "weights": min(kept + best, len(versions)) * weight_bytes * parameters,
+        "checkpoints": checkpoints * OPTIMIZER_BYTES * parameters,
+        "batches": groups * loop.group_size * completion_tokens * TOKEN_BYTES,
+        "journal": float((groups + answers) * GROUP_BYTES),
+    }
+
+
+def disk_words(need: Mapping[str, float]) -> str:
+    """Say it for people.
+
+    >>> disk_words({"weights": 3.0e9, "journal": 0.2e9})
+    '3.2 GB of records at the end: weights 3.0, journal 0.2'
+    """
+    parts = ", ".join(f"{use} {size / 1e9:,.1f}" for use, size in need.items())
+    return f"{sum(need.values()) / 1e9:,.1f} GB of records at the end: {parts}"

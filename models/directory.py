@@ -5,6 +5,7 @@ whether the directory is still the one that a run was begun with.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,11 @@ def most_positions(model_dir: Path) -> int | None:
     rope = tree.get("rope_parameters") or tree.get("rope_scaling") or {}
     scaled = (rope.get("rope_type") or rope.get("type")) in _SCALED_ALREADY
     return int(min(found) * (1.0 if scaled else rope.get("factor") or 1.0))
+
+
+def count_parameters(model_dir: Path) -> int:
+    """Return the parameters of a model, a tied head not counted twice; raises as `expected_tensors`."""
+    return sum(math.prod(shape) for shape in expected_tensors(model_dir).values())
 
 
 def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:

@@ -1,12 +1,10 @@
 """Learning rate of a configuration that names none: by the parameters of the model that it trains."""
 
-import math
-
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.models.codec import model_folder
-from antiphon.models.directory import expected_tensors
+from antiphon.models.directory import count_parameters
 
 
 def with_learning_rate(config: RunConfig) -> RunConfig:
@@ -18,9 +16,8 @@ def with_learning_rate(config: RunConfig) -> RunConfig:
     if config.learner.learning_rate is not None or folder is None:
         return config
     try:
-        shapes = expected_tensors(folder).values()
+        rate = rate_by_size(count_parameters(folder))
     except ConfigError:
         return config
-    rate = rate_by_size(sum(math.prod(shape) for shape in shapes))
     learner = config.learner.model_copy(update={"learning_rate": rate})
     return config.model_copy(update={"learner": learner})

@@ -18,9 +18,10 @@ from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.environments.scoring.pool import ScoringPool
 from antiphon.lineage.ledger.layout import ledger_project
+from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.models.directory import check_pointers, end_tokens_by_file, most_positions
+from antiphon.models.directory import check_pointers, count_parameters, end_tokens_by_file, most_positions
 from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.servers.prefect_server import check_port
 from antiphon.services.broadcast.transports.lattica_node import missing_reason
@@ -32,12 +33,15 @@ from antiphon.services.rollout.engine.environment import OVERRULING, device
 from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
 from antiphon.system.compiler import check_compiler
+from antiphon.system.free_space import free_bytes
 from antiphon.system.sandbox import check_sandbox
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
 """Addresses to listen on that cannot be dialled."""
 LONG_S = 20.0
 """Work before the start that takes longer is said."""
+LARGE_BYTES = 1e9
+"""Records that take more of the disk are said."""
 SHARED_BYTES = 8 << 20
 """Free shared memory with which a run begins."""
 CHECKED_PROMPTS = 256
@@ -93,6 +97,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     codec = TextCodec.load(str(model))
     if model.is_dir():
         notes += check_model(config, model)
+        notes += check_disk(config, model, home, free_bytes(home))
     section = config.environment
     secret_values(section.secrets)
     environment = make_environment(
@@ -167,6 +172,18 @@ def check_patience(config: RunConfig, prompts_s: float) -> list[str]:
             "lower the former or raise the latter"
         )
     return [said] if prompts_s > LONG_S else []
+
+
+def check_disk(config: RunConfig, model: Path, home: Path, free: int) -> list[str]:
+    """Return what is said of the disk that a run's records need: nothing below `LARGE_BYTES` of plenty."""
+    tokens = config.sampling.max_tokens / 2.0
+    ledger = ledger_project(config.record, home) is not None
+    need = disk_need(config, count_parameters(model), tokens, ledger=ledger)
+    needed = sum(need.values())
+    if needed < min(LARGE_BYTES, free / 2.0):
+        return []
+    said = f"{disk_words(need)}; {free / 1e9:,.1f} GB are free at {home}"
+    return [said if needed < free else f"{said}: make room, or keep fewer weights (record.weights=last)"]
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> None:

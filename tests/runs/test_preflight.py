@@ -17,6 +17,7 @@ from antiphon.environments.registry import make_environment
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs.preflight import (
     check_characters,
+    check_disk,
     check_model,
     check_patience,
     check_scoring,
@@ -161,3 +162,23 @@ def test_prompts_that_take_longer_than_the_start_may_are_named_with_their_second
     assert said.startswith("environment.train_size=5000000: making all prompts") and "about 100 s" in said
     with pytest.raises(ConfigError, match=r"about 6,000 s here, more than services\.start_timeout_s="):
         check_patience(config, 6000.0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "free", "words"),
+    [
+        ([], 60, 10e9, ""),
+        ([], 60, 30e6, "make room, or keep fewer weights"),
+        ([], 60_000, 1e12, "GB of records at the end: weights"),
+        (["record.weights=last"], 60, 300e6, ""),
+    ],
+)
+def test_the_disk_that_records_need_is_said_before_the_start(
+    overrides: list[str], steps: int, free: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(EXAMPLES / "quickstart.yaml", [f"run.steps={steps}", *overrides])
+    model = Path(resolve_model_path(config.model.path)).resolve()
+    (tmp_path / ".dvc").mkdir()
+    monkeypatch.chdir(tmp_path)
+    said = check_disk(config, model, tmp_path, int(free))
+    assert bool(said) == bool(words) and (not words or words in said[0])
