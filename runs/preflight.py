@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -194,10 +193,11 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> None:
     """
     if not folder.is_dir():
         return
-    disk = shutil.disk_usage(folder)
-    if disk.free < SHARED_BYTES:
+    disk = os.statvfs(folder)
+    free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    if free < SHARED_BYTES:
         raise ConfigError(
-            f"{folder} has {disk.free >> 10} KiB free of {disk.total >> 10} KiB, and engines need "
+            f"{folder} has {free >> 10} KiB free of {total >> 10} KiB, and engines need "
             f"{SHARED_BYTES >> 20} MiB; make it larger (mount -o remount,size=64m {folder}, or docker's "
             "--shm-size=64m)"
         )

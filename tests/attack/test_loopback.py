@@ -181,9 +181,10 @@ def test_a_worker_finds_the_bundle_by_the_run_and_is_told_when_there_is_none(
     own = ensure_local_credentials(run_dir)
     assert worker_credentials(None, RUN_ID, "127.0.0.1:1") == own
     assert worker_credentials(local_bundle(run_dir), "", "127.0.0.1:1").token_file == own.token_file
-    for run in ("", "another"):
-        with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 lets no one in without .*--run RUN"):
-            worker_credentials(None, run, "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 lets no one in without .*--run RUN"):
+        worker_credentials(None, "", "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"there is no run another of yours .*127\.0\.0\.1:1; give --cred"):
+        worker_credentials(None, "another", "127.0.0.1:1")
 
 
 def test_a_resting_run_that_is_looked_at_answers_its_owner_alone(run_dir: Path, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_worker_of_another_run_and_of_no_run_is_refused(tmp_path: Path) -> Non
             address = f"127.0.0.1:{json.loads((tmp_path / 'ready.json').read_text())['port']}"
             joining = ("worker", "--coordinator", address, "--run", "yours", "--name", "w")
             done = command(home, *joining)
-            assert done.returncode == 2 and "lets no one in without credentials" in said_in_one_line(done)
+            assert done.returncode == 2 and "there is no run yours of yours" in said_in_one_line(done)
             keys = home / "runs" / "mine" / "keys" / "local"
             done = command(home, *joining, "--credentials", str(keys))
             refused = [line for line in done.stderr.splitlines() if line.startswith("antiphon: ")]
