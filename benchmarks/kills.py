@@ -297,7 +297,7 @@ class KilledRun:
             elif status == HUNG_EXIT and role == HANGING:
                 self._tally.hung_exits += 1
             else:
-                self._tally.other_exits.append(f"{role} ended with {status}: {tail(self._log(role), 3)}")
+                self._tally.other_exits.append(f"{role} ended with {status}: {tail(self._log(role), 30)}")
             self._start(role, armed, again=True)
         return killed
 

@@ -286,9 +286,13 @@ def keep_temporary_files() -> None:
     own = f"antiphon-{os.getuid()}-"
     for left in Path(shared).glob(f"{own}*"):
         with contextlib.suppress(OSError):  # another user's, in use, or removed by another process just now
-            if wall_clock() - left.stat().st_mtime > SETTLED_S:
-                fcntl.flock(os.open(left, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
+            held = os.open(left, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if wall_clock() - left.stat().st_mtime > SETTLED_S:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left)
+            finally:
+                os.close(held)
     for mark in Path("/dev/shm").glob("__KMP_REGISTERED_LIB_*"):
         found = re.fullmatch(rf"__KMP_REGISTERED_LIB_(\d+)_{os.getuid()}", mark.name)
         if found and not Path("/proc", found[1]).exists():

@@ -22,6 +22,7 @@ HOST = "127.0.0.1"
 
 def coordinator(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[Any, Any, None]:
     """Serve the coordinator."""
+    from antiphon.services.coordinator.journal.journal import JOURNAL_NAME
     from antiphon.services.coordinator.server import serve_coordinator
     from antiphon.simulator.standins.engines import ArithmeticPrompts
 
@@ -37,6 +38,7 @@ def coordinator(folder: Path, ports: dict[str, int], stop: StopRequest) -> Corou
         ready,
         ArithmeticPrompts(),
         stop=stop,
+        wait_for_journal=(place / JOURNAL_NAME).exists(),  # as a supervisor has it at each further start
     )
 
 
