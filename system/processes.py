@@ -28,6 +28,8 @@ from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 
+SAME_ORDER = {"PYTHONHASHSEED": "0"}
+"""Variables with which all services iterate over a set in the same order: some tasks draw from one."""
 PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
 """Names the process whose death ends this one; unset for services that people start."""
 POLL_S = 0.05
@@ -85,6 +87,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         """
         variables = dict(os.environ if environment is None else environment)
         variables.pop(PARENT_VARIABLE, None)
+        variables |= SAME_ORDER
         if not outlive:
             variables[PARENT_VARIABLE] = str(os.getpid())
         self.log = log

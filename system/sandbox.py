@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError
+from antiphon.system.processes import SAME_ORDER
 from antiphon.system.system_calls import filter_program, refuse_other_calls
 
 PROGRAM = "bwrap"
@@ -73,6 +74,7 @@ def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
     folders = [option for folder in above for option in ("--perms", "0755", "--dir", str(folder))]
     shown = [option for path in paths for option in ("--ro-bind", str(path), str(path))]
     devices = [option for device in DEVICES for option in ("--dev-bind", device, device)]
+    order = [option for pair in SAME_ORDER.items() for option in ("--setenv", *pair)]
     scratch = [
         "--size",
         str(SCRATCH_BYTES),
@@ -94,7 +96,7 @@ def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
     return [
         *(program, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
         *(*private, *rights, *_system_libraries(), *folders, *devices, *shown),
-        *(*scratch, "--remount-ro", "/", "--chdir", "/", "--", *arguments),
+        *(*order, *scratch, "--remount-ro", "/", "--chdir", "/", "--", *arguments),
     ]
 
 

@@ -6,7 +6,7 @@ it whatever an answer did: nothing of a group is left when the next one is score
 carries answers, and forks anew for those behind one that hung. It ends when an answer has ended its fork, so
 that nothing of it can stay, and with the service that started it.
 
-    python -I -m antiphon.environments.scoring.child sandbox     (by `ScoringPool`)
+    python -s -P -m antiphon.environments.scoring.child sandbox     (by `ScoringPool`)
 """
 
 import gc

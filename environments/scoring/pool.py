@@ -37,7 +37,7 @@ from antiphon.environments.scoring.messages import (
     parse_result,
     task_line,
 )
-from antiphon.system.processes import KILL_S
+from antiphon.system.processes import KILL_S, SAME_ORDER
 from antiphon.system.sandbox import check_sandbox, interpreter_paths, sandboxed
 
 START_S = 60.0
@@ -219,7 +219,7 @@ class ScoringProcess:
             ConfigError: when it ends, or says nothing for `START_S`.
         """
         await self.end()
-        arguments = [sys.executable, "-I", "-m", "antiphon.environments.scoring.child"]
+        arguments = [sys.executable, "-s", "-P", "-m", "antiphon.environments.scoring.child"]
         if self._sandbox:
             arguments = sandboxed([*arguments, "sandbox"], _readable(self._task))
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read until the process has ended
@@ -229,7 +229,7 @@ class ScoringProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=self._errors,
-                env={},
+                env=SAME_ORDER,
                 limit=LINE_BYTES,
             )
             async with asyncio.timeout(START_S):

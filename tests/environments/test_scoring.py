@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -28,6 +29,7 @@ from antiphon.environments.scoring.messages import (
     result_line,
 )
 from antiphon.environments.scoring.pool import ScoringPool
+from antiphon.system.processes import ChildProcess
 from antiphon.system.sandbox import NOBODY, check_sandbox
 from tests.support.bubblewrap import needs_bubblewrap
 
@@ -193,6 +195,24 @@ def test_a_process_is_replaced_after_an_answer_ended_its_fork() -> None:
             assert pool.processes[0].pid != before
 
     run(story())
+
+
+def test_all_processes_that_draw_problems_have_one_order_of_sets(tmp_path: Path) -> None:
+    """Some tasks of the library draw from a set, and an answer is scored by another process than asks it."""
+    said = "str(list(map(str, {*'abcdefghijklmnopqrstuvwxyz'})))"
+
+    async def story() -> set[str]:
+        found = set()
+        for sandbox in (True, False):
+            async with make_pool(sandbox=sandbox) as pool:
+                (failed,) = await pool.score("train-0-0", [f"raise ValueError({said})"])
+                assert isinstance(failed, Failed)
+                found.add(failed.reason.removeprefix("the scorer failed: ValueError: "))
+        return found
+
+    child = ChildProcess([sys.executable, "-c", f"print({said})"], tmp_path / "log")
+    child.wait(DEADLINE_S)
+    assert asyncio.run(story()) == {(tmp_path / "log").read_text().strip()}
 
 
 def test_process_1_ignores_an_interrupt() -> None:
