@@ -193,7 +193,7 @@ class Lease:
     """One unsigned 64-bit seed per sample, from `core.seeds`; G of them."""
     sampling: SamplingParameters
     version: int | None
-    """Sample with exactly this version (fixed mode), or None: the newest one held."""
+    """Sample with exactly this version, or None: the newest one held."""
     duration_s: float
     """Seconds until the lease expires unless a heartbeat extends it."""
     attempt: int

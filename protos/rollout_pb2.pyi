@@ -154,7 +154,7 @@ class WorkerHeartbeat(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., sampling: _Optional[bool] = ..., progress: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., released_leases: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_fetched: _Optional[int] = ..., numerics: _Optional[str] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ..., network: _Optional[_Union[NetworkReport, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "cancelled_leases", "newest_version", "run_finished", "kept", "next_s", "leave")
+    __slots__ = ("known", "cancelled_leases", "newest_version", "run_finished", "kept", "next_s", "leave", "wanted_version")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_LEASES_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class HeartbeatReply(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     NEXT_S_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_VERSION_FIELD_NUMBER: _ClassVar[int]
     known: bool
     cancelled_leases: _containers.RepeatedScalarFieldContainer[str]
     newest_version: int
@@ -169,7 +170,8 @@ class HeartbeatReply(_message.Message):
     kept: _containers.RepeatedCompositeFieldContainer[KeptProgress]
     next_s: float
     leave: bool
-    def __init__(self, known: _Optional[bool] = ..., cancelled_leases: _Optional[_Iterable[str]] = ..., newest_version: _Optional[int] = ..., run_finished: _Optional[bool] = ..., kept: _Optional[_Iterable[_Union[KeptProgress, _Mapping]]] = ..., next_s: _Optional[float] = ..., leave: _Optional[bool] = ...) -> None: ...
+    wanted_version: int
+    def __init__(self, known: _Optional[bool] = ..., cancelled_leases: _Optional[_Iterable[str]] = ..., newest_version: _Optional[int] = ..., run_finished: _Optional[bool] = ..., kept: _Optional[_Iterable[_Union[KeptProgress, _Mapping]]] = ..., next_s: _Optional[float] = ..., leave: _Optional[bool] = ..., wanted_version: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
     __slots__ = ("worker_id", "held_version", "groups", "wait_s", "wants_history")

@@ -94,12 +94,13 @@ def accept_submission(
         submission,
         seeds,
         max_tokens=config.sampling.max_tokens,
-        version=group.version if config.loop.mode == "fixed" else None,
+        version=group.version,
         newest_version=newest_possible_version(state),
         published=state.snapshots,
         keeps_cache=config.rollout.swap_cache == "keep",
     )
     oldest = min(trajectory.oldest_version for trajectory in submission.trajectories)
+    newest = max(span.version for trajectory in submission.trajectories for span in trajectory.spans)
     found: list[e.JournalEvent] = [
         e.GroupSubmitted(
             group_id=group.group_id,
@@ -113,6 +114,7 @@ def accept_submission(
             at_s=now,
             drafting=believed_statistics(submission),
             authors=authorship(given, submission.trajectories, submission.worker_id),
+            newest_version=newest,
         )
     ]
     running = submission.lease_id in (group.lease_id, group.twin_lease_id)

@@ -8,6 +8,7 @@ them turned out to lack variance, never of who was faster.
 """
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -203,6 +204,33 @@ def continues(state: RunState, config: RunConfig, group: GroupState, oldest_vers
     return StalenessBound(config.loop.max_staleness).admits(oldest_version, step)
 
 
+def kept_until(config: RunConfig, version: int) -> int:
+    """Return the newest version beside which the snapshot of `version` is still kept everywhere."""
+    return version + (config.broadcast.snapshots_kept - 1) * config.loop.publish_interval
+
+
+def version_to_evaluate(state: RunState, config: RunConfig) -> int | None:
+    """Return the oldest version with held-out prompts that wait for a worker which holds exactly that one."""
+    if not state.evaluating or state.newest_version is None:
+        return None
+    waiting = {group.evaluation for group in state.open_groups.values() if group.evaluation is not None}
+    newest = state.newest_version
+    return min((v for v in waiting if v in state.snapshots and newest <= kept_until(config, v)), default=None)
+
+
+def _steps_beside_evaluations(state: RunState, config: RunConfig) -> float:
+    """Return how many steps may train before the evaluations at hand are handed in.
+
+    More would push the snapshot out that is evaluated, and a worker that lost it could not fetch it again.
+    """
+    if not state.evaluating:
+        return math.inf
+    sampled = (GroupPhase.OPEN, GroupPhase.LEASED)
+    versions = {group.evaluation for group in state.groups.values() if group.phase in sampled} - {None}
+    limits = (kept_until(config, version) for version in versions if version is not None)
+    return min((limit for limit in limits if (state.newest_version or 0) <= limit), default=math.inf)
+
+
 def _pack(candidates: list[GroupState], groups: int, group_size: int) -> tuple[list[str], int]:
     """Take groups until `groups` * `group_size` samples are used; return ids and samples left."""
     left = groups * group_size
@@ -233,7 +261,7 @@ def _plan_elastic(
         group
         for group in state.open_groups.values()
         if (
-            (group.version or 0) <= held
+            group.version == held
             if group.evaluation is not None
             else bound.admits_lease(held, first + ranks[group.group_id], 1, places)
         )
@@ -248,6 +276,8 @@ def _plan_elastic(
     if most is not None:
         # The learner waits for a batch that was voided, whatever is in flight behind it.
         room = min(room, max(most, len(state.reopened) * places - state.training_groups))
+    beside = _steps_beside_evaluations(state, config)
+    room = int(min(room, max(0, beside * places - issued)))
     if ordering is None:
         room = min(room, left // loop.group_size)
     openings = []
@@ -265,7 +295,7 @@ def _plan_elastic(
             for index, opening in enumerate(openings)
         ]
         ids = (*taken, *_ordered(waiting, ordering, left // loop.group_size))
-    reason = "" if ids else _why_elastic(state, bound, held, issued, places)
+    reason = "" if ids else _why_elastic(state, bound, held, issued, places, beside)
     return LeasePlan(tuple(openings), ids, reason, None)
 
 
@@ -282,7 +312,11 @@ def _ranks(state: RunState) -> dict[str, int]:
     return {group.group_id: rank for rank, group in enumerate(state.training())}
 
 
-def _why_elastic(state: RunState, bound: StalenessBound, held: int, issued: int, places: int) -> str:
+def _why_elastic(
+    state: RunState, bound: StalenessBound, held: int, issued: int, places: int, beside: float
+) -> str:
+    if issued >= beside * places:
+        return f"step {issued // places} waits for an evaluation, whose snapshot would not be kept after it"
     if issued >= state.opened_steps * places:
         return f"all groups of the {state.opened_steps} opened steps are issued; the next is not open yet"
     if bound.room(held, issued, places):
@@ -308,7 +342,8 @@ def _plan_fixed(
     if held != lowest and lowest not in held_elsewhere:
         # No one else can do the oldest work, and the learner waits for that first.
         return LeasePlan((), (), f"the next open group needs version {lowest}", lowest)
-    mine = [group for group in waiting if group.version == held]
+    beside = _steps_beside_evaluations(state, config)
+    mine = [group for group in waiting if group.version == held and (group.step or 0) < beside]
     mine.sort(key=lambda group: (group.evaluation is None, group.step or 0, group.number))
     if ordering is None:
         taken, _ = _pack(mine, groups, config.loop.group_size)

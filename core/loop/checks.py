@@ -75,7 +75,7 @@ def check_submission(
         submission: what the worker handed in.
         seeds: the seeds of the lease, one per sample.
         max_tokens: longest completion allowed.
-        version: fixed mode: the only version allowed, else None.
+        version: the only version allowed, where the group names one: all of fixed mode, and evaluations.
         newest_version: no token can come from a newer one.
         published: versions that workers could fetch, or None for every one.
         keeps_cache: whether engines of the run keep their cache over a swap (`rollout.swap_cache=keep`).

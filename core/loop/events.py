@@ -159,6 +159,8 @@ class GroupSubmitted(JournalEvent):
     drafting: DraftingStatistics | None = None
     authors: tuple[tuple[int, str, int, int], ...] = ()
     """(sample, worker id, start, stop) of tokens that earlier holders of the group had sampled."""
+    newest_version: int | None = None
+    """Of all tokens, as `oldest_version`; None in journals from before it was kept."""
 
 
 @_event("group.rewarded")

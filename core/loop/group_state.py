@@ -65,7 +65,7 @@ class GroupState:
     samples: int
     step: int | None = None
     version: int | None = None
-    """Fixed mode: sampled by exactly this version; evaluations of elastic mode: at least this one."""
+    """Sampled by exactly this version: all groups of fixed mode, and every held-out prompt; else None."""
     refill: bool = False
     evaluation: int | None = None
     """Version under evaluation, or None for a training group."""

@@ -228,6 +228,12 @@ def _group_moved_back(event: e.GroupMovedBack, state: RunState) -> None:
 
 def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.OPEN, GroupPhase.LEASED)
+    # Journals from before newest_version was kept have evaluations that later versions went on with.
+    sampled_by = {event.oldest_version, event.newest_version}
+    if None not in sampled_by and group.evaluation is not None and sampled_by != {group.evaluation}:
+        raise IntegrityError(
+            f"the journal contradicts itself: {event.group_id} was sampled by versions {sampled_by}"
+        )
     group.phase = GroupPhase.SUBMITTED
     group.lease_id, group.worker_id, group.attempt = event.lease_id, event.worker_id, event.attempt
     group.oldest_version, group.token_counts = event.oldest_version, event.token_counts

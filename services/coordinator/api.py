@@ -125,6 +125,8 @@ class HeartbeatReply:
     """Seconds until the next heartbeat of a worker that has no lease by then; 0: the usual pause."""
     leave: bool = False
     """It is not needed any more: hand over and leave."""
+    wanted_version: int | None = None
+    """Elastic mode: the version to sample with before any newer one, since it is evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class LeaseReply:
     """Why nothing was granted; empty when something was."""
     newest_version: int | None
     wanted_version: int | None
-    """Fixed mode: the version the next open group must be sampled with."""
+    """The version that the next open group, or in elastic mode an evaluation, must be sampled with."""
     run_finished: bool
 
 

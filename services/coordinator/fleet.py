@@ -55,7 +55,7 @@ class Member:
     sent_newest: int | None = None
     """Newest announced version that it was sent."""
     sent_wanted: int | None = None
-    """Fixed mode: the version it was last asked to load."""
+    """The version it was last asked to sample with."""
 
     @property
     def tokens_per_s(self) -> float:

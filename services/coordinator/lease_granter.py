@@ -66,8 +66,10 @@ class LeaseGranter:
             if member.held_version != request.held_version:
                 return self._no_lease("the worker has loaded another version; ask again with that")
             # What others of its requests were granted meanwhile counts too.
-            held_back = self._held_back(name_of_worker(member.worker_id))
-            groups = 0 if held_back else self._most_groups(member, request)
+            held_back = self._held_back(member.name)
+            wanted = self._wanted(member)
+            goes_back = wanted is not None and wanted < (request.held_version or 0)
+            groups = 0 if held_back or goes_back else self._most_groups(member, request.groups)
             plan = admission.plan_leases(
                 self._state,
                 self._config,
@@ -80,6 +82,8 @@ class LeaseGranter:
             if not groups and (seconds := self._leases.engines.stands_still_s(member.worker_id)):
                 reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
                 plan = dataclasses.replace(plan, reason=reason)
+            if goes_back:
+                plan = dataclasses.replace(plan, reason=f"version {wanted} is to be evaluated")
             if held_back:
                 plan = dataclasses.replace(plan, reason=held_back)
             if plan.group_ids:
@@ -89,7 +93,8 @@ class LeaseGranter:
                 call.took(1)
                 return await self._grant_duplicate(group_id, request, now)
             # A version that is not announced yet cannot be loaded; its announcement ends the wait.
-            wanted = plan.wanted_version if plan.wanted_version in self._state.snapshots else None
+            if plan.wanted_version in self._state.snapshots:
+                wanted = plan.wanted_version
             versions = (self._state.newest_version, wanted)
             if self._state.finished or reminded or (member.sent_newest, member.sent_wanted) != versions:
                 member.sent_newest, member.sent_wanted = versions
@@ -114,19 +119,37 @@ class LeaseGranter:
         take = partial(planner.order.take, order, member.worker_id, held)
         return (None if plan is None else int(room)), admission.Ordering(take, unused)
 
-    def _most_groups(self, member: Member, request: LeaseRequest) -> int:
+    def _wanted(self, member: Member) -> int | None:
+        """Return the version that a worker should sample with before any newer one, or None.
+
+        When no other can sample held-out prompts any more, since all have gone on, one goes back.
+        """
+        wanted = self._state_machine.version_wanted(member)
+        version = admission.version_to_evaluate(self._state, self._config)
+        if wanted == version or self._config.loop.mode == "fixed" or not self._able(member):
+            return wanted
+        others = [other for other in self._fleet.active() if other is not member and self._able(other)]
+        left = all(self._state_machine.version_wanted(other) != version for other in others)
+        return version if left else None
+
+    def _able(self, member: Member) -> bool:
+        stands_still = self._leases.engines.most_leases(member.worker_id) == 0
+        return not (member.draining or member.swap_error or stands_still or self._held_back(member.name))
+
+    def _most_groups(self, member: Member, groups: int) -> int:
         """Return how many of the groups that a worker asks for it may be given now."""
         if member.draining:
             return 0
         limits = (self._leases.engines.most_leases(member.worker_id), member.max_leases)
         held = self._leases.count_of_worker(member.worker_id)
         room = [most - held for most in limits if most is not None]
-        return max(0, min([request.groups, *room]))
+        return max(0, min([groups, *room]))
 
     def _should_load(self, wanted: int | None, request: LeaseRequest) -> bool:
         """Return whether only another version can help this worker, and it may load that now."""
         if self._config.loop.mode == "elastic":
-            return self._state.newest_version != request.held_version
+            newest = self._state.newest_version
+            return request.held_version != (newest if wanted is None else wanted)
         # In fixed mode what was begun under a version ends under it.
         return wanted is not None and not self._leases.of_worker(request.worker_id)
 
@@ -233,7 +256,7 @@ class LeaseGranter:
             epoch=group.epoch,
             seeds=self._state_machine.seeds(group),
             sampling=admission.sampling_of(config, group),
-            version=group.version if config.loop.mode == "fixed" else None,
+            version=group.version,
             duration_s=config.coordinator.lease_s,
             attempt=attempt,
             prefix=() if prefix is None else prefix.pieces(),
@@ -254,4 +277,6 @@ class LeaseGranter:
                 if held is not None:
                     state_machine.take_back(held, "the worker hung up")
             raise
-        return LeaseReply(tuple(leases), "", self._state.newest_version, None, self._state.finished)
+        member = self._fleet.get(request.worker_id)
+        wanted = None if member is None else state_machine.tell(member)
+        return LeaseReply(tuple(leases), "", self._state.newest_version, wanted, self._state.finished)

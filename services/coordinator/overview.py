@@ -118,7 +118,8 @@ class Overview:
             return f"the run to be started again: it is paused because {state.paused_reason}"
         if state.next_seal < state.opened_steps:
             return self.batch_waits_for(state.next_seal)
-        open_evaluations = [v for v, found in state.evaluations.items() if found.rewarded < found.prompts]
+        evaluations = [(v, found) for v, found in state.evaluations.items() if v in state.snapshots]
+        open_evaluations = [v for v, found in evaluations if found.rewarded < found.prompts]
         if len(state.commits) < state.next_seal:
             return f"the learner to commit step {len(state.commits)}, whose batch is sealed"
         if open_evaluations:

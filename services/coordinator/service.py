@@ -18,6 +18,7 @@ from antiphon.core.loop import acceptance, admission, voiding
 from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import check_token_rules
 from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.staleness import is_published
 from antiphon.core.records import (
     GroupRewards,
     GroupSubmission,
@@ -199,6 +200,17 @@ class CoordinatorService(Coordinator):
             )
         if version in self._state.evaluations:
             return
+        loop, kept = self._config.loop, self._config.broadcast.snapshots_kept
+        if not is_published(version, loop.publish_interval, self._config.run.steps):
+            raise ContractError(
+                f"version {version} cannot be evaluated: it is not published "
+                f"(loop.publish_interval={loop.publish_interval})"
+            )
+        if self._state.opened_steps > admission.kept_until(self._config, version):
+            raise ContractError(
+                f"version {version} cannot be evaluated any more: {self._state.opened_steps} steps are "
+                f"opened, and only the newest {kept} snapshots are kept (broadcast.snapshots_kept)"
+            )
         written = state_machine.record(e.EvaluationOpened(version, self._config.evaluation.prompts))
         state_machine.offer(self._config.evaluation.prompts)
         await written

@@ -126,7 +126,7 @@ class WorkerRegistry:
             state_machine.loaded(member)
         if heartbeat.network is not None:
             self._take_network(member, heartbeat.network)
-        member.sent_newest = state.newest_version
+        wanted = state_machine.tell(member)
         gone += self._end_hung(member, heartbeat, gained, now) + tuple(refused)
         for lease_id in heartbeat.released_leases:
             held = self._leases.get(lease_id)
@@ -149,6 +149,7 @@ class WorkerRegistry:
             kept=kept,
             next_s=member.pause_s,
             leave=member.draining,
+            wanted_version=wanted,
         )
 
     def _reprice(self, member: Member, now: float) -> None:
@@ -274,7 +275,7 @@ class WorkerRegistry:
             group_id=group.group_id,
             samples=group.samples,
             max_tokens=self._config.sampling.max_tokens,
-            version=group.version if self._config.loop.mode == "fixed" else None,
+            version=group.version,
             newest_version=acceptance.newest_possible_version(self._state),
             rules=token_rules_of(self._state_machine.prompts),
             published=self._state.snapshots,

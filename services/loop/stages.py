@@ -9,12 +9,14 @@ loop's.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.loop.schedule import is_evaluated
 from antiphon.core.patience import Patience
 from antiphon.core.records import BatchRef, SnapshotManifest
 from antiphon.core.status import EvaluationRecord, LearnerProgress
@@ -56,7 +58,11 @@ class LoopStages:
         return reply.batch
 
     async def step(self, step: int) -> StepResult:
-        """Train on the sealed batch of `step`; version step + 1 is committed when this returns."""
+        """Train on the sealed batch of `step`; version step + 1 is committed when this returns.
+
+        Its evaluation is opened before it exists: a worker must know of it before it goes on to the next one.
+        """
+        await self._open_evaluation(step + 1)
 
         async def ask() -> tuple[LearnerProgress, StepResult | None]:
             reply = await self._learner.await_step(step, POLL_S)
@@ -71,6 +77,7 @@ class LoopStages:
         waited for. In fixed mode a worker swaps only when the next step's groups need it, so there the
         stage ends when the snapshot is announced and the lease rule does the rest.
         """
+        await self._open_evaluation(version)
 
         async def ask() -> tuple[LearnerProgress, SnapshotManifest | None]:
             reply = await self._learner.await_snapshot(version, POLL_S)
@@ -83,10 +90,15 @@ class LoopStages:
 
     async def evaluate(self, version: int) -> EvaluationRecord:
         """Queue the held-out prompts for `version` and wait for the score."""
-        await self.reach("coordinator.open_evaluation", lambda: self._coordinator.open_evaluation(version))
+        await self._open_evaluation(version)
         reply = await self._end("evaluate", version)
         assert reply.evaluation is not None
         return reply.evaluation
+
+    async def _open_evaluation(self, version: int) -> None:
+        if is_evaluated(version, self._config):
+            opening = partial(self._coordinator.open_evaluation, version)
+            await self.reach("coordinator.open_evaluation", opening)
 
     async def reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Make a call, repeated while its peer is away for up to the stall timeout.

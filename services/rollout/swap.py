@@ -1,7 +1,8 @@
 """Swap: which version a worker should sample with next, and when it may change over.
 
 elastic: the newest complete snapshot, at the next step boundary; requests in flight continue under
-it and their version spans say where. fixed: exactly the version that the coordinator wants, and
+it and their version spans say where. A version that is evaluated comes before newer ones: the coordinator
+wants it, and its held-out prompts end under it. fixed: exactly the version that the coordinator wants, and
 only once nothing in flight needs the one that is held.
 """
 
@@ -45,7 +46,8 @@ def version_to_load(view: WeightView, mode: Mode, in_flight: bool = True) -> int
     target = _target(view, mode)
     if target is None or target == view.held or view.pinned_groups:
         return None
-    may_swap_in_flight = mode == "elastic" and in_flight
+    # Along a completion versions never fall.
+    may_swap_in_flight = mode == "elastic" and in_flight and (view.held is None or target > view.held)
     if view.free_groups and not may_swap_in_flight:
         return None
     return target
@@ -66,15 +68,17 @@ def version_to_fetch(view: WeightView) -> int | None:
 
 def leases_wait(view: WeightView, mode: Mode) -> bool:
     """Return whether asking for leases should wait for a swap, which another lease would put off."""
-    if mode == "elastic" or view.pinned_groups or view.free_groups:
-        return False
     if view.wanted is None or view.newest is None:
+        return False
+    if mode == "elastic":  # going back ends what is in flight first
+        return view.held is not None and view.wanted < view.held
+    if view.pinned_groups or view.free_groups:
         return False
     return view.wanted != view.held and view.wanted <= view.newest
 
 
 def _target(view: WeightView, mode: Mode) -> int | None:
-    if mode == "fixed":
+    if mode == "fixed" or view.wanted is not None:
         return view.wanted if view.wanted in view.complete else None
     newest = max(view.complete, default=None)
     if newest is None or (view.held is not None and newest < view.held):

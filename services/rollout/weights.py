@@ -130,9 +130,12 @@ class WeightSync:
         self._held: SnapshotManifest | None = None
         self._swapping: int | None = None
         """Version that is being put together or loaded; it is not pruned meanwhile."""
+        self.loading = False
+        """The engine has been told to take other weights; what it is given now is sampled by those."""
         self._lock = asyncio.Lock()
         """Fixed mode: held while weights are swapped and while a lease is asked for, because a lease
-        that names a version must find it still loaded. Elastic leases name none."""
+        that names a version must find it still loaded. Few leases of elastic mode do: those that miss it are
+        given back."""
 
     @property
     def held_version(self) -> int | None:
@@ -163,6 +166,11 @@ class WeightSync:
         if version != self._wanted:
             self._wanted = version
             self._change.notify()
+
+    def note_evaluated(self, version: int | None) -> None:
+        """Note which version a heartbeat's reply wants; it knows of evaluations alone."""
+        if self._mode == "elastic":
+            self.note_wanted(version)
 
     def pauses_leases(self) -> bool:
         """Return whether a swap is coming that another lease would put off."""
@@ -291,7 +299,13 @@ class WeightSync:
             if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
                 return
             failpoints.reach("worker.apply")
-            report = await self._engine.load(version, tensors, manifest.weights_digest, self._stall_timeout_s)
+            self.loading = True
+            try:
+                report = await self._engine.load(
+                    version, tensors, manifest.weights_digest, self._stall_timeout_s
+                )
+            finally:
+                self.loading = False
             if not report.problem:
                 self._held = manifest
             elif report.serving is None:

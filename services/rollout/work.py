@@ -75,9 +75,9 @@ class WorkInFlight:
         self._change.notify()
 
 
-def samples_with(lease: Lease, held_version: int | None) -> bool:
-    """Return whether a worker that holds a version may sample a lease."""
-    return held_version is not None and lease.version in (None, held_version)
+def samples_with(lease: Lease, held_version: int | None, loading: bool) -> bool:
+    """Return whether a worker may sample a lease, that holds a version and may be loading another."""
+    return held_version is not None and lease.version in (None, None if loading else held_version)
 
 
 def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -322,6 +322,7 @@ class RolloutWorker:
             if running is not None:
                 running.note_kept(kept.tokens)
         if self._weights is not None:
+            self._weights.note_evaluated(reply.wanted_version)
             self._weights.note_newest(reply.newest_version)
         if reply.run_finished:
             self._finish_run()
@@ -363,15 +364,15 @@ class RolloutWorker:
 
     def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightSync) -> None:
         for lease in () if self._draining else reply.leases:
-            if not samples_with(lease, held := weights.held_version):
+            if not samples_with(lease, held := weights.held_version, weights.loading):
                 _log.warning("lease.unusable", lease=lease.lease_id, wants=lease.version, held=held)
                 self._work.unusable.add(lease.lease_id)
                 self._swapped.notify()  # the next heartbeat gives it back, and is due now
                 continue
             self._work.take(lease, engine)
             _log.debug("lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt)
-        weights.note_newest(reply.newest_version)
         weights.note_wanted(reply.wanted_version)
+        weights.note_newest(reply.newest_version)
         if reply.run_finished:
             self._finish_run()
 

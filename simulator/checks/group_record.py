@@ -15,7 +15,8 @@ class GroupRecord:
     oldest: int = 0
     digest: str = ""
     step: int | None = None
-    evaluation: bool = False
+    evaluation: int | None = None
+    """Version that its held-out prompt scores."""
     rewards: tuple[float, ...] = ()
     failed: dict[int, str] = field(default_factory=dict)
     stale: bool = False

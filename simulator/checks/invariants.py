@@ -60,6 +60,8 @@ class Witness:
     _trained_before: set[tuple[int, str]] = field(default_factory=set)
     _voided: dict[int, list[str]] = field(default_factory=dict)
     """Step -> digests of its voided batches."""
+    _evaluations: set[int] = field(default_factory=set)
+    """Versions that are evaluated, which a worker that has gone on may go back to."""
     _reopened: set[int] = field(default_factory=set)
     """Steps whose batch was voided and that have no other yet."""
     _rows: dict[str, int] = field(default_factory=dict)
@@ -131,8 +133,9 @@ class Witness:
         self._line.insert(place, event.group_id)
 
     def _evaluation_opened(self, event: e.EvaluationOpened) -> None:
+        self._evaluations.add(event.version)
         for index in range(event.prompts):
-            self._groups[f"v{event.version:06d}-e{index:04d}"] = GroupRecord(evaluation=True)
+            self._groups[f"v{event.version:06d}-e{index:04d}"] = GroupRecord(evaluation=event.version)
 
     def _lease_granted(self, event: e.LeaseGranted) -> None:
         group = self._group(event.group_id, "leased", "open")
@@ -169,13 +172,19 @@ class Witness:
         group = self._group(event.group_id, "handed in", "open", "leased")
         if group.phase == "leased" and event.lease_id not in (group.lease_id, group.twin_id):
             self.report(f"group {event.group_id} was handed in under a lease that another one had replaced")
+        self._exactly(event.group_id, group, {event.oldest_version, event.newest_version})
         self.authorship.submitted(event)
         group.phase, group.oldest, group.digest = "submitted", event.oldest_version, event.payload_digest
         group.twin_id = ""
 
+    def _exactly(self, group_id: str, group: GroupRecord, versions: set[int | None]) -> None:
+        """A version's score is of answers that it sampled from their first token to their last."""
+        if group.evaluation is not None and versions != {group.evaluation}:
+            self.report(f"group {group_id} scores version {group.evaluation}, but {versions} sampled it")
+
     def _group_rewarded(self, event: e.GroupRewarded) -> None:
         group = self._group(event.group_id, "rewarded", "submitted")
-        group.phase = "ended" if group.evaluation else "rewarded"
+        group.phase = "ended" if group.evaluation is not None else "rewarded"
         group.rewards, group.failed = event.rewards, dict(event.failures)
 
     def _group_dropped(self, event: e.GroupDropped) -> None:
@@ -289,7 +298,7 @@ class Witness:
             self.report(f"group {lease.group_id} was leased with other seeds than before")
         self._unless_empty(lease.group_id, reasons.false_beginning(lease))
         held_out = self._groups.get(lease.group_id, GroupRecord()).evaluation
-        owner = (lease.prompt.key, lease.epoch) if held_out else (lease.group_id,)
+        owner = (lease.prompt.key, lease.epoch) if held_out is not None else (lease.group_id,)
         self._unless_empty(lease.group_id, reasons.seeds_taken(self._seed_owners, lease.seeds, owner))
         self._prompts[lease.prompt.key] = lease.prompt.token_ids
 
@@ -298,6 +307,10 @@ class Witness:
         if verdict not in ACKNOWLEDGED:
             return
         group = self._groups.get(submission.group_id)
+        if group is not None:
+            self._exactly(
+                submission.group_id, group, {s.version for t in submission.trajectories for s in t.spans}
+            )
         if group is None or not group.digest:
             self.report(f"group {submission.group_id} was acknowledged, but it is not on the disk")
         elif group.digest != submission_digest(submission):
@@ -320,7 +333,7 @@ class Witness:
         if (
             self.config.loop.mode == "elastic"
             and before is not None
-            and (version is None or version < before)
+            and (version is None or (version < before and version not in self._evaluations))
         ):
             self.report(f"{worker} went back from version {before} to {version}")
 
