@@ -1,7 +1,9 @@
 """The demo, measured: what it learns, how fast, and what is thrown away, for several seeds.
 
 `filtered_share`, `stale_share`, `staleness_mean`, `idle_share`, `loop_s` and `drafting_*` are the run's own
-figures (docs/concepts/figures.md). `stale_token_share` counts tokens that were sampled and thrown away, for
+figures (docs/concepts/figures.md). `evaluation_exact_share`: of the held-out answers of the
+journal, the share whose every token the evaluated version sampled; below 1 the benchmark fails.
+`stale_token_share` counts tokens that were sampled and thrown away, for
 whatever reason; `length_bias` is how far the mean length of one staleness is from that of the same
 batches, at most (of staleness that at least 5% of the groups have). `drafts_rested_share`: of the tokens
 that were sampled while over 0.8 of the newest drafts were right, the share sampled without drafts. The base
@@ -78,8 +80,13 @@ def main() -> int:
         "pass_after_median": median(samples["pass_after"]),
         "pass_best_minus_last_max": max(samples["pass_best_minus_last"]),
         "stale_share_max": max(samples["stale_share"]),
+        "evaluation_exact_share": min(samples["evaluation_exact_share"]),
     }
     violated = [f"a sample was {oldest} versions old, the bound is 2"] if oldest > 2 else []
+    if result["evaluation_exact_share"] != 1.0:
+        violated.append(
+            f"{result['evaluation_exact_share']:.1%} of the held-out answers are of their version"
+        )
     return finish(result, record=arguments.record, samples=samples, violated=violated)
 
 
@@ -109,6 +116,7 @@ def measured(job: JobRun, home: Path) -> dict[str, float]:
         "filtered_share": figures["groups_filtered_share"],
         "stale_share": figures["groups_dropped_stale_share"],
         "stale_token_share": groups.stale_token_share,
+        "evaluation_exact_share": groups.evaluation_exact_share,
         "length_bias": max(
             abs(ratio - 1.0)
             for age, ratio in groups.length_by_staleness.items()

@@ -19,6 +19,7 @@ def evaluate(
         results: JSON file to write the scores to.
         timeout_s: longest wait for an evaluation, seconds.
     """
+    from antiphon.core.reporting.figures import interval
     from antiphon.runs.directory import home_directory
     from antiphon.runs.scores import held_out_scores, write_scores
 
@@ -27,7 +28,8 @@ def evaluate(
         write_scores(run_id, scores, results)
     for score in scores:
         print(
-            f"version {score.version}: held-out pass@1 {score.reward_mean:.4f} over {score.prompts} prompts"
+            f"version {score.version}: held-out pass@1 {score.reward_mean:.4f} "
+            f"± {interval(score.reward_mean, score.prompts):.4f} (95%) over {score.prompts} prompts"
         )
     if not scores:
         print("nothing was evaluated yet")

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from antiphon.core.loop.group_state import heldout_group_id
 from antiphon.system.cpu_time import FamilyTimes
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -259,6 +260,8 @@ class GroupCounts:
     policy, so only groups that trained together are compared."""
     staleness_shares: dict[int, float]
     """Staleness -> share of the groups that used up a place in a batch."""
+    evaluation_exact_share: float
+    """Held-out answers of which the evaluated version sampled every token, of all."""
 
 
 def count_groups(home: Path, run_id: str) -> GroupCounts:
@@ -268,12 +271,20 @@ def count_groups(home: Path, run_id: str) -> GroupCounts:
     submitted: dict[str, tuple[int, float]] = {}
     found: dict[int, list[float]] = {}
     expected: dict[int, float] = {}
+    prompts: dict[str, int] = {}
+    answers = exact = 0
     for kind, event in journal_events(home / "runs" / run_id / "journal.db"):
         if kind == "group.submitted":
             counts = event["token_counts"]
             submitted[event["group_id"]] = (event["oldest_version"], sum(counts) / len(counts))
             tokens[event["group_id"]] = sum(counts)
             tokens_trained += sum(counts)
+            if (version := prompts.get(event["group_id"])) is not None:
+                answers += 1
+                exact += event["oldest_version"] == event["newest_version"] == version
+        elif kind == "evaluation.opened":
+            version = event["version"]
+            prompts |= {heldout_group_id(version, index): version for index in range(event["prompts"])}
         elif kind == "batch.sealed":
             batch = [submitted[group_id] for group_id in (*event["group_ids"], *event["filtered_ids"])]
             for version, length in batch:
@@ -291,6 +302,7 @@ def count_groups(home: Path, run_id: str) -> GroupCounts:
         tokens_lost / max(1, tokens_trained + tokens_lost),
         {age: sum(lengths) / expected[age] for age, lengths in sorted(found.items())},
         {age: len(lengths) / groups for age, lengths in sorted(found.items())},
+        exact / answers if answers else 1.0,
     )
 
 

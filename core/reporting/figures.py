@@ -6,6 +6,7 @@ run that was interrupted and continued. docs/concepts/figures.md has the table o
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -130,8 +131,13 @@ class RunFigures:
     reward_best: float | None = _figure(
         "best pass@1", "reward", _SHARE, "best held-out reward of an evaluated version"
     )
+    reward_best_error: float | None = _figure(
+        "best pass@1, 95% interval", "reward", "± {:.1%}", "half of the 95% interval of reward_best"
+    )
     best_version: int | None = None
     """The oldest version that scored `reward_best`."""
+    best_is_noise: bool = False
+    """The last version's score differs from it by no more than chance may."""
     staleness_histogram: dict[int, int] = field(default_factory=dict)
     """Staleness in versions -> trajectories trained on."""
 
@@ -160,8 +166,9 @@ class RunFigures:
         templates = [clock + ("; breaks {breaks}, {break_s}" if self.breaks else "")]
         if self.reward_first is not None:
             templates.append(
-                "held-out pass@1 went from {reward_first} to {reward_last}; the best is {reward_best}, "
-                f"of version {self.best_version}"
+                "held-out pass@1 went from {reward_first} to {reward_last}; the best is {reward_best} "
+                f"{{reward_best_error}} (95%), of version {self.best_version}"
+                + (", which is within noise of the last one" if self.best_is_noise else "")
             )
         templates += [
             "staleness {staleness_mean} on average, at most {staleness_max}; "
@@ -210,6 +217,15 @@ def share(value: float | None) -> str:
     ('62.5%', '–')
     """
     return UNKNOWN if value is None else f"{value:.1%}"
+
+
+def interval(share: float, count: int) -> float:
+    """Return the half-width of a 95% interval of a mean of `count` values in 0..1, at most.
+
+    >>> round(interval(0.5, 256), 3)
+    0.061
+    """
+    return 1.96 * math.sqrt(max(share * (1 - share), 0.0) / count) if count else 0.0
 
 
 def seconds(value: float | None) -> str:
@@ -388,8 +404,12 @@ def _drafting(statistics: DraftingStatistics | None) -> dict[str, Any]:
 def _rewards(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not evaluations:
         return {}
-    best = max(evaluations, key=lambda line: float(line["reward_mean"]))
+    best, last = max(evaluations, key=lambda line: float(line["reward_mean"])), evaluations[-1]
+    errors = [interval(float(line["reward_mean"]), int(line["prompts"])) for line in (best, last)]
+    ahead = float(best["reward_mean"]) - float(last["reward_mean"])
     return {
+        "reward_best_error": errors[0],
+        "best_is_noise": best["version"] != last["version"] and ahead <= math.hypot(*errors),
         "reward_first": float(evaluations[0]["reward_mean"]),
         "reward_last": float(evaluations[-1]["reward_mean"]),
         "reward_best": float(best["reward_mean"]),

@@ -8,11 +8,10 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from antiphon.core.reporting.figures import VersionTotals, share
+from antiphon.core.reporting.figures import VersionTotals, interval, share
 from antiphon.lineage.comparison import SCORES, ComparedRun, Comparison
 from antiphon.lineage.report.canvas import Plot
 from antiphon.lineage.report.line_panels import CYCLE, SMOOTHING_STEPS, Panel, Series, draw_panels, smoothed
-from antiphon.lineage.report.plots import interval
 from antiphon.lineage.report.render import render
 from antiphon.system.files import write_atomically
 

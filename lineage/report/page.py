@@ -163,7 +163,7 @@ def _cards(figures: RunFigures, bound: int | None) -> list[tuple[str, str, str]]
     cards: list[tuple[str, str, str]] = []
     if figures.reward_first is not None:
         change = f"{said('reward_first')} → {said('reward_last')}"
-        cards.append(("held-out pass@1", change, f"best {said('reward_best')}"))
+        cards.append(("held-out pass@1", change, f"best {said('reward_best')} {said('reward_best_error')}"))
     lost = f"start-up {said('startup_s')}" + (f", breaks {said('break_s')}" if figures.breaks else "")
     used = f"{said('tokens_trained')} trained, {said('tokens_filtered')} filtered"
     return [

@@ -1,6 +1,5 @@
 """Plots: what a run learned, how stale its data was, and what became of its seconds and tokens."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -9,6 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from antiphon.core.drafting.statistics import drafting_rates
 from antiphon.core.loop.work_account import Use
+from antiphon.core.reporting.figures import interval
 from antiphon.lineage.report.canvas import (
     BLUE,
     GREEN,
@@ -95,11 +95,6 @@ def held_out_series(
     """Return held-out scores at these places on x."""
     points = [(float(x), e.reward_mean) for x, e in zip(places, held, strict=True)]
     return Series(name, BLUE, points, [interval(e.reward_mean, e.prompts) for e in held], style="dots")
-
-
-def interval(share: float, count: int) -> float:
-    """Return the half-width of a 95% interval of a mean of `count` values in 0..1."""
-    return 1.96 * math.sqrt(max(share * (1 - share), 0.0) / count) if count else 0.0
 
 
 def staleness(histogram: Mapping[int, int], bound: int | None) -> Plot | None:

@@ -71,7 +71,7 @@ def leases_wait(view: WeightView, mode: Mode) -> bool:
     if view.wanted is None or view.newest is None:
         return False
     if mode == "elastic":  # going back ends what is in flight first
-        return view.held is not None and view.wanted < view.held
+        return view.held is not None and view.wanted < min(view.held, view.newest + 1)
     if view.pinned_groups or view.free_groups:
         return False
     return view.wanted != view.held and view.wanted <= view.newest

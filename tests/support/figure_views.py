@@ -70,7 +70,10 @@ def check_report(page: str, figures: RunFigures, run_dir: Path) -> None:
         assert cards[name] == (said(f"{figure}_share"), f"{said(figure)} groups")
     assert cards["learner busy"] == (said("learner_busy_share"), f"idle {said('learner_idle_share')}")
     first, last = said("reward_first"), said("reward_last")
-    assert cards["held-out pass@1"] == (f"{first} → {last}", f"best {said('reward_best')}")
+    assert cards["held-out pass@1"] == (
+        f"{first} → {last}",
+        f"best {said('reward_best')} {said('reward_best_error')}",
+    )
     if figures.drafting_acceptance is not None:
         acceptance, passes = said("drafting_acceptance"), said("drafting_tokens_per_pass")
         row = re.search(r"<tr><td>all</td><td>(.*?)</td><td>.*?</td><td>(.*?)</td>", page)

@@ -117,6 +117,7 @@ class LightCoordinator:
             newest_version=self._newest(),
             run_finished=self.finished,
             next_s=self.next_s,
+            wanted_version=self.wanted,
         )
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:

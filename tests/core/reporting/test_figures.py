@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,7 +85,9 @@ def test_every_figure_of_three_steps() -> None:
         reward_first=0.125,
         reward_last=0.625,
         reward_best=0.75,
+        reward_best_error=found.reward_best_error,
         best_version=2,
+        best_is_noise=True,
     )
     assert RunFigures.from_plain(json.loads(json.dumps(found.plain()))) == found
 
@@ -129,3 +132,19 @@ def test_the_page_defines_every_figure_as_the_code_does() -> None:
     said = "\n".join(found.lines())
     for (name, *_, where), figure in zip(rows, FIGURES, strict=True):
         assert (figure.write(getattr(found, name)) in said) == where.startswith("T"), name
+
+
+def test_a_best_score_is_told_with_its_interval_and_when_it_is_noise() -> None:
+    def said(*scores: float) -> tuple[float | None, str]:
+        held = [
+            {"version": v, "reward_mean": score, "prompts": 256, "completion_tokens_mean": 1.0}
+            for v, score in enumerate(scores)
+        ]
+        found = figures_of([line(0), line(1), line(2)], held, config())
+        return found.reward_best_error, "\n".join(found.lines())
+
+    error, words = said(0.1, 0.5, 0.48)
+    assert error == pytest.approx(1.96 * (0.25 / 256) ** 0.5)
+    assert "the best is 50.0% ± 6.1% (95%), of version 1, which is within noise of the last one" in words
+    assert "noise" not in said(0.1, 0.5, 0.3)[1], "the last one is worse"
+    assert "noise" not in said(0.1, 0.3, 0.5)[1], "the last one is the best"

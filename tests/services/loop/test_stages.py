@@ -36,6 +36,9 @@ class Coordinator:
     async def open_step(self, step: int) -> None:
         self.asked.append(("open", step))
 
+    async def open_evaluation(self, version: int) -> None:
+        self.asked.append(("evaluation", version))
+
 
 class Learner:
     """Gives prepared replies; the last one again and again."""
@@ -103,6 +106,13 @@ def test_a_broadcast_waits_for_the_workers_in_elastic_mode_alone() -> None:
     assert run(lambda s: s.broadcast(2), waiting(0), mode="fixed") == []
     with pytest.raises(UnavailableError, match=r"broadcast 2: no byte or loaded version for 0\.2"):
         run(lambda s: s.broadcast(2), waiting(0))
+
+
+def test_an_evaluation_is_opened_before_its_version_exists() -> None:
+    commit = StepCommit(9, 10, "weights", "batch")
+    done = StepReply(training(0).progress, StepResult(commit, 0.0, 9.0))
+    assert run(lambda s: s.step(9), learner=Learner(done)) == [("evaluation", 10)]
+    assert run(lambda s: s.broadcast(0), StageReply(True)) == [("evaluation", 0), ("broadcast", 0)]
 
 
 def test_a_quorum_that_stands_still_ends_no_run_while_some_hold_the_version() -> None:

@@ -284,6 +284,34 @@ def test_fixed_mode_goes_back_to_an_older_version_for_a_lost_group() -> None:
     asyncio.run(story())
 
 
+def test_a_version_that_is_evaluated_is_held_until_its_prompts_are_out_and_sampled() -> None:
+    async def story() -> None:
+        gate = StepGate()
+        site = make_site(make_config(), gate=gate)
+        coordinator = site.coordinator
+        async with at_work(site):
+            coordinator.wanted = 1
+            await coordinator.announce(light_manifest("run-1", 1))
+            await coordinator.until(lambda: bool(site.engines) and site.engine.loaded == [1])
+            await coordinator.announce(light_manifest("run-1", 2))
+            await coordinator.until(lambda: 2 in site.source.fetched)
+            assert site.engine.loaded == [1], "its prompts wait"
+            coordinator.queue.append(light_lease(0, version=1))
+            await coordinator.until(lambda: len(coordinator.granted) == 1)
+            coordinator.wanted = None
+            calls = coordinator.calls["lease_group"]
+            await coordinator.until(lambda: coordinator.calls["lease_group"] > calls + 1)
+            assert site.engine.loaded == [1], "one is being sampled"
+            gate.open()
+            await coordinator.until(lambda: site.engine.loaded == [1, 2])
+            coordinator.wanted = 1  # one of its groups was lost, and all workers have gone on
+            await coordinator.until(lambda: site.engine.loaded == [1, 2, 1])
+        (submission,) = coordinator.submissions
+        assert {s.version for t in submission.trajectories for s in t.spans} == {1}
+
+    asyncio.run(story())
+
+
 def test_a_lease_for_another_version_is_not_sampled_and_given_back_at_once() -> None:
     class Careless(LightCoordinator):
         def _grant(self, request):  # type: ignore[no-untyped-def]
@@ -644,16 +672,21 @@ def test_swap_policy(held, complete, newest, wanted, pinned_groups, free_groups,
         if mode == "fixed":
             assert chosen == wanted and not free_groups
         else:
-            assert held is None or chosen > held
+            assert wanted in (None, chosen)
+            assert held is None or chosen > held or not free_groups, "along a completion versions never fall"
             assert in_flight or not free_groups
     fetch = version_to_fetch(view)
     assert fetch is None or (fetch not in complete and fetch in (wanted, newest))
     if newest is not None and newest not in complete:
         assert fetch is not None
     if leases_wait(view, mode):
-        # What is waited for is announced, is on its way or here, and nothing is in flight.
+        # What is waited for is announced, and is on its way or here; what is in flight ends first.
         assert wanted in complete or fetch == wanted
-        assert not pinned_groups and not free_groups and wanted != held
+        assert wanted != held
+        if mode == "fixed":
+            assert not pinned_groups and not free_groups
+        else:
+            assert held is not None and wanted < held
 
 
 class Refusing(LightEngine):
