@@ -260,7 +260,7 @@ class FiguresFold:
         self._last = VersionTotals(0)
         self._early: dict[int, Mapping[str, Any]] = {}
         self._told_base = False
-        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._counts: dict[str, Any] = dict.fromkeys(_COUNTED, 0)
         self._clock: dict[str, Any] = {"startup_s": 0.0, "break_s": 0.0, "breaks": 0}
         self._busy_s = 0.0
         self._staleness: dict[int, int] = {}
