@@ -6,6 +6,7 @@ Deploying again changes what changed and keeps the schedules that were switched 
 """
 
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ DEPLOYMENTS = (
     ),
     PlannedDeployment(
         name="benchmark",
-        entrypoint="antiphon.flows.benchmark.benchmark",
+        entrypoint="antiphon.benchmarks.parts.nightly.flow.benchmark",
         description="Run a grid of configurations and seeds and compare it with the commit before.",
         queue=MACHINE_QUEUE,
         parameters={"plan": {}},
@@ -148,7 +149,15 @@ def deploy(options: DeployOptions) -> list[Deployed]:
         _ensure_pool(client, options.pool)
         _ensure_limit(client, options)
         _ensure_watch(client)
-        return [_deploy_one(client, planned, options) for planned in DEPLOYMENTS]
+        return [_deploy_one(client, planned, options) for planned in DEPLOYMENTS if is_installed(planned)]
+
+
+def is_installed(planned: PlannedDeployment) -> bool:
+    """Tell whether a deployment's flow is here: benchmarks are part of a checkout and not of a wheel."""
+    try:
+        return importlib.util.find_spec(planned.entrypoint.rpartition(".")[0]) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def load_flow(planned: PlannedDeployment) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from antiphon.core.reporting.regressions import flatten
+from antiphon.benchmarks.parts.nightly.regressions import flatten
 
 PROJECT = Path(__file__).resolve().parents[2]
 RESULTS = PROJECT / "benchmarks" / "results"

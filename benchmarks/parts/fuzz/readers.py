@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from antiphon.benchmarks.parts.nightly.table import read_table
 from antiphon.core.drafting.history_codec import EncodedHistory, decode_history
 from antiphon.core.loop import events as e
 from antiphon.core.records import (
@@ -28,7 +29,6 @@ from antiphon.core.records import (
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.documents.artifacts import read_document
 from antiphon.lineage.ledger.layout import Entry, journal_line, read_journal, read_pointer, read_tree
-from antiphon.lineage.report.benchmark_table import read_table
 from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
 from antiphon.lineage.store.policy_file import policy_facts
 from antiphon.services.broadcast.manifest import check_manifest, manifest_from_bytes, manifest_to_bytes

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from antiphon.core.reporting.regressions import Comparison, Verdict
-from antiphon.lineage.report.benchmark_table import BenchmarkTable, ComparedTable
+from antiphon.benchmarks.parts.nightly.regressions import Comparison, Verdict
+from antiphon.benchmarks.parts.nightly.table import BenchmarkTable, ComparedTable
 from antiphon.lineage.report.render import render
 from antiphon.system.files import write_atomically
 

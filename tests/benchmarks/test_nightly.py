@@ -12,11 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from antiphon.core.config import RunConfig, build_config
-from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
-from antiphon.core.reporting.figures import RunFigures
-from antiphon.core.reporting.regressions import Verdict
-from antiphon.flows.benchmark import (
+from antiphon.benchmarks.parts.nightly.flow import (
     BenchmarkPlan,
     check_plan,
     conclude,
@@ -24,8 +20,10 @@ from antiphon.flows.benchmark import (
     noted,
     run_metrics,
 )
-from antiphon.lineage.report.benchmark_page import build_benchmark_page, history_plot
-from antiphon.lineage.report.benchmark_table import (
+from antiphon.benchmarks.parts.nightly.page import build_benchmark_page, history_plot
+from antiphon.benchmarks.parts.nightly.regressions import Verdict
+from antiphon.benchmarks.parts.nightly.script import run_script
+from antiphon.benchmarks.parts.nightly.table import (
     BenchmarkTable,
     compare_tables,
     name_of_commit,
@@ -35,7 +33,9 @@ from antiphon.lineage.report.benchmark_table import (
     settings_of,
     write_table,
 )
-from antiphon.runs.script import run_script
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.reporting.figures import RunFigures
 
 ROOT = Path(__file__).parents[2]
 
@@ -269,7 +269,8 @@ def test_a_script_beyond_its_time_leaves_nothing(tmp_path: Path) -> None:
 def test_a_killed_flow_takes_its_script_with_it(tmp_path: Path) -> None:
     _with(tmp_path, "slow.py", LINGERING)
     program = (
-        "import sys; from pathlib import Path; from antiphon.runs.script import run_script\n"
+        "import sys; from pathlib import Path\n"
+        "from antiphon.benchmarks.parts.nightly.script import run_script\n"
         "run_script('slow.py', Path(sys.argv[1]), 300.0, Path(sys.argv[1]) / 'log')"
     )
     with subprocess.Popen([sys.executable, "-P", "-c", program, str(tmp_path)]) as flow:

@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
+from antiphon.benchmarks.parts.nightly.regressions import Comparison, Direction, Verdict, compare, measure_for
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.core.reporting.regressions import Comparison, Direction, Verdict, compare, measure_for
 from antiphon.lineage.documents.manifest import code_revision, flatten_config, hardware
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.system.files import write_atomically

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.reporting.regressions import (
+from antiphon.benchmarks.parts.nightly.regressions import (
     KNOWN,
     Direction,
     Measure,

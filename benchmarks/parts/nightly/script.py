@@ -42,7 +42,7 @@ def run_script(command: str, project: Path, timeout_s: float, log: Path) -> dict
     if not words or not (project / words[0]).is_file():
         name = words[0] if words else "without a name"
         raise ConfigError(f"there is no script {name} under {project}; give its path from there")
-    arguments = [sys.executable, "-P", "-m", "antiphon.runs.script", str(log.absolute())]
+    arguments = [sys.executable, "-P", "-m", "antiphon.benchmarks.parts.nightly.script", str(log.absolute())]
     arguments += [str(project / words[0]), *words[1:]]
     log.unlink(missing_ok=True)
     guard = ChildProcess(arguments, log, folder=project)

@@ -20,19 +20,15 @@ from prefect.exceptions import FailedRun
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
-from antiphon.core.config import RunConfig, load_config
-from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.core.reporting.regressions import flatten
-from antiphon.flows.post_train import post_train
-from antiphon.flows.run_page import artifact_key
-from antiphon.lineage.ledger.layout import find_project
-from antiphon.lineage.report.benchmark_page import (
+from antiphon.benchmarks.parts.nightly.page import (
     WORDS,
     build_benchmark_page,
     change_words,
     noise_words,
 )
-from antiphon.lineage.report.benchmark_table import (
+from antiphon.benchmarks.parts.nightly.regressions import flatten
+from antiphon.benchmarks.parts.nightly.script import run_script
+from antiphon.benchmarks.parts.nightly.table import (
     BenchmarkTable,
     ComparedTable,
     compare_tables,
@@ -43,11 +39,15 @@ from antiphon.lineage.report.benchmark_table import (
     settings_of,
     write_table,
 )
+from antiphon.core.config import RunConfig, load_config
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.flows.post_train import post_train
+from antiphon.flows.run_page import artifact_key
+from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
 from antiphon.runs.context import RunStopped
 from antiphon.runs.directory import home_directory
 from antiphon.runs.launch import RunOptions, Surroundings, surrounded
-from antiphon.runs.script import run_script
 
 _log = structlog.get_logger(__name__)
 
