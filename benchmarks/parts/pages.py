@@ -132,7 +132,7 @@ SMALLEST = {
     "overlap": "--steps 6",
     "patch": "--megabytes 20 --steps 16 --repetitions 1",
     "preemption": "--hours 0.1 --seeds 1 --one-case",
-    "provisioning": "--cells 1 --steps 6",
+    "provisioning": "--cells 1 --steps 6 --planned 2",
     "publish": "--bytes 20000000 --pairs 1",
     "published_costs": "",
     "recording": "--steps 4 --no-s3",
