@@ -9,6 +9,7 @@ the i-th of the seed's stream that belongs there and was not there yet, the same
 import dataclasses
 import difflib
 import json
+import random  # noqa: TID251 - the library draws from it
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -222,7 +223,10 @@ class _Stream:
                     f"lower environment.{self.split}_size, or make the task more varied (larger numbers or "
                     "ranges)"
                 )
+            state = random.getstate()
+            random.seed(self._next)  # list_functions draws from the interpreter's numbers, too
             candidate = self.dataset[self._next]
+            random.setstate(state)
             self._next += 1
             asked = problem_of(self.task, candidate)
             if split_of(asked) == self.split and (self._repeats or asked not in self._seen):

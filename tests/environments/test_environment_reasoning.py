@@ -249,3 +249,11 @@ assert make_environment("reasoning/gcd", {}, 0, 8, 8).problem("train", 3) == gcd
 """
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_no_problem_comes_from_the_numbers_of_the_interpreter() -> None:
+    drawn = [
+        [environment.problem("train", index) for index in range(12)]
+        for environment in (make_environment("reasoning/list_functions", {}, 0, 12, 2) for _ in range(2))
+    ]
+    assert drawn[0] == drawn[1]
