@@ -5,8 +5,10 @@ worker does the same leases; each group is audited with the band that is shipped
 trusted workers. The table says how many groups an audit finds, how many by proof, and how many groups a
 newcomer of that kind hands in, and has audited, before it is shut out (median, at the shares of
 `core.trust.reputation`). What a worker sampled of a group counts for it alone, whoever handed the group in.
+Of workers that no audit concerns it says by what they are refused, struck or named.
 """
 
+import asyncio
 import copy
 import statistics
 import sys
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.trust import beside_audits
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.checks import check_submission
@@ -110,19 +113,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, make in kinds(sampler, options.dtype).items():
         rows.append(row(kind, audited(auditor, make, workers.trust_leases(options.groups)), band))
         show(rows[-1])
-    gate = at_the_gate(sampler)
+    hanging, hanging_groups, hanging_strikes = asyncio.run(beside_audits.hangs_the_judge())
+    gate = at_the_gate(sampler) | {
+        "extreme numbers": beside_audits.extreme_numbers(),
+        "groups that hang the judge": hanging,
+        "liar in a tree": asyncio.run(beside_audits.lies_in_a_tree()),
+    }
     for kind, sentence in gate.items():
         print(f"{kind:24s} {sentence or 'TAKEN'}")
     edited = next(entry for entry in rows if entry.kind == "one edited token")
     struck = sum(
         findings_against(groups, found) for groups in (honest, continuing) for found in (Band(), band)
     )
+    struck += hanging_strikes
     result = {
         "dtype": options.dtype,
         "behaviours": len(rows) - 1 + len(gate),
         "reached_learner": sum(entry.groups_trained or 0.0 for entry in rows[1:]),
         "never_out": [entry.kind for entry in rows[1:] if entry.groups_until_out is None],
         "honest_struck": struck,
+        "hanging_groups_until_out": hanging_groups,
         "edited_token_audits": edited.audits_until_out,
         "honest_groups": len(honest) + len(continuing),
         "rows": [asdict(entry) for entry in rows],

@@ -112,7 +112,7 @@ class WorkerRegistry:
                 self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
             return HeartbeatReply(False, (), state.newest_version, state.finished)
         try:
-            _check_claims(heartbeat)
+            check_claims(heartbeat)
         except ContractError as error:
             await strike(state_machine, member.name, "", "refused", str(error))
             raise
@@ -336,8 +336,12 @@ def strike(
     return written
 
 
-def _check_claims(heartbeat: WorkerHeartbeat) -> None:
-    """Refuse what no worker can have measured: much is decided and told by these numbers."""
+def check_claims(heartbeat: WorkerHeartbeat) -> None:
+    """Refuse what no worker can have measured: much is decided and told by these numbers.
+
+    Raises:
+        ContractError: naming the number.
+    """
     for name in ("tokens_generated", "bytes_fetched", "busy_s", "uptime_s", "swap_failing_s"):
         check_number(f"{name} of a heartbeat", getattr(heartbeat, name))
     for name in ("lease_ids", "released_leases", "progress"):

@@ -161,7 +161,7 @@ class ClaimedRun:
         lease = await self._lease(worker, version or 0)
         if kind == "submission":
             return work.group_submission_to_proto(
-                _submission(lease, worker, version or 0)
+                sound_submission(lease, worker, version or 0)
             ), self._answers._submit
         return work.worker_heartbeat_to_proto(
             _heartbeat(lease, worker, version or 0)
@@ -245,7 +245,8 @@ def _arguments(call: Any) -> list[Any]:
     return [known.get(name, "nobody") for name in names]
 
 
-def _submission(lease: Lease, worker: str, version: int) -> GroupSubmission:
+def sound_submission(lease: Lease, worker: str, version: int) -> GroupSubmission:
+    """Return a group of a lease as it should be."""
     tokens, logprobs = np.arange(1, TOKENS + 1, dtype=np.int32), np.full(TOKENS, -1.5, dtype=np.float32)
     spans = (VersionSpan(version, 0, TOKENS),)
     made = tuple(
