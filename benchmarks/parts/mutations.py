@@ -15,12 +15,13 @@ from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
-from antiphon.core.records import SubmitVerdict
+from antiphon.core.records import Lease, SubmitVerdict
 from antiphon.core.trust.rate_limit import TokenBucket
 from antiphon.services.coordinator import audit_queue, reward_queue, sealing, worker_registry
 from antiphon.services.coordinator.journal import journal
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.store import Written
+from antiphon.services.coordinator.lease_granter import LeaseGranter
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.security import guard
@@ -265,6 +266,17 @@ def scorers_have_for_ever(patch: Patch) -> None:
     patch.setattr(reward_queue.RewardQueue, "_time_for", lambda self, group_id: 1e9)
 
 
+def evaluations_go_on_with_newer_weights(patch: Patch) -> None:
+    lease = LeaseGranter._lease
+
+    def unpinned(self: LeaseGranter, *told: Any) -> Lease:
+        return dataclasses.replace(lease(self, *told), version=None)
+
+    patch.setattr(LeaseGranter, "_lease", unpinned)
+    patch.setattr(acceptance, "check_submission", lambda *told, **limits: None)
+    patch.setattr(worker_registry, "check_piece", lambda *told, **limits: None)
+
+
 MUTATIONS: dict[Callable[[Patch], None], str] = {
     workers_speak_for_others: "in the name of .* was answered",
     workers_give_orders: "order to exclude .* was answered",
@@ -278,6 +290,7 @@ MUTATIONS: dict[Callable[[Patch], None], str] = {
     groups_in_time_are_called_stale: "was called stale, but",
     groups_are_answered_stale_that_train: "was answered stale, which it is not",
     another_body_counts_as_the_same: "another body is on the disk",
+    evaluations_go_on_with_newer_weights: "contradicts itself: v.* was sampled by versions",
     any_number_of_groups_is_opened: "was opened, but .* groups live",
     leases_are_anyones: "given up, but not by its holder",
     leases_last_a_moment: "but its holder was heard",
