@@ -17,7 +17,14 @@ from antiphon.core.errors import (
     IntegrityError,
     UnavailableError,
 )
-from antiphon.core.records import GroupRewards, SampleReward, StepCommit, SubmitVerdict
+from antiphon.core.records import (
+    GroupRewards,
+    GroupSubmission,
+    Lease,
+    SampleReward,
+    StepCommit,
+    SubmitVerdict,
+)
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
@@ -395,3 +402,71 @@ def test_a_group_that_is_judged_while_its_payload_is_read_is_not_handed_out(tmp_
         assert list(await pulling) == []
 
     serve_and(tmp_path, act, config)
+
+
+def test_an_evaluation_that_can_never_end_is_refused_in_words(tmp_path: Path) -> None:
+    whole = make_config(steps=8, max_staleness=0)
+    config = whole.model_copy(update={"broadcast": whole.broadcast.model_copy(update={"snapshots_kept": 2})})
+
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        site.service.state_machine.state.opened_steps = 6
+        with pytest.raises(ContractError, match=r"version 4 cannot .* newest 2 snapshots are kept"):
+            await client.open_evaluation(4)
+        await client.open_evaluation(5)
+
+    serve_and(tmp_path, act, config)
+
+
+def test_two_reward_services_that_answer_at_once_reward_a_group_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, reply = await leased(client)
+        await client.submit_group(sample_lease(reply.leases[0], worker_id, 0))
+        machine, both, at_work = site.service.state_machine, asyncio.Event(), 0
+        find = machine.submissions.find
+
+        async def at_the_same_time(group_id: str) -> GroupSubmission | None:
+            nonlocal at_work
+            at_work += 1
+            if at_work == 2:
+                both.set()
+            await both.wait()
+            return await find(group_id)
+
+        monkeypatch.setattr(machine.submissions, "find", at_the_same_time)
+        monkeypatch.setattr(type(machine.archive), "keeps", property(lambda self: True))
+        monkeypatch.setattr(machine.archive, "take", lambda *told: None)
+        given = GroupRewards(reply.leases[0].group_id, (SampleReward(0, 1.0), SampleReward(1, 0.0)))
+        taken = await asyncio.gather(*(site.service.submit_rewards([given]) for _ in range(2)))
+        assert sorted(map(len, taken)) == [0, 1]
+
+    serve_and(tmp_path, act)
+
+
+def test_leases_of_a_worker_that_hung_up_are_offered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        await client.announce_snapshot(light_manifest(0))
+        await client.open_step(0)
+        worker = await client.register(hello())
+        granted = asyncio.Event()
+
+        async def attach(leases: list[Lease]) -> list[Lease]:
+            granted.set()
+            await asyncio.Event().wait()
+            return leases
+
+        machine = site.service.state_machine
+        monkeypatch.setattr(machine.archive, "attach", attach)
+        asking = asyncio.ensure_future(
+            site.service.lease_group(LeaseRequest(worker.worker_id, 0, 2, 5.0, wants_history=True))
+        )
+        await granted.wait()
+        assert len(machine.leases) == 2
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert len(machine.leases) == 0 and len(machine.state.open_groups) == 2
+
+    serve_and(tmp_path, act)
