@@ -470,3 +470,15 @@ def test_leases_of_a_worker_that_hung_up_are_offered_again(
         assert len(machine.leases) == 0 and len(machine.state.open_groups) == 2
 
     serve_and(tmp_path, act)
+
+
+def test_a_group_whose_engine_hung_gives_its_place_to_those_behind_it(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, _ = await leased(client, groups=3)
+        machine = site.service.state_machine
+        first, *others = [group.group_id for group in machine.state.training()]
+        (held,) = [held for held in machine.leases.of_worker(worker_id) if held.group_id == first]
+        machine.take_back(held, "its engine stands still", hung=True)
+        assert [group.group_id for group in machine.state.training()] == [*others, first]
+
+    serve_and(tmp_path, act)
