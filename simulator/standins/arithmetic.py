@@ -78,7 +78,7 @@ def next_weights(weights_digest: str, batch_digest: str) -> str:
 def failure(token_ids: IntArray, failure_rarity: int) -> str:
     """Return why an answer cannot be scored; "" where it can: in all cases where the rarity is 0."""
     hit = failure_rarity and (3 * int(token_ids.sum()) + token_ids.size) % failure_rarity == 0
-    return "the scorer failed: ArithmeticError" if hit else ""
+    return "the scorer failed: ArithmeticError: this answer cannot be scored" if hit else ""
 
 
 def reward(prompt_key: str, token_ids: IntArray, reward_rarity: int) -> float:
