@@ -60,7 +60,8 @@ class ServiceSpec:
     port: int = 0
     """Port to listen on; 0 lets it pick a free one."""
     restart_arguments: tuple[str, ...] = ()
-    """Further arguments when it is started again."""
+    """Further arguments when it is started again after it was ready once: what a killed first start did not
+    make is no loss."""
     needed: bool = True
     """The run ends when it cannot be kept alive."""
 
@@ -76,6 +77,7 @@ class _Child:
     leaving: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
     ready_at_s: float = 0.0
+    """The last time; 0 before the first."""
     restart_at_s: float | None = None
     """When it is started again, while it waits for that."""
     kill_at_s: float = math.inf
@@ -240,7 +242,7 @@ class Supervisor:
         child.ready.clear()
         arguments = [sys.executable, "-P", "-m", "antiphon.cli.app", *spec.arguments]
         arguments += ["--ready-file", str(ready_file)]
-        arguments += spec.restart_arguments if child.starts else ()
+        arguments += spec.restart_arguments if child.ready_at_s else ()
         if spec.arguments[0] == "serve":
             arguments += ["--port", str(child.port)]
         # Services never talk to Prefect, and what runs in a judge must not find its password.

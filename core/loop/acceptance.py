@@ -180,6 +180,8 @@ def author_of_failures(
     recent = newest_scored(state.recent_scored, authors, failed)
     for author in sorted({authors[index] for index in failed}):
         own = [failed for name, failed in recent if name == author]
+        if not any(own):
+            continue  # a group may have more answers than are remembered
         since = recent[recent.index((author, True)) :]
         others = [failed for name, failed in since if name != author]
         alone = len(others) >= state.group_size and sum(others) <= max_failed_share * len(others)

@@ -303,6 +303,32 @@ def test_a_first_start_that_is_killed_is_tried_again_and_its_end_is_said(tmp_pat
         supervisor.close()
 
 
+def test_only_a_service_that_was_ready_is_told_that_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that was killed before it wrote a journal would else miss what never was."""
+    started: list[list[str]] = []
+
+    def start(arguments: list[str], log: Path, environment: Any) -> ChildProcess:
+        started.append(arguments)
+        ready = (
+            f"open({str(tmp_path / 'services' / 'coordinator.json')!r}, 'w').write('{{}}'); time.sleep(600)"
+        )
+        end = ready if len(started) > 1 else "os.kill(os.getpid(), 9)"
+        return ChildProcess(tied_command([sys.executable, "-c", f"import os, time; {end}"]), log)
+
+    monkeypatch.setattr(supervisor_module, "ChildProcess", start)
+    supervisor = Supervisor(tmp_path, 3, 3600.0, [].append)
+    try:
+        supervisor.start(service_specs("run-1", tmp_path, tmp_path / "store", "127.0.0.1")["coordinator"](""))
+        supervisor.wait_ready("coordinator", START_S)
+        os.kill(supervisor.process_ids()["coordinator"], signal.SIGKILL)
+        until(lambda: len(started) == 3)
+        assert ["--wait-for-journal" in arguments for arguments in started] == [False, False, True]
+    finally:
+        supervisor.close()
+
+
 def test_a_supervisor_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = deaf_supervisor(tmp_path, monkeypatch)
     family = family_of(supervisor)

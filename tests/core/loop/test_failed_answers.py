@@ -99,6 +99,16 @@ def test_where_nobody_else_samples_the_run_pauses() -> None:
     assert not blamed and paused.startswith("32 of the newest 40 answers")
 
 
+def test_a_group_of_more_answers_than_are_remembered_is_rewarded() -> None:
+    model = LoopModel(make_config(mode="elastic"))
+    group_id, count = submitted(model), RECENT_SCORES + 8
+    group = model.state.groups[group_id]
+    group.samples, group.token_counts = count, (1,) * count
+    given_ = [SampleReward(i, 0.0, "" if i else "it hung") for i in range(count)]
+    assert acceptance.author_of_failures(model.state, group_id, given_, 0.1) == ""
+    assert len(acceptance.accept_rewards(model.state, group_id, given_, "j", 0.0, 0.1)) == 1
+
+
 def test_one_prompt_that_ends_the_scorer_speaks_against_nobody() -> None:
     story = [("good", 0), ("new", 8), ("other", 0), ("new", 0), ("other", 8), ("good", 1), ("new", 0)] * 3
     assert play(story, most=0.5) == ([], "")
