@@ -170,14 +170,22 @@ def longest_of_group(spread: float, group_size: int) -> float:
     return float((mass * np.exp(spread * middle - spread * spread / 2.0)).sum())
 
 
-def rounds_of_places(places: int, acceptance: float) -> float:
+def rounds_of_places(places: int, acceptance: float, limit: float) -> float:
     """Return the mean of how often the place is filled that is filled most often, of so many.
 
-    >>> [round(rounds_of_places(32, acceptance), 2) for acceptance in (1.0, 0.8, 0.5)]
+    Args:
+        places: of a batch, P.
+        acceptance: share of the groups that keep their place; others are sampled in place of the rest.
+        limit: most groups of a batch over P (`loop.refill_limit`).
+
+    >>> [round(rounds_of_places(32, acceptance, 16.0), 2) for acceptance in (1.0, 0.8, 0.5)]
     [1.0, 3.02, 6.36]
+    >>> round(rounds_of_places(32, 0.1, limit=2.0), 2)
+    3.0
     """
-    found, left = 1.0, 1.0 - acceptance
-    while left > 1e-9:
+    found, left, replaced = 1.0, 1.0 - acceptance, 0.0
+    while left > 1e-9 and replaced < limit - 1.0:
         found += 1.0 - (1.0 - left) ** places
+        replaced += left
         left *= 1.0 - acceptance
     return found

@@ -196,7 +196,7 @@ class Planner:
         else:
             token_s = sampling.at_once / sampling.tokens_per_s
             group_s, any_s = (n * token_s + task.reward_s for n in (self.longest, self.longest_of_any))
-            refilled = rounds_of_places(loop.prompts_per_step, self.acceptance) - 1.0
+            refilled = rounds_of_places(loop.prompts_per_step, self.acceptance, loop.refill_limit) - 1.0
             place_s = group_s + (refilled * any_s if loop.filter == "refill" else 0.0)
         losses = one.losses_per_hour / _SECONDS_PER_HOUR
         coordinator = self.config.coordinator

@@ -245,13 +245,16 @@ def audit_alarm(status: RunStatus) -> Alarm | None:
 def heldout_alarm(status: RunStatus) -> Alarm | None:
     """Return the alarm of a held-out score that fell further below an earlier one than chance explains.
 
-    A score of n rewards in [0, 1] with mean p has a standard error of at most sqrt(p (1 - p) / n).
+    A score of n rewards in [0, 1] with mean p has a standard error of at most sqrt(p (1 - p) / n). Both
+    are taken with the p of both together: all of a few right and then none would have no error by their own.
     """
     if not status.scores:
         return None
     last = status.scores[-1]
     best = max(status.scores, key=lambda score: score.reward_mean)
-    error = math.sqrt(sum(s.reward_mean * (1.0 - s.reward_mean) / max(1, s.prompts) for s in (last, best)))
+    sizes = [max(1, score.prompts) for score in (last, best)]
+    mean = (last.reward_mean * sizes[0] + best.reward_mean * sizes[1]) / sum(sizes)
+    error = math.sqrt(mean * (1.0 - mean) * sum(1.0 / size for size in sizes))
     if best.reward_mean - last.reward_mean <= FALLEN_ERRORS * error:
         return None
     said = (

@@ -113,7 +113,7 @@ def check_warmstart(recipe: WarmstartRecipe, model_dir: Path, progress: Progress
     """
     path = model_dir / RECORD
     if not path.is_file():
-        raise ConfigError(f"{path} is missing; make the model with `antiphon warmstart` first")
+        raise ConfigError(f"{path} is missing; make the model with `scripts/warmstart` first")
     record = json.loads(path.read_text())
     if record["recipe"] != recipe_as_json(recipe):
         raise ConfigError(f"{path} was made by another recipe than {recipe.name!r}; make the model again")

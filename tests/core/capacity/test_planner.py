@@ -51,6 +51,22 @@ def test_seconds_fall_with_the_bound_and_with_workers() -> None:
     assert made.chosen.shape.least_interval > 1 and made.least_staleness > 2
 
 
+def test_groups_are_replaced_up_to_the_refill_limit_and_no_further() -> None:
+    """Without a bound the slowest of 256 places would be refilled some 55 times."""
+    steps = [
+        plan(
+            "loop.filter=refill",
+            f"loop.refill_limit={limit}",
+            "loop.max_staleness=0",
+            task={"acceptance": 0.1},
+        )
+        for limit in (1.0, 2.0, 4.0)
+    ]
+    shapes = [made.chosen.shape for made in steps]
+    assert shapes[0].place_s == shapes[0].group_s
+    assert shapes[0].place_s < shapes[1].place_s < shapes[2].place_s < 8 * shapes[0].group_s
+
+
 @pytest.mark.parametrize(
     ("demand", "words"),
     [

@@ -174,6 +174,11 @@ def test_a_held_out_score_that_fell_by_more_than_chance_is_an_alarm(scores: tupl
         assert alarm.name in {kind.name for kind in ALARMS}
 
 
+def test_a_fall_among_a_handful_of_prompts_is_chance() -> None:
+    assert heldout_alarm(scored(1.0, 0.0, prompts=4)) is None
+    assert heldout_alarm(scored(1.0, 0.0, prompts=32)) is not None
+
+
 def test_a_synchronous_run_is_at_its_bound_by_design():
     assert find_alarms(commits_of([{"staleness_mean": 0.0}] * 60), 0) == ()
 
