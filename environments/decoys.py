@@ -34,14 +34,18 @@ def best_decoy(
 ) -> tuple[str, float]:
     """Return the decoy that is paid most for some problems, and its mean reward.
 
-    What is clearly paid less than `limit` for the first problems is not tried on the others.
+    What is clearly paid less than `limit` for the first problems is not tried on the others. Of a scorer that
+    is too slow for the fewest of them nothing is known: it pays 0.
     """
     until, tried = clock() + GIVE_UP_S, 0
     answers = dict.fromkeys(problem.answer for problem in problems[:FIRST])
     paid = {form.format(text): 0.0 for text in (*CONSTANTS, *answers) for form in FORMS}
     for problem in problems[:PROBLEMS]:
         likely = {text: sum_ for text, sum_ in paid.items() if sum_ >= (limit - MARGIN) * tried}
-        if clock() > until or (tried >= FIRST and not likely):
+        if clock() > until:
+            paid = paid if tried >= FEWEST else dict.fromkeys(paid, 0.0)
+            break
+        if tried >= FIRST and not likely:
             break
         paid = likely if tried >= FIRST else paid
         for text, reward in zip(paid, rewards(environment, problem, list(paid)), strict=True):

@@ -68,10 +68,15 @@ def test_an_honest_task_is_asked_for_few_rewards_and_a_slow_one_is_let_go() -> N
     problems = [environment.problem("train", index) for index in range(64)]
     best_decoy(environment, problems, 0.85)
     assert environment.asked <= (len(CONSTANTS) + FIRST) * len(FORMS) * FIRST + 2 * FIRST
-    slow = Paying(lambda number, text: 1.0)
+    slow = Paying(right)
     ticks = iter(range(0, 1000, 15))
-    assert best_decoy(slow, problems, 0.85, clock=lambda: float(next(ticks)))[1] == 1.0
-    assert slow.asked < 2 * environment.asked
+    # After one problem its own reference answer is the constant that is always paid.
+    assert best_decoy(slow, problems, 0.85, clock=lambda: float(next(ticks)))[1] == 0.0
+    assert slow.asked < environment.asked
+    paying = Paying(lambda number, text: 1.0)
+    seconds = iter(range(1000))
+    assert best_decoy(paying, problems, 0.85, clock=lambda: float(next(seconds)))[1] == 1.0
+    assert paying.asked < 64 * (len(CONSTANTS) + FIRST) * len(FORMS) / 2
 
 
 @pytest.mark.parametrize("task", ["game_of_life_halting", "coin_flip", "complex_arithmetic", "chain_sum"])
