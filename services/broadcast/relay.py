@@ -219,11 +219,11 @@ class _Receiver:
                 if length < span(index)[1] and piece:
                     self._note(request.source, len(piece), index, length)
                     continue
-                last = index  # of the chunks that this message completes
-                while sum(span(i)[1] for i in range(index, last + 1)) < length and last + 1 in due:
+                last, whole = index, span(index)[1]  # of the chunks that this message completes
+                while whole < length and last + 1 in due:
                     last += 1
+                    whole += span(last)[1]
                 run = range(index, last + 1)
-                whole = sum(span(i)[1] for i in run)
                 if length != whole:
                     raise _WrongError(f"sent {length} bytes for chunk {index}, which has {whole}")
                 for at in run:

@@ -38,6 +38,8 @@ class LeaseGranter:
         self._held_back = held_back
         self._config, self._state = state_machine.config, state_machine.state
         self._fleet, self._leases = state_machine.fleet, state_machine.leases
+        self._waiting: tuple[int | None, float] = None, 0.0
+        """Version whose held-out prompts wait, and since when, or since a worker went back for them."""
 
     async def lease(self, request: LeaseRequest, wait_s: float) -> LeaseReply:
         """Grant up to `request.groups` leases, waiting up to `wait_s` for the first.
@@ -122,15 +124,24 @@ class LeaseGranter:
     def _wanted(self, member: Member) -> int | None:
         """Return the version that a worker should sample with before any newer one, or None.
 
-        When no other can sample held-out prompts any more, since all have gone on, one goes back.
+        When no other can sample held-out prompts any more, since all have gone on, one goes back; and another
+        each time that those who could have left them lying for as long as a lease lasts.
         """
-        wanted = self._state_machine.version_wanted(member)
-        version = admission.version_to_evaluate(self._state, self._config)
-        if wanted == version or self._config.loop.mode == "fixed" or not self._able(member):
+        if self._config.loop.mode == "fixed":
+            return None
+        evaluated = admission.version_to_evaluate(self._state, self._config)
+        wanted, now = self._state_machine.version_wanted(member, evaluated), self._state_machine.clock()
+        if evaluated != self._waiting[0]:
+            self._waiting = evaluated, now
+        if wanted == evaluated or not self._able(member):
             return wanted
-        others = [other for other in self._fleet.active() if other is not member and self._able(other)]
-        left = all(self._state_machine.version_wanted(other) != version for other in others)
-        return version if left else None
+        if now - self._waiting[1] <= self._config.coordinator.lease_s and any(
+            self._state_machine.version_wanted(other, evaluated) == evaluated and self._able(other)
+            for other in self._fleet.active()
+        ):
+            return wanted
+        self._waiting = evaluated, now
+        return evaluated
 
     def _able(self, member: Member) -> bool:
         stands_still = self._leases.engines.most_leases(member.worker_id) == 0

@@ -273,23 +273,22 @@ class RunStateMachine:
             _log.info("group.moved_back", group=group.group_id, behind=behind)
             self.rewarded.notify()
 
-    def version_wanted(self, member: Member) -> int | None:
+    @staticmethod
+    def version_wanted(member: Member, evaluated: int | None) -> int | None:
         """Return the version that a worker of elastic mode should sample with before any newer one, or None.
 
-        It is evaluated, and held-out prompts wait. A worker that holds a newer one already goes back only if
-        it was asked to (`LeaseGranter`).
+        It is the one whose held-out prompts wait. A worker that holds a newer one already goes back only if it
+        was asked to (`LeaseGranter`).
         """
-        if self.config.loop.mode == "fixed":
-            return None
-        version, held = admission.version_to_evaluate(self.state, self.config), member.held_version
-        went_on = version is not None and held is not None and held > version
-        return None if went_on and member.sent_wanted != version else version
+        went_on = evaluated is not None and (member.held_version or 0) > evaluated
+        return None if went_on and member.sent_wanted != evaluated else evaluated
 
     def tell(self, member: Member) -> int | None:
         """Note that a worker is told of the newest version now; return what it is to sample with before."""
         member.sent_newest = self.state.newest_version
         if self.config.loop.mode == "elastic":
-            member.sent_wanted = self.version_wanted(member)
+            evaluated = admission.version_to_evaluate(self.state, self.config)
+            member.sent_wanted = self.version_wanted(member, evaluated)
             return member.sent_wanted
         return None
 

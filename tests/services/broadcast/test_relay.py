@@ -158,6 +158,34 @@ async def test_chunks_that_come_together_are_checked_one_by_one(tmp_path: Path) 
 
 
 @_in_loop
+async def test_a_message_of_many_chunks_is_looked_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, leaf = Holder(tmp_path / "origin"), Holder(tmp_path / "leaf")
+    count = 1024
+    payload, body = _publish(origin, 4 * count, 4)
+
+    class Together(RelayService):
+        async def get_chunks(
+            self, payload_digest: str, indices: Sequence[int]
+        ) -> AsyncIterator[tuple[int, bytes]]:
+            yield indices[0], body[4 * indices[0] : 4 * indices[-1] + 4]
+
+    asked, span = 0, Payload.span
+
+    def counted(self: Payload, index: int) -> tuple[int, int]:
+        nonlocal asked
+        asked += 1
+        return span(self, index)
+
+    incoming = leaf.store.receive(payload)
+    monkeypatch.setattr(Payload, "span", counted)
+    together = Together(origin.store, origin.arrivals)
+    await fetch_payload(incoming, {ORIGIN: [together]}, FROM_ORIGIN, leaf.arrivals, {})
+    assert incoming.held.all() and asked < 16 * count
+
+
+@_in_loop
 async def test_holders_say_which_chunks_they_have(tmp_path: Path, house: House) -> None:
     origin, part = Holder(tmp_path / "origin"), Holder(tmp_path / "part")
     payload, body = _publish(origin, 1100, 100)

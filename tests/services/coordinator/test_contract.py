@@ -17,6 +17,8 @@ from antiphon.core.errors import (
     IntegrityError,
     UnavailableError,
 )
+from antiphon.core.loop import admission
+from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import (
     GroupRewards,
     GroupSubmission,
@@ -415,6 +417,39 @@ def test_an_evaluation_that_can_never_end_is_refused_in_words(tmp_path: Path) ->
         await client.open_evaluation(5)
 
     serve_and(tmp_path, act, config)
+
+
+def test_held_out_prompts_that_a_worker_leaves_lying_are_sampled_by_one_that_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be behind a slow link for ever, or only say that it samples."""
+    find, looks = admission.version_to_evaluate, 0
+
+    def counted(state: RunState, config: RunConfig) -> int | None:
+        nonlocal looks
+        looks += 1
+        return find(state, config)
+
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        await client.announce_snapshot(light_manifest(0))
+        state = site.service.state_machine.state
+        state.snapshots[1], state.newest_version = "of a step whose training is left out here", 1
+        await client.open_evaluation(0)
+        names = ["newer", *(f"idle{number}" for number in range(4))]
+        newer, *idle = [(await client.register(hello(name))).worker_id for name in names]
+        for worker in idle:
+            await client.heartbeat(WorkerHeartbeat(worker, 0, None, (), 0, 0.0, 0.0))
+        await client.heartbeat(WorkerHeartbeat(newer, 1, None, (), 0, 0.0, 0.0))
+        monkeypatch.setattr(admission, "version_to_evaluate", counted)
+        wanted = [(await client.lease_group(LeaseRequest(newer, 1, 1, 0.0))).wanted_version]
+        assert looks <= 2
+        while wanted[-1] is None:
+            for worker in idle:
+                await client.heartbeat(WorkerHeartbeat(worker, 0, None, (), 0, 0.0, 0.0))
+            wanted.append((await client.lease_group(LeaseRequest(newer, 1, 1, 0.1))).wanted_version)
+        assert wanted[0] is None and wanted[-1] == 0
+
+    serve_and(tmp_path, act, make_config(steps=4, filter_="none", evaluation_prompts=2, lease_s=0.5))
 
 
 def test_two_reward_services_that_answer_at_once_reward_a_group_once(
