@@ -196,6 +196,11 @@ class RunStatus:
     """How versions came to the workers, newest last; the journal's events `snapshot.delivered` are all."""
 
     @property
+    def evaluated(self) -> frozenset[int]:
+        """Return the versions whose evaluation was opened, complete or not."""
+        return frozenset(e.version for e in self.evaluations)
+
+    @property
     def scored(self) -> frozenset[int]:
         """Return the versions whose evaluation is complete."""
         return frozenset(e.version for e in self.evaluations if e.complete)

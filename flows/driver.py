@@ -59,8 +59,8 @@ def drive(run: RunContext, stages: Stages, first: int) -> None:
 
 def _submit_all(run: RunContext, stages: Stages, first: int, pending: list[Handle]) -> None:
     config, handles = run.config, dict[StageKey, Handle]()
-    scored = run.call(lambda: run.coordinator.status()).scored if first else ()
-    for stage in schedule(config, first, scored):
+    status = run.call(lambda: run.coordinator.status())
+    for stage in schedule(config, first, status.scored, status.evaluated):
         if stage.submitted_after is not None:
             handles[stage.submitted_after].wait()
             pending[:] = _raise_early(pending)

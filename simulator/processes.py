@@ -247,7 +247,7 @@ class Flow:
         status = await self._stages.reach("coordinator.status", self._coordinator.status)
         tasks: dict[StageKey, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
-            for stage in schedule(self._config, status.committed_steps, status.scored):
+            for stage in schedule(self._config, status.committed_steps, status.scored, status.evaluated):
                 if stage.submitted_after is not None:
                     await tasks[stage.submitted_after]
                 if stage.name in self._work:  # nothing is recorded here

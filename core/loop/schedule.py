@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from antiphon.core.config import RunConfig
+from antiphon.core.loop.admission import kept_until
 from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 
 StageKey = tuple[str, int]
@@ -42,18 +43,22 @@ def is_evaluated(version: int, config: RunConfig) -> bool:
     return version in {0, config.run.steps} or (interval > 0 and version % interval == 0)
 
 
-def schedule(config: RunConfig, first: int = 0, scored: Collection[int] = ()) -> Iterator[Stage]:
+def schedule(
+    config: RunConfig, first: int = 0, scored: Collection[int] = (), opened: Collection[int] = ()
+) -> Iterator[Stage]:
     """Yield the stages of the steps `first` .. steps - 1, each after those that it waits for.
 
-    `first` steps were committed before; `scored` are the versions whose evaluation is complete: an
-    earlier process may have left some open.
+    `first` steps were committed before; `scored` are the versions whose evaluation is complete, and `opened`
+    all that have one: an earlier process may have left some open. With another evaluation.interval there may
+    be versions that nobody holds any more; these are not evaluated.
     """
     steps, bound, interval = config.run.steps, config.loop.max_staleness, config.loop.publish_interval
     base = first if is_published(first, interval, steps) else first - first % interval
     broadcast = Stage("broadcast", base)
     yield broadcast
     for version in range(base + 1):
-        if is_evaluated(version, config) and version not in scored:
+        kept = version in opened or kept_until(config, version) >= min(first + bound + 1, steps)
+        if is_evaluated(version, config) and version not in scored and kept:
             yield Stage("evaluate", version, (broadcast.key,))
     for t in range(first, steps):
         oldest = max(base, oldest_allowed_version(t, bound, interval))

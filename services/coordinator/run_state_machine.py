@@ -277,8 +277,8 @@ class RunStateMachine:
     def version_wanted(member: Member, evaluated: int | None) -> int | None:
         """Return the version that a worker of elastic mode should sample with before any newer one, or None.
 
-        It is the one whose held-out prompts wait. A worker that holds a newer one already goes back only if it
-        was asked to (`LeaseGranter`).
+        It is the one whose held-out prompts wait. A worker that holds a newer one already goes back only if
+        it was asked to (`LeaseGranter`).
         """
         went_on = evaluated is not None and (member.held_version or 0) > evaluated
         return None if went_on and member.sent_wanted != evaluated else evaluated

@@ -60,7 +60,7 @@ class Run:
     def __init__(self, config: RunConfig, scored: frozenset[int] = frozenset()) -> None:
         self.config = config
         self.stopped = ""
-        self.coordinator = SimpleNamespace(status=lambda: SimpleNamespace(scored=scored))
+        self.coordinator = SimpleNamespace(status=lambda: SimpleNamespace(scored=scored, evaluated=scored))
 
     def call(self, work: Callable[[], Any]) -> Any:
         return work()

@@ -42,8 +42,8 @@ def test_every_stage_waits_only_for_earlier_ones_and_no_batch_is_older_than_the_
 ) -> None:
     config, first = drawn
     steps, loop = config.run.steps, config.loop
-    stages = list(schedule(config, first))
-    assert stages == list(schedule(config, first))
+    stages = list(schedule(config, first, opened=range(first + 1)))
+    assert stages == list(schedule(config, first, opened=range(first + 1)))
     seen: set[StageKey] = set()
     for stage in stages:
         assert set(stage.after) <= seen and stage.key not in seen
@@ -87,11 +87,18 @@ def test_with_a_publish_interval_the_edge_goes_to_the_oldest_published_version()
 
 
 def test_a_resumed_run_continues_after_its_commits_and_evaluates_what_was_left_open() -> None:
-    stages = list(schedule(config_of(10, staleness=2, evaluated=2), 7, scored={0, 2}))
+    stages = list(schedule(config_of(10, staleness=2, evaluated=2), 7, scored={0, 2}, opened={0, 2, 4, 6}))
     found = edges(stages)
     assert numbers(stages, "step") == [7, 8, 9]
     assert found["collect", 7] == found["collect", 9] == {("broadcast", 7)}
     assert numbers(stages, "evaluate") == [4, 6, 8, 10]
+
+
+def test_a_run_resumed_with_another_interval_evaluates_what_is_kept() -> None:
+    config = config_of(60, staleness=2, evaluated=1)
+    kept = config.broadcast.snapshots_kept
+    stages = list(schedule(config, 40, scored={0}, opened={0, 30}))
+    assert numbers(stages, "evaluate") == [30, *range(40 + 2 + 1 - (kept - 1), 61)]
 
 
 def test_a_finished_loop_is_only_closed() -> None:
