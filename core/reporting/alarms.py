@@ -286,7 +286,10 @@ def _no_signal(commits: Sequence[StepCommit], steps: int | None, max_tokens: int
         return None
     said = no_signal_words(commits[-streak:], why[-streak:], max_tokens)
     rewards = [commit.metrics.get("reward_mean", 0.0) for commit in commits]
-    best, now = max(rewards[:-streak], default=0.0), sum(rewards[-streak:]) / streak
+    before, now = rewards[:-streak], sum(rewards[-streak:]) / streak
+    # What only some steps earn is luck, and steps without it are no fall.
+    runs = [before[start : start + IDLE_STEPS] for start in range(max(1, len(before) - IDLE_STEPS + 1))]
+    best = max(min(run, default=0.0) for run in runs)
     if now < COLLAPSED_SHARE * best:
         return Alarm("reward_collapse", commits[-1].step, f"{said}, after {best:.3g} before")
     return Alarm("no_signal", commits[-1].step, said)

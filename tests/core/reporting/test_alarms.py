@@ -145,6 +145,16 @@ def test_a_policy_that_earned_and_earns_nothing_any_more_has_collapsed():
     assert "lower learning rate" in fix
 
 
+def test_rewards_that_were_luck_do_not_collapse() -> None:
+    nothing = {"trajectories": 0.0, "gradient_norm": 0.0, "reward_mean": 0.0}
+    lucky = {"trajectories": 8.0, "gradient_norm": 0.1, "reward_mean": 1 / 32}
+    some = [lucky, nothing, nothing, lucky, nothing, lucky]
+    (alarm,) = find_alarms(commits_of([*some, *[nothing] * IDLE_STEPS]), 2)
+    assert alarm.name == "no_signal"
+    (alarm,) = find_alarms(commits_of([*some, *[lucky] * IDLE_STEPS, *[nothing] * IDLE_STEPS]), 2)
+    assert alarm.name == "reward_collapse"
+
+
 def scored(*scores: float, prompts: int = 256) -> RunStatus:
     records = tuple(
         EvaluationRecord(10 * place, prompts, prompts, score, 8.0) for place, score in enumerate(scores)
