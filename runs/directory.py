@@ -76,7 +76,8 @@ def known_homes() -> list[Path]:
         named = _homes_file().read_text(encoding="utf-8").splitlines()
     except (OSError, RuntimeError, UnicodeDecodeError):
         return []  # there are none, or nobody's home is known: this list is a help and nothing else
-    return sorted({Path(name) for name in named if (Path(name) / "runs").is_dir()})
+    # `Path.is_dir` raises where it may not look, as in a home that its owner closed.
+    return sorted({Path(name) for name in named if os.path.isdir(f"{name}/runs")})
 
 
 def _note_home(home: Path) -> None:

@@ -289,7 +289,8 @@ def keep_temporary_files() -> None:
     own = f"antiphon-{os.getuid()}-"
     for left in Path(shared).glob(f"{own}*"):
         with contextlib.suppress(OSError):  # another user's, in use, or removed by another process just now
-            held = os.open(left, os.O_RDONLY | os.O_CLOEXEC)
+            # Others may have put a pipe there, whose opening waits, or a link.
+            held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if wall_clock() - left.stat().st_mtime > SETTLED_S:
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,7 +300,8 @@ def keep_temporary_files() -> None:
     for mark in Path("/dev/shm").glob("__KMP_REGISTERED_LIB_*"):
         found = re.fullmatch(rf"__KMP_REGISTERED_LIB_(\d+)_{os.getuid()}", mark.name)
         if found and not Path("/proc", found[1]).exists():
-            mark.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it bears this user's number, and may be another's
+                mark.unlink()
     # What is compiled is for the next process too.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{shared}/torchinductor_{os.getuid()}")
     folder = tempfile.mkdtemp(prefix=own)
@@ -343,7 +345,8 @@ async def _until_signalled(start: Callable[[StopRequest], Coroutine[Any, Any, No
             task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, leave, number)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            loop.add_signal_handler(number, leave, number)
     with contextlib.suppress(asyncio.CancelledError):
         await task
     return 130 if received and received[0] == signal.SIGINT else 0

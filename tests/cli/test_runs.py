@@ -192,6 +192,19 @@ def test_runs_of_other_homes_are_found(
     assert known_homes() == [home]
 
 
+def test_a_home_that_cannot_be_looked_at_stops_no_command(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    make_home(home)
+    (home / "runs").mkdir(exist_ok=True)
+    noted = tmp_path / "state" / "antiphon" / "homes"
+    # The system refuses to say whether there is a file of such a name, as it does within folders of others.
+    noted.write_text(f"{noted.read_text()}/{'o' * 300}\n")
+    make_home(home)
+    assert known_homes() == [home]
+
+
 def test_starts_without_a_step_stand_apart_and_can_be_removed(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

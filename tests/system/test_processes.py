@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,39 @@ def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path)
     for process in (living, last):
         process.communicate("x", timeout=20)
     assert not list(tmp_path.iterdir()) and not own.exists()
+
+
+def test_nothing_that_others_put_beside_temporary_files_holds_up_a_start(tmp_path: Path) -> None:
+    pipe = tmp_path / f"antiphon-{os.getuid()}-pipe"
+    os.mkfifo(pipe)  # who opens it waits for somebody who writes
+    mark = Path(f"/dev/shm/__KMP_REGISTERED_LIB_{2**30}_{os.getuid()}")
+    mark.mkdir()  # cannot be unlinked, like a file of another user
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", LEAVING],
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            input="x",
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+    finally:
+        mark.rmdir()
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_service_that_was_started_with_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    arguments = ["nohup", sys.executable, "-P", "-c", SERVICE, str(tmp_path / "service.json")]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "ready\n"
+        handled = int(re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{service.pid}/status").read_text())[0], 16)
+        assert handled >> (signal.SIGHUP - 1) & 1
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(20) == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
