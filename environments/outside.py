@@ -3,6 +3,7 @@
 What is wrong with one is a sentence that names it, before anything starts; the class itself stays as it is.
 """
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -242,6 +243,8 @@ def _problems(environment: OutsideEnvironment, counts: Mapping[str, int]) -> lis
 if __name__ == "__main__":
     named, *rest, wanted = json.load(sys.stdin)
     try:
-        print(json.dumps(_problems(OutsideEnvironment(named, reference_of(named) or "", *rest), wanted)))
+        with contextlib.redirect_stdout(sys.stderr):  # a class may print
+            problems = _problems(OutsideEnvironment(named, reference_of(named) or "", *rest), wanted)
+        print(json.dumps(problems))
     except AntiphonError as error:
         sys.exit(str(error))

@@ -37,6 +37,8 @@ from antiphon.environments.scoring.messages import (
 from antiphon.system.sandbox import close_scratch, fork_apart, limit_this_process
 
 OPEN_FILES = 16
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Variables for libraries that would wait for threads that a fork may not start."""
 ENDING_S = 0.02
 """Seconds of an answer's deadline that are left for ending it, so that it delays no other by more."""
 _RESULT = struct.Struct("<cd200s")
@@ -46,10 +48,10 @@ _RESULT = struct.Struct("<cd200s")
 def main() -> int:
     """Serve until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the service, and that one in order
-    requests, results = sys.stdin.buffer, sys.stdout.buffer
+    requests, results, sys.stdout = sys.stdin.buffer, sys.stdout.buffer, sys.stderr  # a class may print
     task = parse_task(requests.readline())
     sys.path.extend(task.folders)
-    os.environ.update(task.secrets)
+    os.environ.update({**ONE_THREAD, **task.secrets})
     try:
         module, _, name = task.factory.partition(":")
         make_environment = getattr(importlib.import_module(module), name)

@@ -263,6 +263,19 @@ def test_a_reward_outside_of_the_range_is_a_failed_answer(
     assert isinstance(failed, Failed) and "5.0, which lies outside 0..1" in failed.reason and scored == 0.5
 
 
+def test_a_class_may_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, f"print('loading', flush=True)\n{HEAD}", monkeypatch)
+    tree = {"environment": {"name": "mine:Task"}, "reward": {"sandbox": "process", "processes": 1}}
+    environment = outside("mine:Task")
+    environment.try_out()
+
+    async def score() -> list[Verdict]:
+        async with asyncio.timeout(60.0), scorer_of(build_config(tree), environment) as scorer:
+            return await scorer.score("train-0-0", ["1"])
+
+    assert asyncio.run(score()) == [1.0]
+
+
 def test_the_record_has_a_digest_of_the_package_and_ours_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,21 @@ def test_what_is_no_reward_is_a_failure_with_its_reason(reward: str, verdict: fl
 
 
 @pytest.mark.parametrize("sandbox", [True, False])
+def test_a_scorer_may_multiply_matrices(sandbox: bool) -> None:
+    task = replace(RETURNING, answer_timeout_s=DEADLINE_S / 2)
+
+    async def story() -> None:
+        async with make_pool(task, sandbox=sandbox) as pool:
+            # Large enough for OpenBLAS to want threads, which no answer may start, and to wait for them.
+            product = "import numpy; reward = float((numpy.eye(400) @ numpy.eye(400))[7, 7])"
+            threads = "reward = len(__import__('os').listdir('/proc/self/task')) == 1"
+            answers = [product] if sandbox else [f"{product}; {threads}"]
+            assert await pool.score("train-0-0", answers) == [1.0]
+
+    run(story())
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
 def test_a_secret_reaches_the_scorer_and_no_reason_that_is_kept(sandbox: bool) -> None:
     task = replace(RETURNING, secrets={"JUDGE_KEY": "sk1"})
     assert "sk1" not in repr(task)
