@@ -221,8 +221,9 @@ def _begin_mlflow(home: Path, port: int) -> Page:
     if not (folder / "mlflow.db").exists():
         make_own_database(home)
     port = port or free_port()
-    arguments = [sys.executable, "-P", "-m", "uvicorn", "--host", HOST, "--port", str(port), "--factory"]
-    arguments.append(f"{login.__name__}:{login.application.__name__}")
+    arguments = [sys.executable, "-P", "-m", "uvicorn", "--host", HOST, "--port", str(port)]
+    # Its default would be the folder in which `up` is called.
+    arguments += ["--app-dir", str(folder), "--factory", f"{login.__name__}:{login.application.__name__}"]
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
     environment = os.environ | {
         login.PASSWORD: server_password(home),

@@ -89,7 +89,7 @@ def run_as_process(
         try:
             stopped = _follow(child, folder / "log", say, events)
         except BaseException:  # also on Ctrl-C and on an interrupted cell
-            child.send_signal(signal.SIGINT)
+            child.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(INTERRUPT_S)
             child.stop(0.0)
@@ -139,7 +139,7 @@ def _follow(
                     say(line)
             if events.hand_on() and not stopped and not over:
                 stopped = True
-                child.send_signal(signal.SIGINT)
+                child.send_signal(signal.SIGTERM)  # what began in the background ignores SIGINT
             if over:
                 return stopped
             time.sleep(LOOK_S)

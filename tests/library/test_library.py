@@ -173,7 +173,8 @@ def test_a_run_that_an_event_stops_is_returned_and_leaves_no_process(
     folder = record_run(tmp_path, "small-a", 1, run__steps=4)
     run_as = """
 import signal, sys, threading
-signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for whatever a shell starts in the background
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 open(sys.argv[1], "a").write(open(sys.argv[1]).read())
 threading.Event().wait()
 """

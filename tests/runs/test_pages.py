@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from antiphon.cli import app as cli
+from antiphon.cli import up
 from antiphon.cli.up import Page, read_pages, running_prefect, write_pages
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.runs.servers.prefect_server import answers, begin_prefect_server, check_port, server_environment
@@ -22,6 +23,28 @@ from antiphon.runs.servers.s3_server import credentials_file
 from antiphon.system.ports import free_port
 
 START_S = 170.0
+
+
+def test_mlflow_imports_nothing_from_the_folder_in_which_up_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def begin(arguments: list[str], *_: object, **__: object) -> None:
+        raise Begun(arguments)
+
+    monkeypatch.setattr(up, "ChildProcess", begin)
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "mlflow" / "mlflow.db").touch()
+    with pytest.raises(Begun) as begun:
+        up._begin_mlflow(tmp_path, 1)
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "shadow.py").write_text("open('imported', 'w')")
+    *before, _ = begun.value.args[0]
+    done = subprocess.run([*before, "shadow:application"], cwd=here, capture_output=True, timeout=60)
+    assert b"Could not import module" in done.stderr and not (here / "imported").exists()
 
 
 def test_up_serves_both_and_down_stops_exactly_those(
