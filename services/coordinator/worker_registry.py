@@ -112,7 +112,7 @@ class WorkerRegistry:
                 self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
             return HeartbeatReply(False, (), state.newest_version, state.finished)
         try:
-            check_claims(heartbeat)
+            check_claims(heartbeat, self._config.loop.group_size)
         except ContractError as error:
             await strike(state_machine, member.name, "", "refused", str(error))
             raise
@@ -336,16 +336,19 @@ def strike(
     return written
 
 
-def check_claims(heartbeat: WorkerHeartbeat) -> None:
+def check_claims(heartbeat: WorkerHeartbeat, group_size: int) -> None:
     """Refuse what no worker can have measured: much is decided and told by these numbers.
+
+    A place for a group of `group_size` samples takes as many held-out prompts, each with a lease of its own.
 
     Raises:
         ContractError: naming the number.
     """
     for name in ("tokens_generated", "bytes_fetched", "busy_s", "uptime_s", "swap_failing_s"):
         check_number(f"{name} of a heartbeat", getattr(heartbeat, name))
+    most = MOST_PLACES * group_size
     for name in ("lease_ids", "released_leases", "progress"):
-        check_number(f"the length of {name} of a heartbeat", len(getattr(heartbeat, name)), MOST_PLACES)
+        check_number(f"the length of {name} of a heartbeat", len(getattr(heartbeat, name)), most)
     check_number("the length of numerics of a heartbeat", len(heartbeat.numerics), LONGEST_TEXT)
     if heartbeat.network is not None:
         check_report(heartbeat.network)

@@ -35,7 +35,7 @@ def extreme_numbers() -> str:
     """Return why a heartbeat is refused whose numbers would be too large for every reply."""
     largest = 2**63 - 1
     try:
-        check_claims(WorkerHeartbeat("w-1", 0, None, (), largest, 0.0, 0.0, bytes_fetched=largest))
+        check_claims(WorkerHeartbeat("w-1", 0, None, (), largest, 0.0, 0.0, bytes_fetched=largest), 1)
     except ContractError as error:
         return str(error)
     return ""

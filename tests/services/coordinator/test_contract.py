@@ -18,6 +18,7 @@ from antiphon.core.errors import (
     UnavailableError,
 )
 from antiphon.core.loop import admission
+from antiphon.core.loop.checks import MOST_PLACES
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import (
     GroupRewards,
@@ -32,6 +33,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.coordinator.server import JOURNAL_NAME
+from antiphon.services.coordinator.worker_registry import check_claims
 from tests.support.light_parties import Served, hello, run_parties, sample_lease, served
 from tests.support.loop_model import RUN_ID, light_manifest, make_config
 
@@ -450,6 +452,14 @@ def test_held_out_prompts_that_a_worker_leaves_lying_are_sampled_by_one_that_goe
         assert wanted[0] is None and wanted[-1] == 0
 
     serve_and(tmp_path, act, make_config(steps=4, filter_="none", evaluation_prompts=2, lease_s=0.5))
+
+
+def test_a_worker_may_hold_a_lease_for_each_held_out_prompt_that_its_places_take() -> None:
+    leases = tuple(str(number) for number in range(MOST_PLACES + 1))
+    beat = WorkerHeartbeat("w-1", 0, None, leases, 0, 0.0, 0.0)
+    check_claims(beat, 2)
+    with pytest.raises(ContractError, match="the length of lease_ids of a heartbeat is 4097"):
+        check_claims(beat, 1)
 
 
 def test_two_reward_services_that_answer_at_once_reward_a_group_once(
