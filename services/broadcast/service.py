@@ -93,8 +93,7 @@ class BroadcastService(Broadcast):
         left = list(indices)
         while left:
             run = await self._next(payload, left, max(1, pace.piece_bytes // payload.chunk_bytes))
-            at = left.index(run[0])
-            del left[at : at + len(run)]
+            left = [index for index in left if index not in run]  # they may stand apart in the request
             length, sent, data = sum(payload.span(index)[1] for index in run), 0, b""
             while sent < length:
                 begun_s = clock()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from antiphon.core.dissemination import requests
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
 from antiphon.core.dissemination.requests import BUFFERED_BYTES, LEAST_PIECE_BYTES, PIECE_BYTES
 from antiphon.core.errors import IntegrityError, UnavailableError
@@ -130,7 +131,10 @@ async def test_a_chunk_that_is_late_keeps_no_other_back(tmp_path: Path) -> None:
 
 
 @_in_loop
-async def test_chunks_that_come_together_are_checked_one_by_one(tmp_path: Path) -> None:
+async def test_chunks_that_come_together_are_checked_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "QUICK_PIECE_S", 60.0)
     origin, leaf = Holder(tmp_path / "origin"), Holder(tmp_path / "leaf")
     chunk = LEAST_PIECE_BYTES
     payload, body = _publish(origin, 12 * chunk + 7, chunk)
@@ -183,6 +187,35 @@ async def test_a_message_of_many_chunks_is_looked_through_once(
     together = Together(origin.store, origin.arrivals)
     await fetch_payload(incoming, {ORIGIN: [together]}, FROM_ORIGIN, leaf.arrivals, {})
     assert incoming.held.all() and asked < 16 * count
+
+
+@_in_loop
+async def test_chunks_that_are_asked_for_in_any_order_are_each_sent_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members of a swarm ask each other in an order of their own."""
+    monkeypatch.setattr(requests, "QUICK_PIECE_S", 60.0)
+    origin, relay, chunk, count = (
+        Holder(tmp_path / "origin"),
+        Holder(tmp_path / "relay"),
+        LEAST_PIECE_BYTES,
+        12,
+    )
+    payload, body = _publish(origin, count * chunk, chunk)
+    incoming, late = relay.store.receive(payload), 8
+    bodies = [body[index * chunk : (index + 1) * chunk] for index in range(count)]
+    for index in {*range(count)} - {late}:
+        incoming.write(index, bodies[index])
+    sent: list[int] = []
+    async for index, piece in relay.service.get_chunks(
+        payload.digest, [0, 1, 2, 3, 4, 5, 6, late, 7, 9, 10, 11]
+    ):
+        sent += range(index, index + len(piece) // chunk)
+        assert piece == b"".join(bodies[index : index + len(piece) // chunk])
+        if len(sent) >= count - 1 and not incoming.held[late]:
+            incoming.write(late, bodies[late])
+            relay.arrivals.notify(payload.digest)
+    assert sorted(sent) == list(range(count))
 
 
 @_in_loop
