@@ -144,6 +144,7 @@ class LoopMeasures:
                     known = [group for group in used if group]
                     slowest = max(group.group_s for group in known), max(group.place_s for group in known)
                     self._slowest_s.append(slowest)
+                self._given_back.clear()  # behind the refill limit nothing takes these places any more
                 self._sealed_at[event.step] = now
             case e.BatchVoided():
                 self._sealed_at.pop(event.step, None)

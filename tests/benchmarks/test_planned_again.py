@@ -37,3 +37,10 @@ def test_refilled_places_have_groups_in_flight_behind_them() -> None:
     # Half of the groups are replaced and there is supply to spare: the learner need not wait.
     run = PlannedRun("refill", 0.5, max_staleness=6, supply=1.6, steps=40, seed=2)
     assert run.walk().step_s == pytest.approx(10.0, rel=0.03)
+
+
+def test_places_that_nothing_takes_any_more_are_no_part_of_the_next_batch() -> None:
+    """More groups are left out than the refill limit replaces."""
+    mute_logs()
+    recorded = PlannedRun("refill", 0.2, max_staleness=0, supply=1.5, spread=0.8, steps=40).walk()
+    assert recorded.planned().pace.step_s == pytest.approx(recorded.step_s, rel=0.1)
