@@ -61,10 +61,15 @@ def make_home(home: Path) -> None:
     """Make the home where it is missing, and let nobody but its owner in, also into one that was open.
 
     Raises:
-        ConfigError: when it cannot be made or written.
+        ConfigError: when it cannot be made or written, or is for the files of all users, as /tmp is.
         PermissionError: when it is another user's.
     """
     make_usable(home, "ANTIPHON_HOME")
+    if home.stat().st_mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"{home} is a folder for the files of all users, whom a home shuts out; give ANTIPHON_HOME "
+            "a folder of your own, such as one within it"
+        )
     _note_home(home)
     if stat.S_IMODE(home.stat().st_mode) & 0o077:
         home.chmod(0o700)

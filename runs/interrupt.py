@@ -88,6 +88,8 @@ class Interrupt:
     def _take(self, number: int, frame: FrameType | None) -> None:
         # Little may be done here: whatever this thread was in the middle of, it holds its locks.
         if self._asked.is_set():
+            if number == signal.SIGHUP:
+                return  # of a terminal that closes the kernel tells, and then the shell
             self._end_at_once()
         self._number = number
         self._asked.set()

@@ -12,7 +12,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.loop import events as e
 from antiphon.core.status import Event
 from antiphon.lineage.run_events import EventPacker
-from antiphon.runs.directory import check_place, choose_run, create, lock, make_usable
+from antiphon.runs.directory import check_place, choose_run, create, lock, make_home, make_usable
 from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.journal.pinned import input_files, pinned_values
 from antiphon.services.coordinator.journal.recorded import make_journal
@@ -20,6 +20,13 @@ from antiphon.services.coordinator.server import JOURNAL_NAME
 
 CONFIG = RunConfig.model_validate({"record": {"dvc": False}})
 Usage = namedtuple("Usage", "total used free")
+
+
+def test_a_folder_of_all_users_is_no_home(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(ConfigError, match=r"is a folder for the files of all users.*ANTIPHON_HOME"):
+        make_home(tmp_path)
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
 
 
 def test_a_run_that_another_process_has_is_refused_and_a_free_one_is_not(tmp_path: Path) -> None:

@@ -94,6 +94,22 @@ def test_the_second_ends_everything_at_once() -> None:
     assert process.returncode == 130
 
 
+def test_a_terminal_that_closes_asks_twice_and_means_it_once() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    ended: list[int] = []
+    try:
+        with pytest.raises(KeyboardInterrupt), Interrupt(SilentView(), ended.append):
+            try:
+                signal.raise_signal(signal.SIGHUP)  # the kernel's
+            except KeyboardInterrupt:
+                signal.raise_signal(signal.SIGHUP)  # the shell's
+                ended.append(0)
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ended[:2] == [0, 128 + signal.SIGHUP]
+
+
 def test_what_does_not_end_in_time_is_ended() -> None:
     process = begin(0.2, "slow")
     process.send_signal(signal.SIGINT)
