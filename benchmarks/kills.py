@@ -269,6 +269,8 @@ class KilledRun:
                 stdout=log,
                 stderr=log,
                 env=environment,
+                # Where nohup began this benchmark, a service would ignore it.
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         self._processes[role] = KilledProcess(role, process, time.monotonic(), again)
 
