@@ -82,9 +82,13 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     model = Path(resolve_model_path(config.model.path))
     notes = [f"{name} is not used: the configuration decides" for name in OVERRULING if name in os.environ]
     check_shared_memory()
-    for key in ("rollout", "learner"):
-        if getattr(config, key).compiled and device() == "cpu":
-            check_compiler(f"{key}.compiled")
+    compiled = {
+        "rollout.compiled=true": config.rollout.compiled,
+        "learner.compiled=true": config.learner.compiled,
+        "sampling.sampler=native": config.sampling.sampler == "native",
+    }
+    for setting in (name for name, wanted in compiled.items() if wanted and device() == "cpu"):
+        check_compiler(setting)
     if config.record.dvc and ledger_project(config.record, home) is None:
         dvc = shlex.join([str(Path(sys.executable).with_name("dvc")), "init", "--no-scm"])
         notes.append(

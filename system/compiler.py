@@ -17,11 +17,11 @@ def why_not_compiling() -> str | None:
     return None
 
 
-def check_compiler(key: str) -> None:
-    """Check that torch can compile on this machine, which the configuration's `key` needs.
+def check_compiler(setting: str) -> None:
+    """Check that torch can compile on this machine, which a setting as `key=value` needs.
 
     Raises:
         ConfigError: when it cannot.
     """
     if reason := why_not_compiling():
-        raise ConfigError(f"{key}=true needs a C++ compiler on a CPU, and {reason}, or leave the key out")
+        raise ConfigError(f"{setting} needs a C++ compiler on a CPU, and {reason}, or leave the key out")

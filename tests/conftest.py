@@ -23,6 +23,7 @@ for _name in [*os.environ]:  # the home, servers and credentials of who runs the
 IN_CI = os.environ.get("ANTIPHON_CI") == "1"
 SEED = int(os.environ.get("ANTIPHON_TEST_SEED", "0" if IN_CI else str(secrets.randbelow(2**31))))
 os.environ["ANTIPHON_TEST_SEED"] = str(SEED)  # processes that share the tests share the seed
+PRELOADED = os.environ.get("LD_PRELOAD")
 ORDER = (
     *("project", "core", "system", "models", "environments", "lineage", "properties", "simulation", "docs"),
     *("cli", "runs", "flows", "benchmarks", "services", "e2e"),
@@ -80,6 +81,10 @@ def logs_as_they_were() -> Iterator[None]:
     """Undo what a command called within a test did to the logs: its stream ends with the test."""
     yield
     structlog.reset_defaults()
+    if PRELOADED is None:  # vLLM puts a library there for its own children; commands of tests are none
+        os.environ.pop("LD_PRELOAD", None)
+    else:
+        os.environ["LD_PRELOAD"] = PRELOADED
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
         ConfigError: when the model is no folder on this machine, or the machine cannot compile.
     """
     if config.rollout.compiled and device() == "cpu":
-        check_compiler("rollout.compiled")
+        check_compiler("rollout.compiled=true")
     if not Path(model_path).is_dir():
         raise ConfigError(
             f"model.path={model_path!r} is no folder here, and the rollout engine needs its config.json; "

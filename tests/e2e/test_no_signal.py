@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.main_job import SMALL, Job, command, make_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
@@ -27,6 +28,7 @@ HOPELESS = (
 
 @pytest.fixture(scope="module")
 def hopeless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    needs_bubblewrap()
     job = Job(make_home(tmp_path_factory.mktemp("hopeless")), HOPELESS)
     try:
         job.wait()

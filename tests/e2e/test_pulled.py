@@ -44,7 +44,7 @@ def first(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_pulled_is_a_run_like_any_other(first: Path, job: Job, tmp_path: Path) -> None:
     run, second = job.run_dir.name, make_home(tmp_path / "second")
     kept = said(first, "keep", run)
-    assert f"ledger/{run}.dvc" in kept and "dvc push" in kept and "dvc pull" in kept
+    assert f"ledger/{run}.dvc" in kept and " push " in kept and "dvc pull" in kept
     for home in (first, second):
         dvc(home, "remote", "add", "-d", "team", str(tmp_path / "remote"))
     dvc(first, "push", f"ledger/{run}.dvc")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from antiphon.lineage.run_overview import is_running, note_cancelled, overview, state_of
 from antiphon.runs import directory
+from antiphon.system.set_up import command
 from tests.support.recorded_folders import record_run
 
 
@@ -16,7 +17,7 @@ def test_a_run_is_running_while_its_lock_is_held_and_looking_does_not_take_it(tm
     assert not is_running(folder)
     with directory.lock(folder):
         (found,), _ = overview([folder])
-        assert (found.state, found.next_command) == ("running", "antiphon status small-a")
+        assert (found.state, found.next_command) == ("running", f"{command()} status small-a")
 
 
 def test_a_cancelled_run_is_cancelled_until_it_is_started_again(tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ def check_views(job: Job, folder: Path) -> RunFigures:
     """
     run_dir = job.run_dir
     figures, said = read_figures(run_dir), job.said
+    folded = " ".join(said.split())  # long lines go on in the next one
     for line in figures.lines():
-        assert line in said, f"{line!r} is not in what the job said last:\n{said[-2000:]}"
+        assert line in folded, f"{line!r} is not in what the job said last:\n{said[-2000:]}"
     resting = command(job.home, "status", run_dir.name)
     assert resting.returncode == 0, resting.stderr
     for line in figures.lines():

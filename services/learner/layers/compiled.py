@@ -21,7 +21,7 @@ def compile_blocks(model: Any) -> int:
     if not blocks:
         raise ConfigError("learner.compiled=true finds no layers with an mlp in this model; leave it out")
     if next(model.parameters()).device.type == "cpu":
-        check_compiler("learner.compiled")
+        check_compiler("learner.compiled=true")
     for block in blocks:
         for module in block.modules():
             if type(module) is torch.nn.Linear:

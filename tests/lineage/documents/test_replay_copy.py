@@ -100,7 +100,7 @@ def test_a_run_that_was_not_recorded_has_no_artifacts(tmp_path: Path) -> None:
     (run / "config.yaml").write_text("run: {name: demo}\n")
     (run / "outcome.json").write_text("{}")
     for named in ("demo-1", None):
-        with pytest.raises(ConfigError, match=r"run demo-1 has no artifacts in .*record\.dvc=true"):
+        with pytest.raises(ConfigError, match=r"run demo-1 has no artifacts in .*antiphon keep demo-1"):
             find_artifacts(tmp_path, named, None)
 
 

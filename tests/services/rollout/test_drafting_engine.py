@@ -27,7 +27,11 @@ from antiphon.services.rollout.selfcheck.distribution_check import (
     run_to_end,
 )
 from antiphon.services.rollout.selfcheck.draft_check import compare
+from antiphon.system.compiler import why_not_compiling
 
+COMPILES = pytest.mark.skipif(
+    why_not_compiling() is not None, reason=f"the native sampler is compiled: {why_not_compiling()}"
+)
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(600),
@@ -368,6 +372,7 @@ def test_the_startup_check_sees_tokens_that_depend_on_drafts(engine, monkeypatch
     assert "changed tokens in" in report.drafts.why_not(bits=False)
 
 
+@COMPILES
 def test_the_native_sampler_keeps_its_distribution_with_drafts(engine):
     from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 

@@ -113,4 +113,5 @@ def test_a_machine_that_cannot_compile_is_told(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"rollout\.compiled=true needs a C\+\+ compiler.*no-such-compiler"):
         engine_settings(config, str(tmp_path))
     monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr(sys, "prefix", "/usr")  # the path of an environment must have no blank
     assert not engine_settings(config, str(tmp_path)).eager

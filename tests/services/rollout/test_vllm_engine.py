@@ -16,8 +16,12 @@ from antiphon.services.broadcast.verified_weights import open_snapshot, verify
 from antiphon.services.rollout.engine import keyed_sampler as ks
 from antiphon.services.rollout.engine.api import EngineRequest
 from antiphon.services.rollout.engine.rules import RULES
+from antiphon.system.compiler import why_not_compiling
 from tests.support.snapshots import publish
 
+COMPILES = pytest.mark.skipif(
+    why_not_compiling() is not None, reason=f"the native sampler is compiled: {why_not_compiling()}"
+)
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(600),
@@ -261,6 +265,7 @@ def run_rest(engine) -> list:
     return outputs
 
 
+@COMPILES
 def test_native_sampler_behind_the_same_switch(engine, models):
     batch = requests(8, temperature=0.8, top_k=20)
     keyed = run(engine, batch)

@@ -1,7 +1,5 @@
 """Compiled blocks: gradients are those of whole, padded rows; a machine or model that cannot is told."""
 
-import shutil
-
 import pytest
 import torch
 
@@ -12,10 +10,11 @@ from antiphon.services.learner.layers.compiled import compile_blocks
 from antiphon.services.learner.objective import Objective
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.policy import Policy
+from antiphon.system.compiler import why_not_compiling
 from tests.support.small_policy import MAX_TOKENS, make_model, make_rows, summed
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.skipif(why_not_compiling() is not None, reason=f"torch compiles nothing: {why_not_compiling()}")
 def test_the_gradient_is_that_of_whole_padded_rows() -> None:
     objective, rows = Objective(AlgorithmSection(), MAX_TOKENS, 1.0), make_rows(3)
     model = make_model()
