@@ -232,9 +232,10 @@ def _belongs(child: psutil.Process, home: Path) -> bool:
         environment = child.environ()
         # Between fork and exec it has none yet: whose it is shows at the next look.
         return not environment or environment.get("ANTIPHON_HOME") == str(home)
-    except psutil.ZombieProcess:  # it ended since, and is still to be waited for
+    except (psutil.ZombieProcess, psutil.AccessDenied):
+        # It ended since and is still to be waited for; what ends is root's, and others may not read it.
         return True
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
+    except psutil.NoSuchProcess:
         return False
 
 

@@ -3,13 +3,12 @@
 import base64
 import hashlib
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.project.test_bootstrap import bare_path, checkout, program
+from tests.project.test_bootstrap import PYTHON, bare_path, checkout, program
 
 __all__ = ["bare_path", "checkout"]
 
@@ -38,7 +37,7 @@ def set_up(checkout: Path, bare_path: Path, lock: str) -> subprocess.CompletedPr
     """Set a checkout up whose lock is `lock`, with nothing to install from but the folder of wheels."""
     (checkout / "requirements" / "cpu.lock").write_text(lock)
     program(bare_path, "cc", "exit 0")
-    program(bare_path, "python3", f'exec {sys.executable} "$@"')
+    program(bare_path, "python3", f'exec {PYTHON} "$@"')
     if not (bare_path / "ln").exists():
         (bare_path / "ln").symlink_to("/bin/ln")
     (bare_path / "df").unlink(missing_ok=True)

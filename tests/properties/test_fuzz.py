@@ -37,6 +37,15 @@ def test_what_a_worker_claims_ends_nothing_that_others_ask_for(tmp_path: Path) -
     assert not tally.crashes and len(tally.fed) == 4
 
 
+def test_a_worker_after_one_that_left_held_out_prompts_goes_back_for_them(tmp_path: Path) -> None:
+    with claimed_run(tmp_path / "claimed") as run:
+        assert run.feed("heartbeat", []) is None  # leases a held-out prompt of version 0 and keeps it
+        while run.version == 0:
+            assert run.feed("submission", []) is None
+        run.lose("it is silent")
+        assert run.feed("submission", []) is None
+
+
 def test_a_commit_of_a_step_below_0_is_refused() -> None:
     state = RunState(group_size=2, payload_retention_steps=2)
     with pytest.raises(IntegrityError, match="steps begin at 0"):

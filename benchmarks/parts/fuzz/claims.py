@@ -89,10 +89,19 @@ class ClaimedRun:
         self._opened = 0
         self._run(self._open())
 
+    @property
+    def version(self) -> int:
+        """Newest version that was announced."""
+        return self._machine.state.newest_version or 0
+
     def feed(self, kind: str, choices: Sequence[Choice]) -> str | None:
         """Send a message with some numbers extreme, then ask for everything; return what went wrong."""
         found: str | None = self._run(self._feed(kind, choices))
         return found
+
+    def lose(self, reason: str) -> None:
+        """Lose the worker of now, as after a silence; the next message is another's."""
+        self._run(self._lose(reason))
 
     def close(self) -> None:
         """End the run."""
@@ -123,7 +132,7 @@ class ClaimedRun:
         try:
             message, send = await self._sound(kind)
         except UnavailableError as error:  # another worker is given what this one holds
-            self._machine.lose(self._machine.fleet.named(self._worker_id.rpartition("-")[0])[0], str(error))
+            await self._lose(str(error))
             message, send = await self._sound(kind)
         places = list(numbers_of(message))
         for which, value in choices:
@@ -142,6 +151,9 @@ class ClaimedRun:
         wrong = [f"{call} by others: {error!r}" async for call, error in self._ask_for_everything()]
         return f"after a {kind}, {wrong[0]}: {said}" if wrong else None
 
+    async def _lose(self, reason: str) -> None:
+        self._machine.lose(self._machine.fleet.named(self._worker_id.rpartition("-")[0])[0], reason)
+
     async def _sound(self, kind: str) -> tuple[Any, Callable[[Any], Any]]:
         """Return a message as it should be, and who takes it in."""
         state = self._machine.state
@@ -158,22 +170,26 @@ class ClaimedRun:
             return CALLS["register"].request.write([hello]), partial(CALLS["register"].answer, self._service)
         if kind == "lease":
             return work.lease_request_to_proto(LeaseRequest(worker, version, 1, 0.0)), self._answers._lease
-        lease = await self._lease(worker, version or 0)
+        lease, held = await self._lease(worker, version or 0)
         if kind == "submission":
             return work.group_submission_to_proto(
-                sound_submission(lease, worker, version or 0)
+                sound_submission(lease, worker, held)
             ), self._answers._submit
-        return work.worker_heartbeat_to_proto(
-            _heartbeat(lease, worker, version or 0)
-        ), self._answers._heartbeat
+        return work.worker_heartbeat_to_proto(_heartbeat(lease, worker, held)), self._answers._heartbeat
 
-    async def _lease(self, worker: str, version: int) -> Lease:
-        """Return a lease of a worker, opening steps for it; UnavailableError where it gets none."""
+    async def _lease(self, worker: str, version: int) -> tuple[Lease, int]:
+        """Return a lease of a worker and the version it then holds, after it loaded what it was asked to and
+        steps were opened for it; UnavailableError where it gets none."""
+        loads = 0
         await self._service.heartbeat(WorkerHeartbeat(worker, version, None, (), 0, 0.0, 0.0))
         while True:
             reply = await self._service.lease_group(LeaseRequest(worker, version, 1, 0.0))
             if reply.leases:
-                return reply.leases[0]
+                return reply.leases[0], version
+            if reply.wanted_version not in (None, version) and loads < MOST_STEPS:
+                version, loads = reply.wanted_version, loads + 1  # held-out prompts of an older one may wait
+                await self._service.heartbeat(WorkerHeartbeat(worker, version, None, (), 0, 0.0, 0.0))
+                continue
             if self._opened >= len(self._machine.state.commits) + MOST_STEPS:
                 raise UnavailableError(reply.reason)
             self._opened += 1
