@@ -92,7 +92,9 @@ class BroadcastService(Broadcast):
                 )
         left = list(indices)
         while left:
-            run = await self._next(payload, left, max(1, pace.piece_bytes // payload.chunk_bytes))
+            # Chunks that come together are handed on together: no more of them than hide a message's cost.
+            together = min(pace.piece_bytes, PIECE_BYTES)
+            run = await self._next(payload, left, max(1, together // payload.chunk_bytes))
             left = [index for index in left if index not in run]  # they may stand apart in the request
             length, sent, data = sum(payload.span(index)[1] for index in run), 0, b""
             while sent < length:
