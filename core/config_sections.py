@@ -145,8 +145,8 @@ class RewardSection(Section):
     """How often answers of one group may take too long or end the process that scores them; then those of
     the group that are not scored have failed, too."""
     max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Largest share of the newest 256 answers that may fail; beyond it the run is paused, unless those of one
-    worker fail alone, which is struck."""
+    """Largest share of the newest answers (32 groups' worth, 256 at least) that may fail; beyond it the run
+    is paused, unless those of one worker fail alone, which is struck."""
 
 
 class LoopSection(Section):

@@ -14,7 +14,7 @@ from antiphon.core.errors import ContractError, IntegrityError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import continues
 from antiphon.core.loop.checks import check_submission, submission_digest
-from antiphon.core.loop.group_state import RECENT_SCORES, GroupPhase, GroupState, Scored, newest_scored
+from antiphon.core.loop.group_state import GroupPhase, GroupState, newest_scored, remembered_scores
 from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.places import training_step
 from antiphon.core.loop.run_state import RunState
@@ -144,21 +144,24 @@ def accept_rewards(
 ) -> list[e.JournalEvent]:
     """Return what the rewards of a submitted group do; they stand in the order of its samples.
 
-    Where more than `max_failed_share` of the newest `RECENT_SCORES` answers could not be scored, and not
-    those of one worker alone, the run is paused: something is wrong with the scorer or its machine, and what
-    it learns is not what was meant.
+    Where more than `max_failed_share` of the `remembered_scores` could not be scored, and not those of one
+    worker alone, the run is paused: something is wrong with the scorer or its machine, and what it learns is
+    not what was meant.
     """
     group = state.groups[group_id]
     rewards = tuple(sample.reward for sample in given)
     failures = tuple((sample.sample_index, sample.failure) for sample in given if sample.failure)
     found: list[e.JournalEvent] = [e.GroupRewarded(group_id, rewards, client_id, now, failures)]
-    recent = newest_scored(state.recent_scored, state.authors(group), dict(failures))
-    failed = sum(failed for _, failed in recent)
-    enough = failed > max_failed_share * RECENT_SCORES
-    if failures and enough and not state.paused_reason and not _of_one_alone(recent, max_failed_share):
+    if not failures or state.paused_reason:
+        return found
+    recent = newest_scored(state.recent_scored, state.authors(group), dict(failures), state.group_size)
+    failed = Counter(author for author, bad in recent if bad)
+    (worst, _), *_ = failed.most_common(1)
+    of_one_alone = _scorer_works(state, [bad for author, bad in recent if author != worst], max_failed_share)
+    if failed.total() > max_failed_share * remembered_scores(state.group_size) and not of_one_alone:
         found.append(
             e.RunPaused(
-                f"{failed} of the newest {len(recent)} answers could not be scored, and "
+                f"{failed.total()} of the newest {len(recent)} answers could not be scored, and "
                 f"reward.max_failed_share is {max_failed_share:g}; the last one, sample {failures[-1][0]} of "
                 f"group {group_id}: {failures[-1][1]}; mend the scorer and start the run again"
             )
@@ -176,25 +179,22 @@ def author_of_failures(
     first of these at least a group's worth by others was, but for `max_failed_share`: the scorer works.
     """
     failed = {sample.sample_index for sample in given if sample.failure}
+    if not failed:
+        return ""
     authors = state.authors(state.groups[group_id])
-    recent = newest_scored(state.recent_scored, authors, failed)
+    recent = newest_scored(state.recent_scored, authors, failed, state.group_size)
     for author in sorted({authors[index] for index in failed}):
-        own = [failed for name, failed in recent if name == author]
-        if not any(own):
-            continue  # a group may have more answers than are remembered
+        own = [bad for name, bad in recent if name == author]
         since = recent[recent.index((author, True)) :]
-        others = [failed for name, failed in since if name != author]
-        alone = len(others) >= state.group_size and sum(others) <= max_failed_share * len(others)
-        if alone and sum(own) > max(2 * state.group_size, max(0.5, max_failed_share) * len(own)):
+        works = _scorer_works(state, [bad for name, bad in since if name != author], max_failed_share)
+        if works and sum(own) > max(2 * state.group_size, max(0.5, max_failed_share) * len(own)):
             return author
     return ""
 
 
-def _of_one_alone(recent: Sequence[Scored], max_failed_share: float) -> bool:
-    """Return whether it is the answers of one worker that fail, and those of others are scored."""
-    (worst, _), *_ = Counter(author for author, failed in recent if failed).most_common(1)
-    others = [failed for author, failed in recent if author != worst]
-    return bool(others) and sum(others) <= max_failed_share * len(others)
+def _scorer_works(state: RunState, others: Sequence[bool], max_failed_share: float) -> bool:
+    """Return whether the answers of others, of which these failed, are a group's worth and are scored."""
+    return len(others) >= state.group_size and sum(others) <= max_failed_share * len(others)
 
 
 def accept_commit(state: RunState, commit: StepCommit, now: float) -> list[e.JournalEvent]:

@@ -40,8 +40,9 @@ from antiphon.core.records import BatchRef, DraftingStatistics, StepCommit
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.voided_batch import VoidedBatch
 
-RECENT_SCORES = 256
-"""Newest trajectories of which at most reward.max_failed_share may have failed."""
+RECENT_SCORES, RECENT_GROUPS = 256, 32
+"""Newest answers of which at most reward.max_failed_share may have failed, and the groups' worth that they
+are at least: with fewer, one worker's groups would leave no room for those of others to compare with."""
 
 
 class GroupPhase(StrEnum):
@@ -218,13 +219,21 @@ Scored = tuple[str, bool]
 """Name of the worker that sampled most of an answer, and whether it could not be scored."""
 
 
-def newest_scored(before: Sequence[Scored], authors: Sequence[str], failed: Collection[int]) -> list[Scored]:
-    """Return the newest `RECENT_SCORES` answers, oldest first.
+def remembered_scores(group_size: int) -> int:
+    """Return how many of the newest answers failures are counted among."""
+    return max(RECENT_SCORES, RECENT_GROUPS * group_size)
+
+
+def newest_scored(
+    before: Sequence[Scored], authors: Sequence[str], failed: Collection[int], group_size: int
+) -> list[Scored]:
+    """Return the newest `remembered_scores`, oldest first.
 
     `before` is what this was before a group whose samples have these authors, of which `failed` could not be
     scored.
     """
-    return [*before, *((author, index in failed) for index, author in enumerate(authors))][-RECENT_SCORES:]
+    scored = ((author, index in failed) for index, author in enumerate(authors))
+    return [*before, *scored][-remembered_scores(group_size) :]
 
 
 def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[VoidedBatch]) -> BatchRef:

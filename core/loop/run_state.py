@@ -247,7 +247,9 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
 
 def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.SUBMITTED)
-    state.recent_scored = newest_scored(state.recent_scored, state.authors(group), dict(event.failures))
+    state.recent_scored = newest_scored(
+        state.recent_scored, state.authors(group), dict(event.failures), state.group_size
+    )
     state.trajectories_failed += len(event.failures)
     state.last_failure = event.failures[-1][1] if event.failures else state.last_failure
     if group.evaluation is None:

@@ -20,7 +20,7 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.run_state import RunState
 
-MEANING = 1
+MEANING = 2
 """Raise it when an event changes the state in another way than before, though no field changed."""
 _CONFIGURED = ("group_size", "payload_retention_steps")
 """Fields that come from the configuration of the process that reads."""

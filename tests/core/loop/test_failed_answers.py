@@ -1,15 +1,25 @@
 """Answers that could not be scored: they teach nothing, and too many of them pause the run."""
 
+import random
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import RECENT_SCORES, Scored, newest_scored
+from antiphon.core.loop.group_state import (
+    RECENT_SCORES,
+    GroupPhase,
+    GroupState,
+    Receipt,
+    Scored,
+    newest_scored,
+)
+from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import SampleReward
 from tests.support.loop_model import LoopModel, act, make_config
 
@@ -54,34 +64,66 @@ def test_few_failures_do_not(most: float) -> None:
     assert len(reward(model, submitted(model), 1, most)) == 1
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), max_size=80))
-def test_only_the_newest_count(groups: list[list[bool]]) -> None:
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), max_size=80), st.integers(1, 12))
+def test_only_the_newest_count(groups: list[list[bool]], group_size: int) -> None:
     found: list[Scored] = []
     for number, group in enumerate(groups):
-        found = newest_scored(
-            found, [f"w{number}"] * len(group), {i for i, failed in enumerate(group) if failed}
-        )
+        failed = {i for i, failed in enumerate(group) if failed}
+        found = newest_scored(found, [f"w{number}"] * len(group), failed, group_size)
     whole = [(f"w{number}", failed) for number, group in enumerate(groups) for failed in group]
-    assert found == whole[-RECENT_SCORES:]
+    assert found == whole[-max(RECENT_SCORES, 32 * group_size) :]
 
 
-def play(worker_scores: list[tuple[str, int]], most: float = 0.1) -> tuple[list[str], str]:
-    """Reward groups of 8 with so many failures in turn; return who was blamed, and why it paused."""
-    model = LoopModel(make_config(mode="elastic", group_size=8))
-    group_id = submitted(model)
-    state, group = model.state, model.state.groups[group_id]
+def play(
+    worker_scores: Sequence[tuple[str, int]],
+    most: float = 0.1,
+    group_size: int = 8,
+    before: Sequence[Scored] = (),
+) -> tuple[list[str], str]:
+    """Reward groups with so many failures in turn; return who was blamed, and why it paused."""
+    state = RunState(group_size, 2)
+    state.recent_scored = list(before)
+    group = GroupState("g", 0, "train", 0, 0, group_size, phase=GroupPhase.SUBMITTED)
+    group.token_counts = (1,) * group_size
+    state.groups["g"], state.receipts["g"] = group, Receipt("l", "d", 0)
     blamed, paused = [], ""
     for worker, failed in worker_scores:
         group.worker_id = f"{worker}-1"
-        given_ = [SampleReward(i, 0.0, "it hung" if i < failed else "") for i in range(8)]
-        if author := acceptance.author_of_failures(state, group_id, given_, most):
+        given_ = [SampleReward(i, 0.0, "it hung" if i < failed else "") for i in range(group_size)]
+        if author := acceptance.author_of_failures(state, "g", given_, most):
             blamed.append(author)
-        _, *pauses = acceptance.accept_rewards(state, group_id, given_, "j", 0.0, most)
+        _, *pauses = acceptance.accept_rewards(state, "g", given_, "j", 0.0, most)
         paused = paused or (pauses[0].reason if pauses else "")  # type: ignore[attr-defined]
         state.recent_scored = newest_scored(
-            state.recent_scored, state.authors(group), {i for i in range(8) if i < failed}
+            state.recent_scored, state.authors(group), range(failed), group_size
         )
     return blamed, paused
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 1024), st.integers(2, 10), st.randoms(use_true_random=False))
+def test_groups_of_every_size_are_counted_alike(group_size: int, workers: int, order: random.Random) -> None:
+    names = [f"w{number}" for number in range(workers)]
+
+    def rounds(count: int, failing: Collection[str]) -> list[tuple[str, int]]:
+        return [
+            (name, group_size if name in failing else 0)
+            for _ in range(count)
+            for name in order.sample(names, workers)
+        ]
+
+    blamed, paused = play(rounds(2, ()) + rounds(4, ["w0"]), group_size=group_size)
+    assert set(blamed) == {"w0"} and len(blamed) >= 2 and not paused
+    enough = 3 + RECENT_SCORES // (10 * group_size)
+    blamed, paused = play(rounds(2, ()) + rounds(enough, names), group_size=group_size)
+    assert not blamed and "answers could not be scored" in paused
+    blamed, paused = play([("w0", group_size)] * (1 + enough), group_size=group_size)
+    assert not blamed and "answers could not be scored" in paused
+
+
+def test_a_single_answer_of_others_does_not_say_that_the_scorer_works() -> None:
+    blamed, paused = play([("evil", 8)] * 4, before=[("good", False)])
+    assert not blamed and paused.startswith("32 of the newest 33 answers could not be scored")
 
 
 def test_one_author_whose_answers_fail_is_blamed_and_the_run_goes_on() -> None:
@@ -97,16 +139,6 @@ def test_answers_of_several_authors_that_fail_pause_the_run() -> None:
 def test_where_nobody_else_samples_the_run_pauses() -> None:
     blamed, paused = play([("only", 0), *[("only", 8)] * 4])
     assert not blamed and paused.startswith("32 of the newest 40 answers")
-
-
-def test_a_group_of_more_answers_than_are_remembered_is_rewarded() -> None:
-    model = LoopModel(make_config(mode="elastic"))
-    group_id, count = submitted(model), RECENT_SCORES + 8
-    group = model.state.groups[group_id]
-    group.samples, group.token_counts = count, (1,) * count
-    given_ = [SampleReward(i, 0.0, "" if i else "it hung") for i in range(count)]
-    assert acceptance.author_of_failures(model.state, group_id, given_, 0.1) == ""
-    assert len(acceptance.accept_rewards(model.state, group_id, given_, "j", 0.0, 0.1)) == 1
 
 
 def test_one_prompt_that_ends_the_scorer_speaks_against_nobody() -> None:
