@@ -5,11 +5,11 @@ and right answers to other problems are handed in before a run. A task of yes an
 is fair.
 """
 
-import time
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
-from antiphon.environments.environment import Environment, Problem
-from antiphon.environments.scoring.messages import Failed, checked_reward
+from antiphon.environments.environment import Problem
+from antiphon.environments.scoring.messages import Failed, Verdict
 
 CONSTANTS = (
     *("", "0", "1", "-1", "0.5", "nan", "inf", "True", "False", "yes", "no", "None", "N/A"),
@@ -25,40 +25,36 @@ MARGIN = 0.25
 GIVE_UP_S = 20.0
 """A scorer that needs longer, such as a judge behind a network, is not tried any further."""
 
+Score = Callable[[str, Sequence[str]], Awaitable[Sequence[Verdict]]]
+"""Returns the verdict on each answer to the problem with a key, as a scoring pool does."""
 
-def best_decoy(
-    environment: Environment,
-    problems: Sequence[Problem],
-    limit: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> tuple[str, float]:
-    """Return the decoy that is paid most for some problems, and its mean reward.
 
-    What is clearly paid less than `limit` for the first problems is not tried on the others. Of a scorer that
-    is too slow for the fewest of them nothing is known: it pays 0.
+async def best_decoy(score: Score, problems: Sequence[Problem], limit: float) -> tuple[str, float, bool]:
+    """Return the decoy that is paid most for some problems, its mean reward, and whether any reference answer
+    to its own problem is paid.
+
+    What is clearly paid less than `limit` for the first problems is not tried on the others, and what cannot
+    be scored is paid nothing. Of a scorer that is too slow for the fewest problems nothing is known: it pays
+    0, and references.
     """
-    until, tried = clock() + GIVE_UP_S, 0
+    tried, pays_references = 0, False
     answers = dict.fromkeys(problem.answer for problem in problems[:FIRST])
     paid = {form.format(text): 0.0 for text in (*CONSTANTS, *answers) for form in FORMS}
-    for problem in problems[:PROBLEMS]:
-        likely = {text: sum_ for text, sum_ in paid.items() if sum_ >= (limit - MARGIN) * tried}
-        if clock() > until:
-            paid = paid if tried >= FEWEST else dict.fromkeys(paid, 0.0)
-            break
-        if tried >= FIRST and not likely:
-            break
-        paid = likely if tried >= FIRST else paid
-        for text, reward in zip(paid, rewards(environment, problem, list(paid)), strict=True):
-            paid[text] += reward
-        tried += 1
-    constant = max(paid, key=lambda text: paid[text])
-    return constant, paid[constant] / max(1, tried)
-
-
-def rewards(environment: Environment, problem: Problem, texts: Sequence[str]) -> list[float]:
-    """Return what each text is paid; one that the scorer fails on is paid nothing."""
     try:
-        verdicts = [checked_reward(reward) for reward in environment.reward(problem, texts)]
-    except Exception:  # noqa: BLE001 - a scorer of somebody else may raise anything
-        return [0.0] if len(texts) == 1 else [rewards(environment, problem, [text])[0] for text in texts]
-    return [0.0 if isinstance(verdict, Failed) else verdict for verdict in verdicts]
+        async with asyncio.timeout(GIVE_UP_S):
+            for problem in problems[:PROBLEMS]:
+                likely = {text: sum_ for text, sum_ in paid.items() if sum_ >= (limit - MARGIN) * tried}
+                if tried >= FIRST and not likely:
+                    break
+                paid = likely if tried >= FIRST else paid
+                own = [form.format(problem.answer) for form in FORMS if problem.answer]
+                for text, verdict in zip(paid, await score(problem.key, list(paid)), strict=True):
+                    reward = 0.0 if isinstance(verdict, Failed) else verdict
+                    paid[text] += reward
+                    pays_references |= reward > 0.0 and text in own
+                tried += 1
+    except TimeoutError:
+        if tried < FEWEST:
+            return "", 0.0, True
+    constant = max(paid, key=lambda text: paid[text])
+    return constant, paid[constant] / max(1, tried), pays_references

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.environments.decoys import FEWEST, FIRST, FORMS, PROBLEMS, best_decoy, rewards
+from antiphon.environments.decoys import FEWEST, PROBLEMS, best_decoy
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
-from antiphon.environments.scoring.messages import Failed, Verdict
-from antiphon.environments.scoring.pool import ScoringPool
+from antiphon.environments.scoring.messages import Failed
 from antiphon.lineage.ledger.layout import ledger_project
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote import RemoteStore
@@ -33,7 +32,6 @@ from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
 from antiphon.system.compiler import check_compiler
 from antiphon.system.free_space import free_bytes
-from antiphon.system.sandbox import check_sandbox
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
 """Addresses to listen on that cannot be dialled."""
@@ -121,42 +119,49 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     notes += check_patience(config, each_s * (section.train_size + config.evaluation.prompts))
     problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
     check_characters(problems, codec, section.max_lost_share)
-    notes += check_decoys(config, environment)
-    check_scoring(config, environment)
+    notes += check_scoring(config, environment)
     if results is not None:
         make_usable(results, "--results")
     make_home(home)
     return notes
 
 
-def check_scoring(config: RunConfig, environment: Environment) -> None:
-    """Check that answers can be scored where the run will score them.
+def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
+    """Score trial answers where the run will score them, and return what is worth a note.
 
     Raises:
-        ConfigError: when there is no sandbox, or the scorer of an environment from outside fails in it.
+        ConfigError: when there is no sandbox, an answer is not scored in it, or one answer earns more than it
+            may whatever is asked.
     """
     one = config.reward.model_copy(update={"processes": 1})
-    scorer = scorer_of(config.model_copy(update={"reward": one}), environment)
-    if not isinstance(scorer, ScoringPool):
-        return
-    if not isinstance(environment, OutsideEnvironment):
-        if config.reward.sandbox != "process":
-            check_sandbox()
-        return
-    problem = environment.problem("train", 0)
+    scoring, section = scorer_of(config.model_copy(update={"reward": one}), environment), config.environment
+    problems = [
+        environment.problem("train", index) for index in range(min(PROBLEMS, environment.size("train")))
+    ]
 
-    async def score() -> list[Verdict]:
-        async with scorer:
-            return await scorer.score(problem.key, [problem.answer, ""])
+    async def tried() -> tuple[str, float, bool]:
+        async with scoring as scorer:
+            trial = await scorer.score(problems[0].key, [problems[0].answer, ""])
+            if failed := [verdict for verdict in trial if isinstance(verdict, Failed)]:
+                raise ConfigError(
+                    f"environment.name={section.name}: a trial answer to {problems[0].key} was not scored "
+                    f"where the run scores ({failed[0].reason}); there a class may start no thread and no "
+                    "process, open no connection and write no file, and it reads only its own package, the "
+                    "folders in PYTHONPATH and what is installed beside Antiphon; change it, or see "
+                    "reward.sandbox"
+                )
+            return await best_decoy(scorer.score, problems, section.max_constant_share)
 
-    for verdict in asyncio.run(score()):
-        if isinstance(verdict, Failed):
-            raise ConfigError(
-                f"environment.name={config.environment.name}: a trial answer to {problem.key} was not scored "
-                f"where the run scores ({verdict.reason}); there a class may start no thread and no process, "
-                "open no connection and write no file, and it reads only its own package, the folders in "
-                "PYTHONPATH and what is installed beside Antiphon; change it, or see reward.sandbox"
-            )
+    decoy, share, pays_references = asyncio.run(tried())
+    if share > section.max_constant_share and len(problems) >= FEWEST:
+        raise ConfigError(
+            f"environment.name={section.name} pays {share:.2f} on average for the answer {decoy!r}, whatever "
+            f"is asked, more than environment.max_constant_share={section.max_constant_share:g} allows: a "
+            "policy would learn it alone; take another task or parameters, or raise that share, up to 1"
+        )
+    if pays_references:
+        return []
+    return [f"{section.name} has no reference answers that earn anything, so samples and reports show none"]
 
 
 def check_patience(config: RunConfig, prompts_s: float) -> list[str]:
@@ -225,29 +230,6 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
         said = ", ".join(f"{list(tokens)} in {name}" for name, tokens in named.items())
         return [f"the files of model.path name different end tokens ({said}); each of them ends an answer"]
     return []
-
-
-def check_decoys(config: RunConfig, environment: Environment) -> list[str]:
-    """Check that no constant earns what only right answers should, and return what is worth a note.
-
-    Raises:
-        ConfigError: naming the answer and what it earns.
-    """
-    section = config.environment
-    problems = [environment.problem("train", index) for index in range(min(PROBLEMS, section.train_size))]
-    decoy, share = best_decoy(environment, problems, section.max_constant_share)
-    if share > section.max_constant_share and len(problems) >= FEWEST:
-        raise ConfigError(
-            f"environment.name={section.name} pays {share:.2f} on average for the answer {decoy!r}, whatever "
-            f"is asked, more than environment.max_constant_share={section.max_constant_share:g} allows: a "
-            "policy would learn it alone; take another task or parameters, or raise that share, up to 1"
-        )
-    for problem in problems[:FIRST]:
-        if problem.answer and any(
-            rewards(environment, problem, [form.format(problem.answer) for form in FORMS])
-        ):
-            return []
-    return [f"{section.name} has no reference answers that earn anything, so samples and reports show none"]
 
 
 def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float) -> None:

@@ -1,15 +1,19 @@
 """Tasks that pay for answers which say nothing of the problem are found before a run."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
-from antiphon.core.config import build_config
+from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
 from antiphon.environments.decoys import CONSTANTS, FIRST, FORMS, best_decoy
 from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
-from antiphon.runs.preflight import check_decoys
+from antiphon.environments.scoring.messages import Verdict
+from antiphon.environments.scoring.pool import InProcess
+from antiphon.runs.preflight import check_scoring
+from antiphon.simulator.virtual.loop import VirtualLoop
 
 
 class Paying:
@@ -45,6 +49,11 @@ def raising(number: int, text: str) -> float:
     return float("True" in text)
 
 
+def best(environment: Paying) -> tuple[str, float, bool]:
+    problems = [environment.problem("train", index) for index in range(64)]
+    return asyncio.run(best_decoy(InProcess(environment).score, problems, 0.85))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("pays", "constant", "share"),
     [
@@ -58,48 +67,63 @@ def raising(number: int, text: str) -> float:
     ],
 )
 def test_what_is_paid_whatever_was_asked_is_found(pays, constant: str, share: float) -> None:
-    environment = Paying(pays)
-    problems = [environment.problem("train", index) for index in range(64)]
-    assert best_decoy(environment, problems, 0.85) == (constant, pytest.approx(share))
+    assert best(Paying(pays))[:2] == (constant, pytest.approx(share))
 
 
-def test_an_honest_task_is_asked_for_few_rewards_and_a_slow_one_is_let_go() -> None:
+def test_an_honest_task_is_asked_for_few_rewards() -> None:
     environment = Paying(right)
-    problems = [environment.problem("train", index) for index in range(64)]
-    best_decoy(environment, problems, 0.85)
+    assert best(environment)[2]
     assert environment.asked <= (len(CONSTANTS) + FIRST) * len(FORMS) * FIRST + 2 * FIRST
-    slow = Paying(right)
-    ticks = iter(range(0, 1000, 15))
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "found", "asked"), [(15.0, ("", 0.0, True), 2), (1.1, ("", 1.0, False), 19)]
+)
+def test_a_slow_scorer_is_let_go(pause_s: float, found: tuple[str, float, bool], asked: int) -> None:
+    keys: list[str] = []
+
+    async def score(key: str, texts: Sequence[str]) -> Sequence[Verdict]:
+        keys.append(key)
+        await asyncio.sleep(pause_s)
+        return [0.0 if "right" in text else 1.0 for text in texts]
+
+    problems = [Paying(right).problem("train", index) for index in range(64)]
+    loop = VirtualLoop(lambda: (0.0, 0.0), 100.0)  # type: ignore[abstract]
     # After one problem its own reference answer is the constant that is always paid.
-    assert best_decoy(slow, problems, 0.85, clock=lambda: float(next(ticks)))[1] == 0.0
-    assert slow.asked < environment.asked
-    paying = Paying(lambda number, text: 1.0)
-    seconds = iter(range(1000))
-    assert best_decoy(paying, problems, 0.85, clock=lambda: float(next(seconds)))[1] == 1.0
-    assert paying.asked < 64 * (len(CONSTANTS) + FIRST) * len(FORMS) / 2
+    assert loop.run(best_decoy(score, problems, 0.85)) == found
+    assert len(keys) == asked
+
+
+def configured(task: str, **environment: object) -> RunConfig:
+    named = {"name": f"reasoning/{task}", "parameters": {}, "train_size": 64, **environment}
+    return build_config({"environment": named, "reward": {"sandbox": "process"}})
 
 
 @pytest.mark.parametrize("task", ["game_of_life_halting", "coin_flip", "complex_arithmetic", "chain_sum"])
 def test_the_tasks_of_the_library_that_pay_constants_are_refused(task: str) -> None:
-    config = build_config({"environment": {"name": f"reasoning/{task}", "train_size": 64}})
     environment = make_environment(f"reasoning/{task}", {}, 0, 64, 1)
     if task in ("complex_arithmetic", "chain_sum"):
-        assert check_decoys(config, environment) == []
+        assert check_scoring(configured(task), environment) == []
         return
     with pytest.raises(ConfigError, match=r"environment\.max_constant_share=0\.85 allows"):
-        check_decoys(config, environment)
-    accepted = config.environment.model_copy(update={"max_constant_share": 1.0})
-    check_decoys(config.model_copy(update={"environment": accepted}), environment)
+        check_scoring(configured(task), environment)
+    check_scoring(configured(task, max_constant_share=1.0), environment)
 
 
 @pytest.mark.parametrize("task", ["boxnet", "propositional_logic", "rush_hour"])
 def test_a_task_without_reference_answers_says_so(task: str) -> None:
-    config = build_config({"environment": {"name": f"reasoning/{task}", "train_size": 32}})
-    (said,) = check_decoys(config, make_environment(f"reasoning/{task}", {}, 0, 32, 1))
+    environment = make_environment(f"reasoning/{task}", {}, 0, 32, 1)
+    (said,) = check_scoring(configured(task, train_size=32), environment)
     assert "reference answers" in said
 
 
 def test_reference_answers_that_earn_nothing_are_said() -> None:
-    config = build_config({"environment": {"train_size": 64}})
-    (said,) = check_decoys(config, Paying(lambda number, text: 0.0))  # type: ignore[arg-type]
+    (said,) = check_scoring(configured("chain_sum"), Paying(lambda number, text: 0.0))  # type: ignore[arg-type]
     assert "no reference answers that earn anything" in said
+
+
+def test_a_scorer_that_always_raises_is_no_scorer_that_pays_nothing() -> None:
+    with pytest.raises(
+        ConfigError, match=r"train-0-0 was not scored where the run scores .*ZeroDivisionError"
+    ):
+        check_scoring(configured("chain_sum"), Paying(lambda number, text: 1 / 0))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Prompts that a tokenizer cannot say are refused before anything starts."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from antiphon.core.config import build_config, load_config
+from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
-from antiphon.environments.environment import Problem
+from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.registry import make_environment
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs.preflight import (
@@ -28,7 +29,7 @@ from tests.support.bubblewrap import needs_bubblewrap
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NO_LEDGER = ["record.dvc=false"]
 TASK = """
-import threading
+import os, threading
 from pathlib import Path
 from antiphon.environments.generated import GeneratedEnvironment
 
@@ -120,7 +121,7 @@ def test_variables_of_vllm_that_would_overrule_the_configuration_are_said(
     [
         ("threading.Thread(target=len).start()", "RuntimeError: can't start new thread"),
         ("Path({data!r}).read_text()", "FileNotFoundError: .*qa.jsonl'"),
-        ("pass", None),
+        ("return 0.5", None),
     ],
 )
 def test_a_scorer_is_tried_where_the_run_scores(
@@ -130,18 +131,40 @@ def test_a_scorer_is_tried_where_the_run_scores(
     data = tmp_path / "data" / "qa.jsonl"
     data.parent.mkdir()
     data.write_text("{}")
-    module = f"tried_{abs(hash((score, str(tmp_path))))}"
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / f"{module}.py").write_text(TASK.format(score=score.format(data=str(data))))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
-    monkeypatch.syspath_prepend(str(tmp_path / "code"))
-    config = build_config({"environment": {"name": f"{module}:Task", "parameters": {}}})
-    environment = make_environment(f"{module}:Task", {}, 0, 8, 8)
+    config, environment = tried_task(score.format(data=str(data)), tmp_path, monkeypatch)
     if words is None:
         check_scoring(config, environment)
         return
     with pytest.raises(ConfigError, match=f"train-0-0 was not scored .*{words}.* no thread"):
         check_scoring(config, environment)
+
+
+def tried_task(
+    score: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **reward: object
+) -> tuple[RunConfig, Environment]:
+    """Return a run with a class of one's own that does this with an answer before it pays 1."""
+    module = f"tried_{abs(hash((score, str(folder))))}"
+    (folder / "code").mkdir()
+    (folder / "code" / f"{module}.py").write_text(TASK.format(score=score))
+    monkeypatch.setenv("PYTHONPATH", str(folder / "code"))
+    monkeypatch.syspath_prepend(str(folder / "code"))
+    config = build_config({"environment": {"name": f"{module}:Task", "parameters": {}}, "reward": reward})
+    section = config.environment
+    return config, make_environment(section.name, {}, section.seed, section.train_size, 8)
+
+
+def test_decoys_are_scored_where_the_run_scores_and_have_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what pays in this process alone nor what hangs is met by the process that starts the run."""
+    score = f"""if os.getpid() != {os.getpid()}:
+            if "nan" in completion and problem.key == "train-0-0":
+                threading.Event().wait()
+            return 0.0"""
+    limits = {"sandbox": "process", "answer_timeout_s": 0.5, "attempts": 1}
+    config, environment = tried_task(score, tmp_path, monkeypatch, **limits)
+    (said,) = check_scoring(config, environment)
+    assert "no reference answers that earn anything" in said
 
 
 def test_bubblewrap_is_missed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
