@@ -1,8 +1,10 @@
 """The reasoning environment: same problems everywhere, splits apart, judges that never raise."""
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from antiphon.environments.environment import Environment
 from antiphon.environments.reasoning.prompts import split_of
 from antiphon.environments.reasoning.reward import MAX_ANSWER_CHARS, extract_answer
 from antiphon.environments.registry import environment_names, make_environment
+from antiphon.system.processes import SAME_ORDER
 
 
 def chain_sum(
@@ -257,3 +260,30 @@ def test_no_problem_comes_from_the_numbers_of_the_interpreter() -> None:
         for environment in (make_environment("reasoning/list_functions", {}, 0, 12, 2) for _ in range(2))
     ]
     assert drawn[0] == drawn[1]
+
+
+def test_codeio_writes_nothing_and_has_the_same_problems_in_another_process(tmp_path: Path) -> None:
+    script = """
+from antiphon.environments.registry import make_environment
+environment = make_environment("reasoning/codeio", {}, 0, 240, 80)
+sizes = {"train": 240, "heldout": 80}
+problems = [environment.problem(split, index) for split, size in sizes.items() for index in range(size)]
+assert environment.reward(problems[0], [f"<answer>{problems[0].answer}</answer>", "0"]) == [1.0, 0.0]
+print(len(problems), hash(tuple((problem.text, problem.answer) for problem in problems)))
+"""
+    said = []
+    for name in ("one", "other"):
+        (folder := tmp_path / name).mkdir()
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", script],
+            cwd=folder,
+            env={**os.environ, **SAME_ORDER, "TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert [path.name for path in folder.rglob("*")] == []
+        said.append(done.stdout.splitlines()[-1])
+    assert said[0] == said[1] and said[0].startswith("320 ")
