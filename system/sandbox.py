@@ -43,11 +43,20 @@ _MS_READ_ONLY, _MS_REMOUNT, _MS_BIND = 0x1, 0x20, 0x1000
 _NO_RIGHTS = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 """Arguments of capset: version 3 of its structures, this process, nothing."""
 _TRIAL = f"""
-import ctypes, os
+import ctypes, os, sys
+from antiphon.system.system_calls import refuse_other_calls
 call = ctypes.CDLL(None, use_errno=True)
 if call.unshare({_CLONE_NEWPID}) or call.setns(os.pidfd_open(1), {_CLONE_NEWPID}):
     raise OSError(ctypes.get_errno(), "no further process namespace, which takes Linux 5.8")
+refuse_other_calls(bytes.fromhex(sys.argv[1]))
+try:
+    os.fork()
+except PermissionError:
+    sys.exit()
+raise OSError("the kernel does not refuse the system calls that it should (seccomp)")
 """
+_OURS = ("antiphon", "antiphon.core", "antiphon.system")
+"""What this module needs of ours."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -107,13 +116,15 @@ def interpreter_paths() -> list[Path]:
 
 
 def check_sandbox() -> None:
-    """Start an empty sandbox and end it.
+    """Start a sandbox, see that a system call is refused in it, and end it.
 
     Raises:
-        ConfigError: when bubblewrap is not installed or cannot build a sandbox on this machine.
+        ConfigError: when bubblewrap is not installed or cannot build a sandbox on this machine, or the kernel
+            allows what is not listed.
     """
-    filter_program()
-    trial = sandboxed([sys.executable, "-I", "-S", "-c", _TRIAL], interpreter_paths())
+    ours = (Path(sys.modules[name].__file__ or "").resolve().parent for name in _OURS)
+    trial = [sys.executable, "-I", "-c", _TRIAL, filter_program().hex()]
+    trial = sandboxed(trial, [*interpreter_paths(), *ours])
     try:
         done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S)
     except subprocess.TimeoutExpired:
@@ -124,7 +135,7 @@ def check_sandbox() -> None:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise ConfigError(
             f"bubblewrap cannot start a sandbox on this machine ({said[-1] if said else 'it said nothing'}); "
-            "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, on Ubuntu "
+            "it takes seccomp and user namespaces (sysctl kernel.unprivileged_userns_clone=1, on Ubuntu "
             f"kernel.apparmor_restrict_unprivileged_userns=0), {_OTHERWISE}"
         )
 

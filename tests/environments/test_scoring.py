@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -313,6 +314,17 @@ def test_a_sandbox_that_cannot_start_again_is_waited_for_in_words(
 def test_without_bubblewrap_the_sentence_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"apt-get install bubblewrap.*reward\.sandbox=process"):
+        check_sandbox()
+
+
+def test_a_kernel_that_does_not_hold_to_the_list_of_system_calls_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs_bubblewrap()
+    check_sandbox()
+    everything = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)  # a program that allows every call
+    monkeypatch.setattr("antiphon.system.sandbox.filter_program", lambda: everything)
+    with pytest.raises(ConfigError, match=r"does not refuse .* \(seccomp\)"):
         check_sandbox()
 
 
