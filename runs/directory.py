@@ -21,6 +21,7 @@ from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.lineage.ledger.layout import ledger_project, shard_directories
+from antiphon.lineage.run_log import STEPS_FILE, read_steps
 from antiphon.lineage.run_overview import is_running
 from antiphon.services.coordinator.journal.journal import journal_place
 from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
@@ -116,7 +117,8 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
 
     Raises:
         ConfigError: when `run_id` does not exist, is finished, or was begun with another
-            configuration; or the model or the environment changed since the unfinished one made steps.
+            configuration; or the model or the environment changed since the unfinished one made steps, or its
+            journal is gone.
     """
     runs = home / "runs"
     if run_id is not None:
@@ -128,6 +130,8 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
             raise ConfigError(
                 f"run {run_id} is finished; `antiphon report {run_id}` shows it, --fresh starts anew"
             )
+        if not is_running(directory):
+            _opened_with(config, directory)
         return RunPlace(run_id, directory, resumed=True)
     fingerprint = digest_bytes(dump_config(config).encode())[:8]
     stem = f"{config.run.name}-s{config.run.seed}-{fingerprint}"
@@ -152,7 +156,7 @@ def _made_anew(config: RunConfig, directory: Path) -> bool:
     """
     if is_running(directory):
         return False  # its lock says so
-    before, committed = opened_with(journal_place(config, directory), directory.name)
+    before, committed = _opened_with(config, directory)
     try:
         check_same_run(directory.name, before, pinned_values(config, input_files(config)))
     except ConfigError:
@@ -160,6 +164,23 @@ def _made_anew(config: RunConfig, directory: Path) -> bool:
             raise
         return True
     return False
+
+
+def _opened_with(config: RunConfig, directory: Path) -> tuple[dict[str, str], bool]:
+    """Return what a run was opened with, and whether it has committed a step.
+
+    Raises:
+        ConfigError: when its journal lacks the steps that were recorded: it would begin anew.
+    """
+    place = journal_place(config, directory)
+    before, committed = opened_with(place, directory.name)
+    if not committed and read_steps(directory):
+        journal = place if isinstance(place, Path) else "in coordinator.journal_url"
+        raise ConfigError(
+            f"{directory / STEPS_FILE} has steps of run {directory.name}, and its journal {journal} is gone "
+            "or has none; put a copy of the journal back, or start another run (--fresh)"
+        )
+    return before, committed
 
 
 def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:

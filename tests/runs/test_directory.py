@@ -12,7 +12,16 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.loop import events as e
 from antiphon.core.status import Event
 from antiphon.lineage.run_events import EventPacker
-from antiphon.runs.directory import check_place, choose_run, create, lock, make_home, make_usable
+from antiphon.lineage.run_log import STEPS_FILE
+from antiphon.runs.directory import (
+    RunPlace,
+    check_place,
+    choose_run,
+    create,
+    lock,
+    make_home,
+    make_usable,
+)
 from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.journal.pinned import input_files, pinned_values
 from antiphon.services.coordinator.journal.recorded import make_journal
@@ -43,6 +52,40 @@ def test_a_run_that_another_process_has_is_refused_and_a_free_one_is_not(tmp_pat
     check_place(choose_run(CONFIG, None, tmp_path, fresh=True), CONFIG)
 
 
+def write_journal(place: RunPlace, config: RunConfig, committed: bool) -> None:
+    """Let the run have been opened, and perhaps have made a step."""
+    events: list[e.JournalEvent] = [e.RunOpened(place.run_id, pinned_values(config, input_files(config)))]
+    if committed:
+        events += [
+            e.BatchSealed(0, ("g",), (), "b", "t", 1, 0, 0, 1, 0.5, 1.0, ((0, 1),)),
+            e.StepCommitted(0, 1, "w", "b", {}, True),
+        ]
+    packer = EventPacker()
+    packer.add(
+        [Event(seq, 1.0, event.kind, e.dump_event(event)) for seq, event in enumerate(events, start=1)]
+    )
+    make_journal(place.directory / JOURNAL_NAME, place.run_id, packer.finish())
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_run_whose_journal_is_gone_does_not_begin_anew(tmp_path: Path, opened: bool) -> None:
+    place = choose_run(CONFIG, None, tmp_path, fresh=False)
+    create(place, CONFIG)
+    (place.directory / STEPS_FILE).write_text('{"step": 0}\n')
+    if opened:  # another one in its place
+        write_journal(place, CONFIG, committed=False)
+    for run_id in (None, place.run_id):
+        with pytest.raises(
+            ConfigError, match=r"metrics\.jsonl has steps of run .*journal\.db is gone.*--fresh"
+        ):
+            choose_run(CONFIG, run_id, tmp_path, fresh=False)
+    assert not choose_run(CONFIG, None, tmp_path, fresh=True).resumed
+    (place.directory / JOURNAL_NAME).unlink(missing_ok=True)
+    write_journal(place, CONFIG, committed=True)
+    for run_id in (None, place.run_id):
+        assert choose_run(CONFIG, run_id, tmp_path, fresh=False).resumed
+
+
 @pytest.mark.parametrize("committed", [False, True])
 @pytest.mark.parametrize("changed", ["model", "environment"])
 def test_a_run_whose_files_changed_is_opened_anew_before_its_first_step_and_refused_after(
@@ -62,17 +105,7 @@ def test_a_run_whose_files_changed_is_opened_anew_before_its_first_step_and_refu
     assert choose_run(config, None, tmp_path, fresh=False) == replace(place, resumed=True), (
         "without a journal"
     )
-    events: list[e.JournalEvent] = [e.RunOpened(place.run_id, pinned_values(config, input_files(config)))]
-    if committed:
-        events += [
-            e.BatchSealed(0, ("g",), (), "b", "t", 1, 0, 0, 1, 0.5, 1.0, ((0, 1),)),
-            e.StepCommitted(0, 1, "w", "b", {}, True),
-        ]
-    packer = EventPacker()
-    packer.add(
-        [Event(seq, 1.0, event.kind, e.dump_event(event)) for seq, event in enumerate(events, start=1)]
-    )
-    make_journal(place.directory / JOURNAL_NAME, place.run_id, packer.finish())
+    write_journal(place, config, committed)
     assert choose_run(config, None, tmp_path, fresh=False).resumed
     files[changed].write_text("[]")
     if committed:
