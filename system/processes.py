@@ -29,7 +29,9 @@ from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 
 SAME_ORDER = {"PYTHONHASHSEED": "0"}
-"""Variables with which all services iterate over a set in the same order: some tasks draw from one."""
+"""Variables with which all services iterate over a set in the same order: some tasks draw from one, and have
+the same problems in every run of a seed. It may be known: the hash of texts is SipHash, of 64 bits, for which
+nobody can write many texts of one value, and dictionaries probe by all of its bits."""
 PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
 """Names the process whose death ends this one; unset for services that people start."""
 POLL_S = 0.05
