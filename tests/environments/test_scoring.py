@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,11 +25,13 @@ from antiphon.environments.outside import secret_values
 from antiphon.environments.scoring.messages import (
     Failed,
     ScoringTask,
+    Verdict,
     checked_reward,
+    hung,
     parse_result,
     result_line,
 )
-from antiphon.environments.scoring.pool import ScoringPool
+from antiphon.environments.scoring.pool import ScoringPool, ScoringProcess
 from antiphon.system.processes import ChildProcess
 from antiphon.system.sandbox import NOBODY, check_sandbox
 from tests.support.bubblewrap import needs_bubblewrap
@@ -169,6 +171,55 @@ def test_a_group_costs_no_more_deadlines_than_its_attempts(sandbox: bool) -> Non
             before = pool.processes[0].pid
             assert await pool.score("train-0-1", [HONEST]) == [1.0]
             assert pool.processes[0].pid == before
+
+    run(story())
+
+
+class Scripted(ScoringProcess):
+    """Scores as it is told to: an answer is scored, hangs, or ends the process."""
+
+    def __init__(self) -> None:
+        super().__init__(TASK, sandbox=False)
+        self.deadlines = 0
+
+    @property
+    def running(self) -> bool:
+        return True
+
+    async def results(self, key: str, texts: Sequence[str], hangs: int) -> AsyncIterator[Verdict]:
+        for text in texts:
+            if text != "scored":
+                self.deadlines += 1
+                hangs -= 1
+            if text == "ends":
+                raise ContractError("a scoring process ended")
+            yield hung(TASK.answer_timeout_s) if text == "hangs" else 1.0
+            if not hangs:
+                return
+
+
+@given(
+    st.integers(1, 1024).flatmap(
+        lambda size: st.dictionaries(
+            st.integers(0, size - 1), st.sampled_from(["hangs", "ends"]), max_size=12
+        ).map(lambda bad: [bad.get(index, "scored") for index in range(size)])
+    ),
+    st.integers(1, 8),
+)
+def test_a_group_of_every_size_costs_no_more_deadlines_than_its_attempts(
+    texts: list[str], attempts: int
+) -> None:
+    async def story() -> None:
+        pool, process = make_pool(sandbox=False, attempts=attempts), Scripted()
+        pool._idle.put_nowait(process)
+        found = await pool.score("train-0-0", texts)
+        assert len(found) == len(texts) and process.deadlines <= attempts
+        assert all(
+            isinstance(verdict, Failed) or text == "scored"
+            for text, verdict in zip(texts, found, strict=True)
+        )
+        if sum(text != "scored" for text in texts) < attempts:
+            assert [isinstance(verdict, Failed) for verdict in found] == [text != "scored" for text in texts]
 
     run(story())
 
