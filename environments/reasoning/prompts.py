@@ -42,6 +42,8 @@ _PLAIN_TYPES: dict[str, tuple[type, ...]] = {
 """Types of task parameters that are checked here; the task checks what is more involved."""
 WORDED = frozenset({"calendar_arithmetic"})
 """Tasks that draw one of several wordings for a question: two of them are one problem."""
+EXECUTING = frozenset({"codeio", "composite"})
+"""Tasks that make a problem by executing code of the library's data, or may have one that does as a part."""
 _NOT_ASKED = frozenset({"source_dataset", "source_index", "difficulty"})
 """What an entry's metadata says besides the question."""
 _INTEGER = re.compile(r"0|[1-9][0-9]*")
@@ -225,9 +227,15 @@ class _Stream:
                 )
             state = random.getstate()
             random.seed(self._next)  # list_functions draws from the interpreter's numbers, too
-            candidate = self.dataset[self._next]
-            random.setstate(state)
             self._next += 1
+            try:
+                candidate = self.dataset[self._next - 1]
+            except (TypeError, ValueError):
+                if self.task not in EXECUTING:
+                    raise
+                continue  # what the code returned cannot be written as JSON
+            finally:
+                random.setstate(state)
             asked = problem_of(self.task, candidate)
             if split_of(asked) == self.split and (self._repeats or asked not in self._seen):
                 self._seen.add(asked)

@@ -265,8 +265,8 @@ def test_no_problem_comes_from_the_numbers_of_the_interpreter() -> None:
 def test_codeio_writes_nothing_and_has_the_same_problems_in_another_process(tmp_path: Path) -> None:
     script = """
 from antiphon.environments.registry import make_environment
-environment = make_environment("reasoning/codeio", {}, 0, 240, 80)
-sizes = {"train": 240, "heldout": 80}
+environment = make_environment("reasoning/codeio", {}, 0, 60, 20)
+sizes = {"train": 60, "heldout": 20}
 problems = [environment.problem(split, index) for split, size in sizes.items() for index in range(size)]
 assert environment.reward(problems[0], [f"<answer>{problems[0].answer}</answer>", "0"]) == [1.0, 0.0]
 print(len(problems), hash(tuple((problem.text, problem.answer) for problem in problems)))
@@ -286,4 +286,4 @@ print(len(problems), hash(tuple((problem.text, problem.answer) for problem in pr
         assert done.returncode == 0, done.stderr[-2000:]
         assert [path.name for path in folder.rglob("*")] == []
         said.append(done.stdout.splitlines()[-1])
-    assert said[0] == said[1] and said[0].startswith("320 ")
+    assert said[0] == said[1] and said[0].startswith("80 ")
