@@ -1,4 +1,4 @@
-"""tune: which settings of the rollout engine are the fastest on this machine for a run."""
+"""tune: which settings of rollout engine and learner are the fastest on this machine for a run."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from antiphon.cli.arguments import Json
 
 if TYPE_CHECKING:
-    from antiphon.core.capacity.engine_tuning import EngineChoice, Trial
+    from antiphon.core.capacity.engine_tuning import EngineChoice, LearnerChoice, Trial
 
 LEAST_S = 0.5
 
@@ -17,45 +17,54 @@ LEAST_S = 0.5
 def tune(
     path: Path, /, *overrides: str, seconds: float = 8.0, alone: bool = False, as_json: Json = False
 ) -> int:
-    """Find the settings of the rollout engine that sample a run at the least cost on this machine.
+    """Find the settings of rollout engine and learner that make a run at the least cost on this machine.
 
     Tries precision, threads, cache blocks, prefix caching and compilation, each in an engine of its own on
-    the run's model and prompts, and keeps what saves 5% of a whole run with the engine's start: a run has to
-    be long for compiling to pay. On a CPU that workers share with the learner CPU seconds are spared, else
-    seconds. Some nine engines start, one after the other. Nothing is written: the last line is what to give
+    the run's model and prompts, then threads of the learner in steps of the run's size, and keeps what saves
+    5% of a whole run with the start: a run has to be long for compiling to pay. On a CPU that workers share
+    with the learner CPU seconds are spared, else seconds. Some nine engines and two to five learners start,
+    one after the other. Nothing is written: the last line is what to give
     to `antiphon run`. Other threads or block sizes give other last bits, and another precision more than
     that (docs/guides/tuning.md), so a run keeps what it began with.
 
     Args:
         path: the YAML file.
         overrides: key=value pairs, such as rollout.concurrent_groups=8.
-        seconds: how long each engine samples.
-        alone: a worker has this machine to itself, so seconds are spared and not CPU seconds.
+        seconds: how long each engine samples and each learner trains.
+        alone: a worker has this machine to itself: seconds are spared, and the learner is not tried.
         as_json: print one JSON document.
     """
     from antiphon.cli.plan import measured_run
+    from antiphon.core.capacity.engine_tuning import EngineChoice
     from antiphon.core.config import load_config
     from antiphon.core.errors import ConfigError
-    from antiphon.runs.tuning import completions_of_a_worker, current_choice, spared_unit
+    from antiphon.runs.tuning import (
+        completions_of_a_worker,
+        completions_of_the_learner,
+        current_choices,
+        spared_unit,
+    )
     from antiphon.runs.tuning import tune as find
 
     config = load_config(path, list(overrides))
     if not LEAST_S <= seconds < math.inf:
         raise ConfigError(f"--seconds {seconds:g} is too short for a trial; give {LEAST_S:g} or more")
-    now, unit = current_choice(config), spared_unit(config, alone)
+    now, unit = current_choices(config), spared_unit(config, alone)
     measured, source, _ = measured_run(config, None) or (None, "", config)
     completions = completions_of_a_worker(config, measured.acceptance if measured else 1.0)
     trials: list[dict[str, object]] = []
-    first: list[Trial] = []
+    first: dict[type, Trial] = {}
 
-    def told(choice: "EngineChoice", trial: "Trial | None", reason: str) -> None:
+    def told(choice: "EngineChoice | LearnerChoice", trial: "Trial | None", reason: str) -> None:
         said = reason
         row: dict[str, object] = {"overrides": choice.overrides(), "failed": reason}
         if trial is not None:
-            first[:] = first or [trial]
-            cost = trial.cost(unit, completions * first[0].completion_tokens)
-            speed = trial.rate("seconds") / first[0].rate("seconds")
-            step_s = measured.expected(config.loop, speed).step_s if measured else None
+            samples = isinstance(choice, EngineChoice)
+            before = first.setdefault(type(choice), trial)
+            number = completions if samples else completions_of_the_learner(config)
+            cost = trial.cost(unit, number * before.completion_tokens)
+            speed = trial.rate("seconds") / before.rate("seconds")
+            step_s = measured.expected(config.loop, speed).step_s if measured and samples else None
             said = _figures(trial, cost) + (f"{step_s:8.2f} s" if step_s else "")
             row |= {**asdict(trial), "cost": cost, "step_s": step_s}
         trials.append(row)
@@ -67,18 +76,20 @@ def tune(
         print(f"{completions:,} completions a worker; what is spared: {what}")
         print(f"seconds a step as `antiphon plan` has them by run {source}\n" if measured else "")
         print(
-            f"{'engine':60s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}"
+            f"{'settings':60s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}"
             + (f"{'a step':>10s}" if measured else ""),
             flush=True,
         )
-    found = find(config, seconds, unit, completions, told)
-    words = [word for word, before in zip(found.overrides(), now.overrides(), strict=True) if word != before]
+    found = find(config, seconds, unit, completions, alone, told)
+    set_now = {word for choice in now for word in choice.overrides()}
+    words = [word for choice in found for word in choice.overrides() if word not in set_now]
     if as_json:
         print(json.dumps({"unit": unit, "completions": completions, "trials": trials, "overrides": words}))
     elif words:
-        print(f"\nbest: {found.describe()}\n{' '.join(words)}")
+        print(f"\nbest: {'; '.join(choice.describe() for choice in found)}\n{' '.join(words)}")
     else:
-        print(f"\nnothing is 5% better than what is set now: {now.describe()}")
+        said = "; ".join(choice.describe() for choice in now)
+        print(f"\nnothing is 5% better than what is set now: {said}")
     return 0
 
 

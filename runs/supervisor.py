@@ -350,12 +350,17 @@ def service_specs(
         # A bundle that the configuration does not name is none of this run's.
         environment = {VARIABLE: ""}
         if role == "learner":
-            # Threads that wait for each other sleep: workers have work for the cores they would spin on.
-            wanted = keep_memory({"OMP_WAIT_POLICY": "PASSIVE"})
-            environment |= {name: os.environ.get(name, value) for name, value in wanted.items()}
+            environment |= learner_environment()
         return ServiceSpec(role, ("serve", role, *common, *extra), environment, port, waits)
 
     return {role: partial(spec, role) for role in ("coordinator", "learner", "reward")}
+
+
+def learner_environment() -> dict[str, str]:
+    """Return the variables with which a learner is started; what this process has already stays."""
+    # Threads that wait for each other sleep: workers have work for the cores they would spin on.
+    wanted = keep_memory({"OMP_WAIT_POLICY": "PASSIVE"})
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
 def worker_spec(

@@ -1,20 +1,20 @@
-"""Engine tuning: which settings of an engine sample a whole run at the least cost, found by trials.
+"""Tuning: which settings of rollout engine and learner make a whole run at the least cost, found by trials.
 
 One setting after the other is tried, the best so far kept (coordinate descent): some eight trials instead of
-dozens. What a run costs is its engine's start and its tokens at the rate of the trial, so compiling is chosen
+dozens. What a run costs is the start and its tokens at the rate of the trial, so compiling is chosen
 where a run is long enough to pay for it. A trial says within some percent what a run will do, so nothing is
 changed for less than `WORTH`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 WORTH = 0.05
 """Share of its cost that a change must save."""
 
 Unit = Literal["seconds", "cpu_seconds"]
-"""What is spared: seconds where an engine has its machine, CPU seconds where the learner shares it."""
+"""What is spared: seconds where engine or learner have their machine, CPU seconds where they share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +41,52 @@ class EngineChoice:
 
     def describe(self) -> str:
         """Say the settings in words."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         caching = "prefix caching, " if self.prefix_caching else ""
         how = "compiled" if self.compiled else "eager"
-        return f"{self.dtype}, {threads}, blocks of {self.block_size}, {caching}{how}"
+        return f"{self.dtype}, {_threads(self.threads)}, blocks of {self.block_size}, {caching}{how}"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerChoice:
+    """Settings that change how fast the learner trains, named as in the section `learner`."""
+
+    threads: int
+
+    def overrides(self) -> list[str]:
+        """Return the settings as a configuration is given them."""
+        return [f"learner.threads={self.threads}"]
+
+    def describe(self) -> str:
+        """Say the settings in words."""
+        return f"learner, {_threads(self.threads)}"
+
+
+Choice = TypeVar("Choice", EngineChoice, LearnerChoice)
+
+
+def _threads(number: int) -> str:
+    return f"{number} thread{'s' if number > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one engine did."""
+    """What one engine or learner did."""
 
     start: Mapping[Unit, float]
-    """Until it could sample."""
+    """Until it could sample or train."""
     sampling: Mapping[Unit, float]
     """For `tokens`."""
     tokens: int
-    """At least one."""
+    """Sampled, or trained; at least one."""
     completion_tokens: float
-    """Mean tokens of those that ended."""
+    """Mean tokens of completions that ended, or that were trained."""
 
     def rate(self, unit: Unit) -> float:
         """Return tokens per second, or per CPU second."""
         return self.tokens / self.sampling[unit]
 
     def cost(self, unit: Unit, tokens: float) -> float:
-        """Return what an engine takes with its start that samples so many tokens, in `unit`.
+        """Return what one takes with its start that samples or trains so many tokens, in `unit`.
 
         >>> eager = Trial({"seconds": 8.0}, {"seconds": 2.0}, 2000, 100.0)
         >>> compiled = Trial({"seconds": 40.0}, {"seconds": 1.0}, 2000, 100.0)
@@ -75,13 +96,13 @@ class Trial:
         return self.start[unit] + tokens * self.sampling[unit] / self.tokens
 
 
-def choose_engine(
-    begin: EngineChoice,
+def choose(
+    begin: Choice,
     values: Mapping[str, Sequence[Any]],
-    attempt: Callable[[EngineChoice], Trial | None],
+    attempt: Callable[[Choice], Trial | None],
     unit: Unit,
     completions: float,
-) -> EngineChoice:
+) -> Choice:
     """Return the settings of least cost that were found.
 
     Args:
@@ -89,7 +110,7 @@ def choose_engine(
         values: setting -> values to try, in the order in which settings are tried.
         attempt: tries settings; None where an engine cannot have them, or what it did says nothing.
         unit: what is spared.
-        completions: what one engine samples in the run.
+        completions: what one engine samples, or the learner trains, in the run.
 
     Raises:
         ValueError: when the settings of now cannot be had.

@@ -1,4 +1,4 @@
-"""Tuning: real engines are tried, what one cannot have is said, and nothing is written."""
+"""Tuning: real engines and learners are tried, what one cannot have is said, and nothing is written."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.app import execute
-from antiphon.core.capacity.engine_tuning import EngineChoice, Trial
+from antiphon.core.capacity.engine_tuning import EngineChoice, LearnerChoice, Trial
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.errors import AntiphonError
 from antiphon.runs import tuning
@@ -21,24 +21,29 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_the_root")
-def test_real_engines_are_compared(
+def test_real_engines_and_learners_are_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
         tuning, "values_to_try", lambda config: {"dtype": ("bfloat16",), "block_size": (16, 32)}
     )
+    monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1, 2])
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert execute(["tune", QUICKSTART, "--seconds", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    now, rounded, impossible = told["trials"]
+    now, rounded, impossible, one, two = told["trials"]
     assert told["unit"] == "cpu_seconds" and told["completions"] == 60 * 32 * 8
-    assert set(told["overrides"]) <= {"model.dtype=bfloat16"}
+    assert set(told["overrides"]) <= {"model.dtype=bfloat16", "learner.threads=2"}
     assert "model.dtype=float32" in now["overrides"] and "model.dtype=bfloat16" in rounded["overrides"]
     assert rounded["tokens"] > 0 and not rounded["failed"]
     assert now["tokens"] > 1000 and now["sampling"]["cpu_seconds"] <= 2 * now["sampling"]["seconds"]
     assert 0 < now["completion_tokens"] <= 192 and now["cost"] > now["start"]["cpu_seconds"] > 0
     assert "rollout.block_size=16" in impossible["overrides"]
     assert impossible["failed"].count("\n") == 0 and "block" in impossible["failed"]
+    for threads, learner in ((1, one), (2, two)):
+        assert learner["overrides"] == [f"learner.threads={threads}"] and not learner["failed"]
+        assert learner["tokens"] >= 32 * 8 and learner["cost"] > learner["start"]["cpu_seconds"] > 0
+        assert learner["step_s"] is None and 0 < learner["completion_tokens"] <= 192
 
 
 @pytest.mark.usefixtures("at_the_root")
@@ -65,14 +70,15 @@ def test_seconds_a_step_are_those_of_the_plan(
             }
             file.write(json.dumps({"step": step, "batch": batch, "timings": timings}) + "\n")
     monkeypatch.setattr(tuning, "values_to_try", lambda config: {"compiled": (True,)})
+    monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1])
 
-    def tried(config: RunConfig, choice: EngineChoice, seconds: float, folder: Path) -> Trial:
+    def tried(config: RunConfig, choice: EngineChoice, seconds: float, folder: Path, *_: float) -> Trial:
         took = 1.0 if choice.compiled else 2.0
         return Trial(
             {"seconds": 1.0, "cpu_seconds": 1.0}, {"seconds": took, "cpu_seconds": took}, 1000, 200.0
         )
 
-    monkeypatch.setattr(tuning, "try_engine", tried)
+    monkeypatch.setattr(tuning, "try_out", tried)
     assert execute(["tune", QUICKSTART, *refill, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["completions"] == 60 * 512
@@ -85,12 +91,41 @@ def test_seconds_a_step_are_those_of_the_plan(
 
 
 @pytest.mark.usefixtures("at_the_root")
+@pytest.mark.parametrize(("alone", "threads"), [(False, 4), (True, 1)])
+def test_learner_threads_that_save_seconds_are_chosen_where_it_trains(
+    alone: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its completions are as long as those that the engine sampled."""
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {})
+    monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1, 2, 4])
+    tried = []
+
+    def try_out(
+        config: RunConfig,
+        choice: EngineChoice | LearnerChoice,
+        seconds: float,
+        folder: Path,
+        completion_tokens: float = 0.0,
+    ) -> Trial:
+        if isinstance(choice, LearnerChoice):
+            tried.append((choice.threads, completion_tokens))
+        took = {"seconds": 1.0 / choice.threads, "cpu_seconds": 1.0}
+        return Trial({"seconds": 1.0, "cpu_seconds": 1.0}, took, 1000, 77.0)
+
+    monkeypatch.setattr(tuning, "try_out", try_out)
+    config = load_config(Path(QUICKSTART), ["rollout.workers=0"])
+    found = tuning.tune(config, 1.0, "seconds", 1000, alone, lambda *_: None)
+    assert found == (EngineChoice(1, 32, False, False), LearnerChoice(threads))
+    assert tried == ([] if alone else [(1, 77.0), (2, 77.0), (4, 77.0)])
+
+
+@pytest.mark.usefixtures("at_the_root")
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
     config = load_config(Path(QUICKSTART), ["model.path=examples/models/none", "services.start_timeout_s=60"])
     with pytest.raises(
         AntiphonError, match=r"with float32, 1 thread, blocks of 32, eager ended .*examples/models/none"
     ):
-        tuning.try_engine(config, EngineChoice(1, 32, False, False), 1.0, tmp_path)
+        tuning.try_out(config, EngineChoice(1, 32, False, False), 1.0, tmp_path)
 
 
 @pytest.mark.usefixtures("at_the_root")

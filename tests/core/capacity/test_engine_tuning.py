@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.capacity.engine_tuning import WORTH, EngineChoice, Trial, choose_engine
+from antiphon.core.capacity.engine_tuning import WORTH, EngineChoice, Trial, choose
 
 BEGIN = EngineChoice(1, 32, False, False)
 VALUES = {
@@ -38,7 +38,7 @@ def test_the_choice_costs_no_more_than_what_is_set(
         tried[choice] = trial(*found) if found else None
         return tried[choice]
 
-    chosen = choose_engine(BEGIN, VALUES, attempt, unit, completions)  # type: ignore[arg-type]
+    chosen = choose(BEGIN, VALUES, attempt, unit, completions)  # type: ignore[arg-type]
     assert len(tried) <= 1 + 2 + 2 + 1 + 1
     cost = {choice: one.cost(unit, 100.0 * completions) for choice, one in tried.items() if one}  # type: ignore[arg-type]
     if chosen != BEGIN:
@@ -51,7 +51,7 @@ def test_compiling_is_for_long_runs(completions: int, compiled: bool) -> None:
     def attempt(choice: EngineChoice) -> Trial:
         return trial(40.0, 0.5) if choice.compiled else trial(8.0, 1.0)
 
-    found = choose_engine(BEGIN, VALUES, attempt, "seconds", completions)
+    found = choose(BEGIN, VALUES, attempt, "seconds", completions)
     assert found == EngineChoice(1, 32, False, compiled)
 
 
@@ -59,13 +59,13 @@ def test_settings_that_cannot_be_had_are_passed_over() -> None:
     def attempt(choice: EngineChoice) -> Trial | None:
         return None if choice.block_size != 32 else trial(8.0, 1.0 / choice.threads)
 
-    assert choose_engine(BEGIN, VALUES, attempt, "seconds", 10_000) == EngineChoice(4, 32, False, False)
+    assert choose(BEGIN, VALUES, attempt, "seconds", 10_000) == EngineChoice(4, 32, False, False)
     with pytest.raises(ValueError, match="set now"):
-        choose_engine(EngineChoice(1, 64, False, False), VALUES, attempt, "seconds", 10_000)
+        choose(EngineChoice(1, 64, False, False), VALUES, attempt, "seconds", 10_000)
 
 
 def test_a_trial_that_was_cut_short_is_compared_by_its_rate() -> None:
     def attempt(choice: EngineChoice) -> Trial:
         return trial(8.0, 1.0, 10.0 if choice.threads == 2 else 100.0)
 
-    assert choose_engine(BEGIN, {"threads": (1, 2)}, attempt, "seconds", 10_000) == BEGIN
+    assert choose(BEGIN, {"threads": (1, 2)}, attempt, "seconds", 10_000) == BEGIN
