@@ -137,14 +137,14 @@ def main() -> int:
     pairs: dict[float, list[dict[str, Mapping[str, Any]]]] = {link: [] for link in options.links}
     ablation, short = [], []
     for number, seed in enumerate(race.seeds):  # what is compared runs close together: the pace drifts
-        pairs[options.links[0]].append(race.pair(seed, options.links[0]))
+        more = options.link_seeds is None or number < options.link_seeds
+        for link in sorted(options.links):  # without a link first: `alone` is one of its sides
+            if more or link == options.links[0]:
+                pairs[link].append(race.pair(seed, link))
         if number < options.ablation_seeds:
             ablation.append(race.ablation(seed))
         if number < options.short_seeds:
             short.append(race.short(seed))
-        if options.link_seeds is None or number < options.link_seeds:
-            for link in options.links[1:]:
-                pairs[link].append(race.pair(seed, link))
     result, samples, violated, at_size = compare(pairs, ablation, options.links, short)
     shape = {name: getattr(options, name) for name in ("epochs", "prompts", "per_step", "learner_threads")}
     return finish(
