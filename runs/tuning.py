@@ -139,12 +139,14 @@ def try_out(
     result.unlink(missing_ok=True)
     values = asdict(choice)
     sections: dict[str, Any]
+    more: tuple[str, ...] = ()
     if isinstance(choice, EngineChoice):
-        role, environment, more = "rollout", child_environment(choice.threads), ()
+        role, environment = "rollout", child_environment(choice.threads)
         model = config.model.model_copy(update={"dtype": values.pop("dtype")})
         sections = {"model": model, "rollout": config.rollout.model_copy(update=values)}
     else:
-        role, environment, more = "learner", os.environ | learner_environment(), (f"{completion_tokens}",)
+        role, environment = "learner", os.environ | learner_environment()
+        more = (f"{completion_tokens}",)
         sections = {"learner": config.learner.model_copy(update=values)}
     path.write_text(dump_config(config.model_copy(update=sections)), encoding="utf-8")
     module = f"antiphon.services.{role}.trial"
