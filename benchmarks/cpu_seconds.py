@@ -53,13 +53,11 @@ def main() -> int:
     end_on_sigterm()
     overrides = [f"run.steps={arguments.steps}", *arguments.overrides]
     samples: dict[str, list[float]] = {}
-    violated: list[str] = []
+    at_size: list[str] = []
     for number in range(arguments.rounds):
         found = measure(overrides)
         if found["counted_share"] < COUNTED:
-            violated.append(
-                f"round {number + 1}: only {found['counted_share']:.0%} of the CPU was told apart"
-            )
+            at_size.append(f"round {number + 1}: only {found['counted_share']:.0%} of the CPU was told apart")
         print(f"round {number + 1}: {found}", flush=True)
         for name, value in found.items():
             samples.setdefault(name, []).append(value)
@@ -73,7 +71,7 @@ def main() -> int:
         "wanted_first_lease_s": WANTED_LEASE_S,
         **medians(samples),
     }
-    return finish(result, record=arguments.record, samples=samples, violated=violated)
+    return finish(result, record=arguments.record, samples=samples, at_size=at_size)
 
 
 def measure(overrides: Sequence[str]) -> dict[str, float]:

@@ -30,8 +30,6 @@ from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
 
 BATCH = 16
 """Groups sampled together."""
-CAREERS = 200
-"""Careers of a newcomer that are played through."""
 LONGEST_CAREER = 2000
 """Groups after which a worker counts as never found."""
 STEP_GROUPS, AUDIT_LAG = 4, 4
@@ -97,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--groups", type=int, default=48, help="groups of each kind (default 48)")
     parser.add_argument("--honest", type=int, default=2000, help="groups of the honest worker (default 2000)")
+    parser.add_argument("--careers", type=int, default=200, help="of a newcomer, of each kind (default 200)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -107,11 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"shipped band {Band()}\ncalibrated band {band}\n")
     honest = audited(auditor, workers.honest(sampler), workers.trust_leases(options.honest))
     prefixed, continuing = continued_groups(auditor, sampler, options.groups)
-    rows = [row("honest", honest, band), row("liar's prefix", prefixed, band)]
+    played = options.careers
+    rows = [row("honest", honest, band, played), row("liar's prefix", prefixed, band, played)]
     for shown in rows:
         show(shown)
     for kind, make in kinds(sampler, options.dtype).items():
-        rows.append(row(kind, audited(auditor, make, workers.trust_leases(options.groups)), band))
+        groups = audited(auditor, make, workers.trust_leases(options.groups))
+        rows.append(row(kind, groups, band, played))
         show(rows[-1])
     hanging, hanging_groups, hanging_strikes = asyncio.run(beside_audits.hangs_the_judge())
     gate = at_the_gate(sampler) | {
@@ -138,16 +139,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": [asdict(entry) for entry in rows],
         "gate": gate,
     }
-    return finish(result, record=options.record, violated=violations(rows, gate, struck))
+    return finish(result, record=options.record, violated=violations(gate, struck), at_size=late(rows))
 
 
-def violations(rows: Sequence[Row], gate: dict[str, str], struck: int) -> list[str]:
-    """Return a sentence for every promise about audits that the table breaks.
+def violations(gate: dict[str, str], struck: int) -> list[str]:
+    """Return a sentence for every promise about audits and the gate that is broken.
 
-    A finding about an honest worker counts against it like any other, so there must be none; workers that
-    cheat grossly must be shut out soon, and one edited token in a group is gross.
+    A finding about an honest worker counts against it like any other, so there must be none.
     """
     found = [f"{struck} findings against honest workers, not 0"] if struck else []
+    return found + [f"{kind}: taken at the gate" for kind, sentence in gate.items() if not sentence]
+
+
+def late(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for every worker that cheats grossly and is not shut out soon.
+
+    One edited token in a group is gross.
+    """
+    found = []
     for entry in rows:
         out, most = entry.groups_until_out, MUST_BE_FOUND.get(entry.kind)
         if most is not None and (out is None or out > most):
@@ -155,7 +164,7 @@ def violations(rows: Sequence[Row], gate: dict[str, str], struck: int) -> list[s
         audits = entry.audits_until_out
         if entry.kind == "one edited token" and (audits is None or audits > MOST_EDITED_AUDITS):
             found.append(f"{entry.kind}: out after {audits} audited groups, not {MOST_EDITED_AUDITS}")
-    return found + [f"{kind}: taken at the gate" for kind, sentence in gate.items() if not sentence]
+    return found
 
 
 def kinds(sampler: workers.TinySampler, dtype: str) -> dict[str, workers.Make]:
@@ -257,14 +266,14 @@ def at_the_gate(sampler: workers.TinySampler) -> dict[str, str]:
     return {kind: refusal(**changed) for kind, changed in changes.items()}
 
 
-def row(kind: str, groups: Groups, band: Band) -> Row:
-    """Check the groups of one kind with both bands."""
+def row(kind: str, groups: Groups, band: Band, careers: int) -> Row:
+    """Check the groups of one kind with both bands, and play through so many careers."""
     samples = [sample for group in groups for sample in group]
     sums = Sums.of(samples)
     shipped = [audit_group(group, Band()) for group in groups]
     calibrated = [audit_group(group, band) for group in groups]
-    out = career(groups, Band())
-    later = career(groups, band)
+    out = career(groups, Band(), careers)
+    later = career(groups, band, careers)
     return Row(
         kind=kind,
         groups=len(groups),
@@ -282,7 +291,7 @@ def row(kind: str, groups: Groups, band: Band) -> Row:
     )
 
 
-def career(groups: Groups, band: Band) -> tuple[float, float] | None:
+def career(groups: Groups, band: Band, careers: int) -> tuple[float, float] | None:
     """Return the medians of the groups that a newcomer hands in, and has audited, before it is shut out."""
     rng = np.random.default_rng(0)
     alone = [audit_group(group, band) for group in groups]
@@ -290,7 +299,7 @@ def career(groups: Groups, band: Band) -> tuple[float, float] | None:
         groups[0], band, Sums.of([s for group in groups * 50 for s in group])
     ):
         return None
-    played = [_career(groups, band, rng) for _ in range(CAREERS)]
+    played = [_career(groups, band, rng) for _ in range(careers)]
     handed_in, audits = (float(statistics.median(column)) for column in zip(*played, strict=True))
     return None if handed_in >= LONGEST_CAREER else (handed_in, audits)
 

@@ -23,7 +23,8 @@ log-probabilities and draws each request from its own seed.
 
     .venv/bin/python benchmarks/drafting.py [--home DIR [--run ID]] [--pairs N]
 
-Without --home it first trains the demo for `--steps` steps in a scratch folder. The last line is JSON.
+Without --home it first trains the demo for `--steps` steps, two epochs or more, in a scratch folder. The last
+line is JSON.
 """
 
 import argparse
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, help="ANTIPHON_HOME of a finished run; else one is made")
     parser.add_argument("--run", help="id of the run (default: the newest)")
     parser.add_argument("--steps", type=int, default=24, help="learner steps of the run that is made")
+    parser.add_argument("--prompts", type=int, default=256, help="of an epoch of that run (default 256)")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=("greedy", "sampled", "unhelpful"), default=None)
     parser.add_argument("--max-window", type=int, default=DraftingSection().max_window)
@@ -75,13 +77,14 @@ def main() -> None:
             {**child_environment(1), "ANTIPHON_BENCHMARK_CHILD": "1"},
         )
     with scratch_home() as scratch:
-        home = arguments.home or train(scratch, arguments.steps)
+        home = arguments.home or train(scratch, arguments.steps, arguments.prompts)
         print_result(Report(home, arguments).measure())
 
 
-def train(home: Path, steps: int) -> Path:
-    """Train the demo for `steps` steps: 8 are an epoch of its 256 prompts."""
-    overrides = [f"run.steps={steps}", "evaluation.interval=0", "evaluation.prompts=32"]
+def train(home: Path, steps: int, prompts: int) -> Path:
+    """Train the demo for `steps` steps: 8 are an epoch of 256 prompts."""
+    overrides = [f"run.steps={steps}", f"environment.train_size={prompts}"]
+    overrides += ["evaluation.interval=0", "evaluation.prompts=32"]
     job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "run", 1200)
     print(f"a run of {steps} steps took {job.seconds:.0f} s")
     return home

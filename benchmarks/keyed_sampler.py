@@ -32,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="model directory; a random 0.45M Qwen3 by default")
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--runs", type=int, default=3, help="of each throughput (default 3)")
     arguments = parser.parse_args()
     if "ANTIPHON_BENCHMARK_CHILD" not in os.environ:
         # OpenMP reads its settings when a process starts.
@@ -41,11 +42,11 @@ def main() -> None:
             {**child_environment(1), "ANTIPHON_BENCHMARK_CHILD": "1"},
         )
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(arguments.model or random_model(Path(folder)), arguments.pairs)
+        result = measure(arguments.model or random_model(Path(folder)), arguments.pairs, arguments.runs)
     print(json.dumps(result))
 
 
-def measure(model_dir: Path, pairs: int) -> dict[str, object]:
+def measure(model_dir: Path, pairs: int, runs: int) -> dict[str, object]:
     """Return ratios by concurrency, tokens per CPU-second, start-up seconds and resident memory."""
     import psutil
     from safetensors.torch import load_file
@@ -90,7 +91,7 @@ def measure(model_dir: Path, pairs: int) -> dict[str, object]:
     throughput = {}
     for c in THROUGHPUT:
         throughput[c] = statistics.median(
-            run_load(engine, engine.vocabulary_size, c, TOKENS[c]) for _ in range(3)
+            run_load(engine, engine.vocabulary_size, c, TOKENS[c]) for _ in range(runs)
         )
         print(f"concurrency {c:3d}: {throughput[c]:6.0f} tokens/CPU-s keyed")
     rss = psutil.Process().memory_info().rss

@@ -78,23 +78,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train, encode, apply, compare."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=1000, help="of the synthetic model (default 1000)")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(BOUNDS), default=list(BOUNDS), help="learning rates"
+    )
+    parser.add_argument("--rungs", type=int, nargs="+", default=list(RUNGS), help="K (default 1 2 4 8)")
     parser.add_argument("--steps", type=int, default=32, help="learner steps of each run (default 32)")
     parser.add_argument("--repetitions", type=int, default=3, help="of each rate (default 3)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="that encode and apply")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for all runs")
     options = parser.parse_args(arguments)
-    if options.steps < 2 * max(RUNGS):
-        parser.error(f"--steps must be at least {2 * max(RUNGS)}")
+    if 1 not in options.rungs or options.steps < 2 * max(options.rungs):
+        parser.error(f"--rungs must name 1, and --steps be at least {2 * max(options.rungs)}")
     result: dict[str, Any] = {}
     rates: dict[str, dict[str, list[float]]] = {}
     equal = True
-    for name, (rate, _) in BOUNDS.items():
-        result[name], run_equal = measure_run(rate, options.steps, options.threads)
+    for name in options.only:
+        result[name], run_equal = measure_run(BOUNDS[name][0], options)
         print(f"{name}: {result[name]}", flush=True)
         synthetic, rates[name], synthetic_equal = measure_synthetic(result[name]["changed_share"], options)
         result[name]["synthetic"] = synthetic
         print(f"{name}, synthetic: {synthetic}", flush=True)
         equal &= run_equal and synthetic_equal
-    found = [part for name in BOUNDS for part in (result[name], result[name]["synthetic"])]
+    found = [part for name in options.only for part in (result[name], result[name]["synthetic"])]
     errors = [abs(part["predicted_share"] / part["changed_share"] - 1.0) for part in found]
     slowest = {
         key: min((rates[name][key] for name in rates), key=median) for key in next(iter(rates.values()))
@@ -111,7 +116,7 @@ def violations(result: Mapping[str, Any], rates: Mapping[str, Sequence[float]]) 
     found = [
         f"{name}: a patch takes {result[name]['bytes_share']:.2%} of the full bytes, more than {most:.0%}"
         for name, (_, most) in BOUNDS.items()
-        if result[name]["bytes_share"] > most
+        if name in result and result[name]["bytes_share"] > most
     ]
     for name in ("encode_mb_per_s", "apply_mb_per_s"):
         if median(rates[name]) < LEAST_MB_PER_S:
@@ -121,19 +126,19 @@ def violations(result: Mapping[str, Any], rates: Mapping[str, Sequence[float]]) 
     return found
 
 
-def measure_run(rate: str, steps: int, threads: int) -> tuple[dict[str, Any], bool]:
+def measure_run(rate: str, options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Train and compare the versions of the last half; return means, and whether all bits came back."""
     rows: list[dict[str, float]] = []
     masters: list[dict[str, torch.Tensor]] = []
-    equal = True
-    for version, weights in enumerate(versions(rate, steps), 1):
-        masters = [*masters[-max(RUNGS) :], weights]
-        if version <= steps // 2:
+    equal, rungs, threads = True, options.rungs, options.threads
+    for version, weights in enumerate(versions(rate, options.steps, options.overrides), 1):
+        masters = [*masters[-max(rungs) :], weights]
+        if version <= options.steps // 2:
             continue
         row: dict[str, float] = {}
         for dtype, prefix in ((torch.bfloat16, ""), (torch.float32, "fp32_")):
             new = snapshot(weights, dtype)
-            parents = {f"rung_{rung}": snapshot(masters[-1 - rung], dtype) for rung in RUNGS}
+            parents = {f"rung_{rung}": snapshot(masters[-1 - rung], dtype) for rung in rungs}
             took = {name: patch(before, new, threads) for name, before in parents.items()}
             took["full_zstd"] = full(new, threads)
             equal &= all(one.equal for one in took.values())
@@ -157,9 +162,9 @@ def predicted(masters: Array, updates: Array) -> dict[str, float]:
     }
 
 
-def versions(rate: str, steps: int) -> Iterator[dict[str, torch.Tensor]]:
+def versions(rate: str, steps: int, words: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the float32 weights of every version of the demo's recipe at a constant learning rate."""
-    overrides = [f"learner.learning_rate={rate}", "learner.schedule=constant", f"run.steps={steps}"]
+    overrides = [f"learner.learning_rate={rate}", "learner.schedule=constant", f"run.steps={steps}", *words]
     with tempfile.TemporaryDirectory(prefix="antiphon-patch-") as folder:
         experiment = Experiment(load_config(CONFIG, overrides), 0, 1, Path(folder))
         for step in range(steps):

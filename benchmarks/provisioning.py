@@ -86,7 +86,7 @@ def main() -> int:
     mute_logs()
     with tempfile.TemporaryDirectory(prefix="antiphon-provisioning-") as folder:
         report, problems = measure(args, Path(folder))
-    return finish(report, record=args.record, violated=problems)
+    return finish(report, record=args.record, at_size=problems)
 
 
 @dataclass(frozen=True, slots=True)

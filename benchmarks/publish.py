@@ -48,8 +48,6 @@ from antiphon.services.rollout.engine.thread import EngineThread
 PIECE_BYTES = 64 << 20
 """Of a raw write at once, as many as a buffer of the publisher's has."""
 STALL_S = 600.0
-STEPS = 6
-"""Training steps of one measurement."""
 
 
 def main() -> int:
@@ -57,6 +55,7 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--bytes", type=int, default=1_000_000_000, help="of the policy")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6, help="training steps of one measurement (default 6)")
     parser.add_argument("--link-mbit", type=float, default=1000.0, help="uplink while a step is timed")
     parser.add_argument("--receive", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -73,7 +72,7 @@ def main() -> int:
         manifest = store.manifest(store.versions()[-1])
         taken = asyncio.run(fetch_and_swap(home, store, manifest, arguments.pairs, counts))
         memory += taken.pop("memory")
-        steps = asyncio.run(train_pairs(store, manifest, arguments.pairs, arguments.link_mbit))
+        steps = asyncio.run(train_pairs(store, manifest, arguments))
     size = full_payload(manifest).payload_bytes
     publisher, worker = counts.hashed["publisher"], counts.hashed["worker"]
     stalls, copies = taken["stall_s"], taken["memcpy_s"]
@@ -273,7 +272,7 @@ async def origin_of(store: PayloadStore, bytes_per_s: float | None) -> AsyncIter
 
 
 async def train_pairs(
-    store: PayloadStore, manifest: SnapshotManifest, pairs: int, mbit: float
+    store: PayloadStore, manifest: SnapshotManifest, arguments: argparse.Namespace
 ) -> list[float]:
     """Return how much longer a training step takes while another process fetches; one ratio for each pair."""
     payload = full_payload(manifest)
@@ -290,12 +289,12 @@ async def train_pairs(
         return time.perf_counter() - begun
 
     async def several() -> float:
-        return median([await asyncio.to_thread(step) for _ in range(STEPS)])
+        return median([await asyncio.to_thread(step) for _ in range(arguments.steps)])
 
     ratios = []
-    async with origin_of(store, mbit * 1e6 / 8) as address:
+    async with origin_of(store, arguments.link_mbit * 1e6 / 8) as address:
         await several()
-        for _ in range(pairs):
+        for _ in range(arguments.pairs):
             quiet = await several()
             words = f"{address} {payload.digest} {len(payload.chunk_digests)}"
             fetching = subprocess.Popen(

@@ -48,7 +48,6 @@ GROUPS, GROUP_SIZE = 8, 8
 """Prompts of a batch and completions of each: 64 trajectories."""
 TOKENS = 256
 """Tokens of a completion."""
-LEDGER_ENTRIES = 10_000
 PUBLISHES = 20
 APPENDED_PER_PUBLISH = 16
 PUSHED = 1_000
@@ -65,6 +64,7 @@ def main() -> int:
     """Measure and print."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--entries", type=int, default=10_000, help="of the ledger (default 10,000)")
     parser.add_argument("--no-s3", action="store_true", help="leave out the push to an S3 server")
     arguments = parser.parse_args()
     end_on_sigterm()
@@ -77,7 +77,7 @@ def main() -> int:
             "trajectories": GROUPS * GROUP_SIZE,
             "weights_bytes": MODEL.stat().st_size,
             "steps": arguments.steps,
-            **measure_publish(home),
+            **measure_publish(home, arguments.entries),
             "s3_push_1000_s": None if arguments.no_s3 else measure_push(home / "pushed"),
         }
     return finish(result, record=arguments.record, violated=[*missing, *missing_busy])
@@ -179,30 +179,30 @@ def make_reference(step: int, rows: list[BatchRow], digest: str, timings_digest:
     )
 
 
-def measure_publish(home: Path) -> dict[str, Any]:
-    """Publish a ledger of 10,000 entries, each time with a few more; as it is, and as one tree."""
-    as_it_is = publish_ms(Ledger(home, "ledger", "long-1"))
-    one_tree = publish_ms(Ledger(home, "ledger", "long-2", shard_entries=2 * LEDGER_ENTRIES))
+def measure_publish(home: Path, entries: int) -> dict[str, Any]:
+    """Publish a ledger of so many entries, each time with a few more; as it is, and as one tree."""
+    as_it_is = publish_ms(Ledger(home, "ledger", "long-1"), entries)
+    one_tree = publish_ms(Ledger(home, "ledger", "long-2", shard_entries=2 * entries), entries)
     return {
-        "publish_10000_ms": as_it_is,
-        "publish_10000_one_tree_ms": one_tree,
+        f"publish_{entries}_ms": as_it_is,
+        f"publish_{entries}_one_tree_ms": one_tree,
         "shard_entries": SHARD_ENTRIES,
     }
 
 
-def publish_ms(ledger: Ledger) -> float:
-    """Fill a ledger with 10,000 entries and return the median milliseconds of a publication."""
+def publish_ms(ledger: Ledger, entries: int) -> float:
+    """Fill a ledger with so many entries and return the median milliseconds of a publication."""
 
     def append(number: int) -> None:
         ledger.append(f"versions/v{number:06d}.json", b'{"version":%d}' % number)
 
-    for number in range(LEDGER_ENTRIES):
+    for number in range(entries):
         append(number)
     ledger.publish()
     taken = []
     for round_number in range(PUBLISHES):
         for number in range(APPENDED_PER_PUBLISH):
-            append(LEDGER_ENTRIES + round_number * APPENDED_PER_PUBLISH + number)
+            append(entries + round_number * APPENDED_PER_PUBLISH + number)
         taken.append(timed(ledger.publish))
     ledger.close()
     return 1e3 * median(taken)

@@ -51,11 +51,12 @@ def main() -> int:
     problems += [f"disturbed the scorer: {name}" for name in report["disturbed"]]
     if report["failed_after"]:
         problems.append(f"{report['failed_after']} honest answers failed after an attack")
+    slow = []
     if report["answers_per_s"] < LEAST_PER_S:
-        problems.append(f"{report['answers_per_s']:.0f} answers a second are fewer than {LEAST_PER_S:.0f}")
+        slow.append(f"{report['answers_per_s']:.0f} answers a second are fewer than {LEAST_PER_S:.0f}")
     if report["hang_spread_s"] > TIMEOUT_S:
-        problems.append(f"an answer that hangs delayed another by {report['hang_spread_s']:.2f} s")
-    return finish(report, record=args.record, violated=problems)
+        slow.append(f"an answer that hangs delayed another by {report['hang_spread_s']:.2f} s")
+    return finish(report, record=args.record, violated=problems, at_size=slow)
 
 
 async def _measure(attempts: Sequence[Attempt], answers: int) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def main() -> int:
     result, violated, slow = fleet(arguments.hours)
     if not arguments.only_fleet:
         found, problems = predictions(arguments.rounds)
-        result, violated = result | found, violated + problems
+        result, slow = result | found, slow + problems
     return finish(result, record=arguments.record, violated=violated, at_size=slow)
 
 
@@ -183,7 +183,7 @@ def predictions(rounds: int) -> tuple[dict[str, Any], list[str]]:
         "calibrations": calibrations,
         "runs": [{**asdict(setting), "rounds": found} for setting, found in rows.items()],
     }
-    violated = []
+    wrong = []
     beyond = rows.pop(BEYOND)
     for name in ("seconds_per_step_error", "dollars_error", "staleness_error"):
         typical = [median(row[name] for row in found) for found in rows.values()]
@@ -191,8 +191,8 @@ def predictions(rounds: int) -> tuple[dict[str, Any], list[str]]:
         result[f"{name}_most"] = max(abs(row[name]) for found in rows.values() for row in found)
         result[f"{name}_beyond"] = median(row[name] for row in beyond)
         if worst > MOST_ERROR:
-            violated.append(f"{name} is {worst:.1%}; at most {MOST_ERROR:.0%}")
-    return result, violated
+            wrong.append(f"{name} is {worst:.1%}; at most {MOST_ERROR:.0%}")
+    return result, wrong
 
 
 def job_config(setting: Setting) -> RunConfig:

@@ -91,8 +91,8 @@ def main() -> int:
         "falls": falls,
         "default": default,
     }
-    violated = [f"the default, {default}, falls below S=0"] if default in falls else []
-    return finish(result, record=options.record, violated=violated)
+    at_size = [f"the default, {default}, falls below S=0"] if default in falls else []
+    return finish(result, record=options.record, at_size=at_size)
 
 
 def seconds_per_step(bound: int, options: Any) -> float:

@@ -87,7 +87,7 @@ DEPLOYMENTS = (
         entrypoint="antiphon.benchmarks.parts.nightly.flow.benchmark",
         description="Run a grid of configurations and seeds and compare it with the commit before.",
         queue=MACHINE_QUEUE,
-        parameters={"plan": {}},
+        parameters={"plan": {"smoke": True}},
         schedule=PlannedSchedule("nightly", "0 3 * * *"),
     ),
     PlannedDeployment(

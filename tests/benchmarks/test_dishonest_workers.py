@@ -8,7 +8,7 @@ from antiphon.benchmarks import dishonest_workers
 
 
 def test_a_share_of_the_benchmark_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dishonest_workers.main(["--groups", "2", "--honest", "16"]) == 0
+    assert dishonest_workers.main(["--groups", "2", "--honest", "16", "--careers", "40"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["honest_struck"] == 0 and result["behaviours"] == 26
     assert result["hanging_groups_until_out"] <= 5 and all(result["gate"].values())

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from antiphon.benchmarks.parts.nightly.flow import (
+    SMOKE,
     BenchmarkPlan,
     check_plan,
     conclude,
@@ -36,6 +37,7 @@ from antiphon.benchmarks.parts.nightly.table import (
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.figures import RunFigures
+from antiphon.flows.deployments import DEPLOYMENTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -182,6 +184,12 @@ def test_a_script_that_finds_a_violation_is_a_red_row_and_fails_the_flow(tmp_pat
     with pytest.raises(AntiphonError, match=r"kills\.py #1 failed: bad\.py ended with status 3"):
         conclude(compared, BenchmarkPlan())
     assert conclude(compared, BenchmarkPlan(on_regression="report"))["failed"] == ["kills.py #1"]
+
+
+def test_the_deployed_benchmark_runs_every_script_in_its_smallest_form() -> None:
+    (deployed,) = [planned for planned in DEPLOYMENTS if planned.name == "benchmark"]
+    assert BenchmarkPlan.model_validate(deployed.parameters["plan"]).smoke
+    assert not BenchmarkPlan().smoke and (ROOT / SMOKE.split()[0]).is_file()
 
 
 def test_a_lost_group_is_a_regression() -> None:

@@ -45,6 +45,7 @@ def test_each_violation_is_a_sentence(changes: dict[str, object], words: list[st
         "law_z": {"inverse_cdf": 1.0, "gumbel": 0.5},
         "law_power_found": 1.0,
     }
-    found = bench.violations({**good, **changes})
+    result = {**good, **changes}
+    found = [*bench.flipped(result), *bench.violations(result)]
     assert len(found) == len(words) and all(word in one for word, one in zip(words, found, strict=True))
     assert np.isfinite(bench.microseconds("gumbel", 64, rows=4, times=1))

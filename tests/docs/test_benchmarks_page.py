@@ -50,6 +50,27 @@ def test_every_script_has_a_smallest_form() -> None:
     assert scripts == set(pages.SMALLEST)
 
 
+def test_every_smallest_form_is_run_and_what_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    scripts = {
+        "good": f"import os; assert os.environ[{results.SMOKE_VARIABLE!r}]; print('{{}}')",
+        "violated": "print('{}'); raise SystemExit(1)",
+        "silent": "print('no object')",
+        "slow": "import time; print('{}', flush=True); time.sleep(60)",
+    }
+    for name, text in scripts.items():
+        (tmp_path / "benchmarks" / f"{name}.py").write_text(text)
+    monkeypatch.setattr(pages, "PROJECT", tmp_path)
+    monkeypatch.setattr(pages, "SMALLEST", dict.fromkeys(scripts, ""))
+    assert pages.smoke(["good"]) == 0
+    monkeypatch.setattr(pages, "SMOKE_S", 1)
+    assert pages.smoke(["violated", "silent", "slow"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert json.loads(said[-1])["failed"] == ["violated", "silent", "slow"]
+
+
 def test_in_a_smallest_form_what_holds_only_at_size_does_not_count(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,9 @@ _log = structlog.get_logger(__name__)
 TRACK_S = 60.0
 """Longest wait for MLflow; a table is never lost to it, since the files are written first."""
 
+SMOKE = "benchmarks/parts/pages.py --smoke"
+"""Every benchmark in its smallest form."""
+
 RUN_METRICS = {
     "reward_first": "pass_before",
     "reward_last": "pass_after",
@@ -83,6 +86,8 @@ class BenchmarkPlan(BaseModel):
     """Scripts with their arguments, such as `benchmarks/draft_index.py`; each prints a JSON object last."""
     repeats: int = Field(default=3, ge=1, le=20)
     """Times each script is run; three or more show its noise."""
+    smoke: bool = False
+    """Run every benchmark in its smallest form besides, some 15 minutes; one that fails is a failed case."""
     script_timeout_s: float = Field(default=3600.0, gt=0.0)
     """Seconds a script may take."""
     results: str = Field(default="results/benchmarks", min_length=1)
@@ -127,6 +132,9 @@ def benchmark(plan: BenchmarkPlan) -> dict[str, Any]:
     for number, script in ((n, s) for s in plan.scripts for n in range(plan.repeats)):
         with noted(case := f"{script} #{number + 1}", failed):
             cases[case] = measure_script(script, number, plan.script_timeout_s, str(project), str(logs))
+    if plan.smoke:
+        with noted("smallest forms", failed):
+            run_script(SMOKE, project, plan.script_timeout_s, logs / "smoke.log")
     if not cases:
         raise AntiphonError(f"no case of the benchmark could be measured: {'; '.join(failed.values())}")
     table = BenchmarkTable(commit, at, name_of_machine(), cases, weights, failed, settings)
