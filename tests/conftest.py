@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from antiphon.benchmarks.parts.postgres import find_initdb
 
@@ -29,12 +31,18 @@ ORDER = (
     *("cli", "runs", "flows", "benchmarks", "services", "e2e"),
 )
 """Quick folders first: a mistake shows before minutes were spent on engines."""
-LONGEST = ("test_user_path.py", "test_faults.py", "test_repro.py", "test_fixed_mode.py")
-"""First among those of the whole loop, so that two processes that share the tests end together."""
+SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.py")
+"""One process has all of these: the finished run that they look at is then made once."""
+LONGEST = (
+    *("e2e/test_user_path.py", "e2e/test_faults.py", *SHARES_A_RUN, "e2e/test_bad_input.py"),
+    *("e2e/test_repro.py", "e2e/test_library_page.py", "e2e/test_fixed_mode.py"),
+)
+"""First in their folder, so that two processes that share the tests end together."""
 
 _COMMON = dict(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", derandomize=True, database=None, **_COMMON)
-settings.register_profile("dev", **_COMMON)
+# Each run draws other examples, so that many runs see what one does not.
+settings.register_profile("dev", max_examples=40, **_COMMON)
 settings.load_profile("ci" if IN_CI else "dev")
 
 PROGRAMS = {
@@ -69,11 +77,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests = Path(__file__).parent
 
     def rank(item: pytest.Item) -> tuple[int, int]:
-        folder = item.path.relative_to(tests).parts[0]
-        long = LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
+        file = item.path.relative_to(tests)
+        folder, name = file.parts[0], file.as_posix()
+        long = LONGEST.index(name) if name in LONGEST else len(LONGEST)
         return ORDER.index(folder) if folder in ORDER else len(ORDER), long
 
     items.sort(key=rank)
+
+
+class ByFile(LoadFileScheduling):
+    """Hands out the tests file by file, those of one run together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "one run" if file.removeprefix("tests/") in SHARES_A_RUN else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """Use `ByFile` where files are handed out."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,8 @@ def test_a_home_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_a_run_without_workers_says_how_one_joins_and_waits_as_long_as_it_was_told(tmp_path: Path) -> None:
     home = make_home(tmp_path)
-    job = Job(home, [*SMALL, "rollout.workers=0", "services.empty_fleet_timeout_s=5", "record.dvc=false"])
+    alone = ["rollout.workers=0", "services.empty_fleet_timeout_s=2"]
+    job = Job(home, [*SMALL, *alone, "record.mlflow=false", "record.dvc=false"])
     try:
         assert job.wait() == 1, job.everything()
     finally:
@@ -81,7 +82,7 @@ def test_a_run_without_workers_says_how_one_joins_and_waits_as_long_as_it_was_to
     said = " ".join(job.said.split())
     port = json.loads((job.run_dir / "services" / "coordinator.json").read_text())["port"]
     assert f"\n  ./antiphon worker --coordinator 127.0.0.1:{port} --run {job.run_dir.name}\n" in job.said
-    assert "rollout.workers=0: the run waits up to 5 s for a worker to join" in said
+    assert "rollout.workers=0: the run waits up to 2 s for a worker to join" in said
     (line,) = job.complaints()
     assert "no worker for" in line and "give the same command again" in line
     assert "alarm stall" not in said and "Traceback" not in said

@@ -19,7 +19,7 @@ from tests.support.prefect_api import post
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
 STALENESS = 2
-STEPS = 90
+STEPS = 48
 """Enough that no interruption below comes after the end, however fast the machine is."""
 QUIET = ("record.mlflow=false", "record.dvc=false")
 

@@ -12,7 +12,7 @@ from tests.support.main_job import PROJECT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
-STEPS = 5
+STEPS = 4
 Run = dict[str, Any]
 
 

@@ -22,6 +22,7 @@ HOPELESS = (
     "loop.prompts_per_step=2",
     "evaluation.prompts=8",
     "sampling.max_tokens=32",
+    "record.mlflow=false",
 )
 """The demo's model has no letters: it cannot read this task, nor write its answers."""
 

@@ -11,7 +11,7 @@ from antiphon.services.rollout.engine.environment import child_environment
 from tests.support.main_job import PROJECT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
-STEPS = 5
+STEPS = 4
 
 
 def test_patches_carry_a_run_and_change_no_bit_of_it(tmp_path: Path) -> None:

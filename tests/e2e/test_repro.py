@@ -26,6 +26,7 @@ SMALL = {
     "sampling": {"max_tokens": 96},
     "rollout": {"concurrent_groups": 8},
     "evaluation": {"prompts": 16, "interval": 0},
+    "record": {"mlflow": False},
 }
 
 

@@ -46,7 +46,7 @@ MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum
 RUN_ID = "run-1"
 DEADLINE_S = 120.0
 LONGEST_DELAY_S = 0.15
-STEPS = 5
+STEPS = 4
 
 CASES = ((0, 1), (2, 1), (2, 2))
 """(staleness bound, publish interval)."""
