@@ -4,11 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support.main_job import MAIN_STEPS, Job, command, make_home
+from antiphon.cli.app import execute
+from tests.support.main_job import MAIN_STEPS, PROJECT, Job, command, make_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -26,11 +28,31 @@ def dvc(home: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def said(home: Path, *arguments: str, made: Path | None = None) -> str:
-    """Return what a command printed, without the paths of `home` and of the home where its run was `made`."""
-    done = command(home, *arguments, timeout_s=200.0)
-    assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.stdout.replace(str(home), "HOME").replace(str(made or home), "HOME")
+@dataclass(frozen=True, slots=True)
+class Typist:
+    """Types commands in this process, where they need no start."""
+
+    patch: pytest.MonkeyPatch
+    captured: pytest.CaptureFixture[str]
+
+    def type(self, home: Path, *arguments: str) -> tuple[int, str, str]:
+        """Return the exit code of a command that belongs to `home`, and what it printed."""
+        self.patch.setenv("ANTIPHON_HOME", str(home))
+        self.captured.readouterr()
+        code = execute(list(arguments))
+        return code, *self.captured.readouterr()
+
+    def said(self, home: Path, *arguments: str, made: Path | None = None) -> str:
+        """Return what it printed, without the paths of `home` and of the home where its run was `made`."""
+        code, out, error = self.type(home, *arguments)
+        assert code == 0, f"{arguments}: {out[-2000:]}{error[-2000:]}"
+        return out.replace(str(home), "HOME").replace(str(made or home), "HOME")
+
+
+@pytest.fixture
+def typist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typist:
+    monkeypatch.chdir(PROJECT)
+    return Typist(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +63,10 @@ def first(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_what_was_pulled_is_a_run_like_any_other(first: Path, job: Job, tmp_path: Path) -> None:
+def test_what_was_pulled_is_a_run_like_any_other(
+    first: Path, job: Job, typist: Typist, tmp_path: Path
+) -> None:
+    said = typist.said
     run, second = job.run_dir.name, make_home(tmp_path / "second")
     kept = said(first, "keep", run)
     assert f"ledger/{run}.dvc" in kept and " push " in kept and "dvc pull" in kept
@@ -58,15 +83,16 @@ def test_what_was_pulled_is_a_run_like_any_other(first: Path, job: Job, tmp_path
         ["lineage", run, "--verify"],
         ["lineage", "--verify"],
     ):
-        refused = command(second, *arguments)
-        assert refused.returncode in (1, 2) and pull in refused.stderr, (arguments, refused.stderr)
+        code, _, error = typist.type(second, *arguments)
+        assert code in (1, 2) and pull in error, (arguments, error)
     dvc(second, "pull", f"ledger/{run}.dvc")
 
     verified = said(second, "lineage", "--verify")
     files = int(verified.split(" files")[0])
     assert files > 5 * MAIN_STEPS and f"of ledger {run} are as recorded" in verified
     assert "policy v1" in said(second, "lineage", run, "v1")
-    assert "bit for bit" in said(second, "replay", "--step", "0")  # the only run there is
+    replayed = command(second, "replay", "--step", "0", timeout_s=200.0)  # the only run there is
+    assert replayed.returncode == 0 and "bit for bit" in replayed.stdout, replayed.stderr
     assert not (second / "runs").exists(), "neither needs more than the ledger"
 
     for arguments in (["status"], ["status", run, "--json"], ["evaluate", run], ["events", run]):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.app import execute
-from antiphon.core.capacity.engine_tuning import EngineChoice, LearnerChoice, Trial
+from antiphon.core.capacity.engine_tuning import EngineChoice, LearnerChoice, Trial, Unit
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.errors import AntiphonError
 from antiphon.runs import tuning
@@ -24,26 +24,44 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_real_engines_and_learners_are_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        tuning, "values_to_try", lambda config: {"dtype": ("bfloat16",), "block_size": (16, 32)}
-    )
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"dtype": ("bfloat16",)})
     monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1, 2])
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert execute(["tune", QUICKSTART, "--seconds", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    now, rounded, impossible, one, two = told["trials"]
+    now, rounded, one, two = told["trials"]
     assert told["unit"] == "cpu_seconds" and told["completions"] == 60 * 32 * 8
     assert set(told["overrides"]) <= {"model.dtype=bfloat16", "learner.threads=2"}
     assert "model.dtype=float32" in now["overrides"] and "model.dtype=bfloat16" in rounded["overrides"]
     assert rounded["tokens"] > 0 and not rounded["failed"]
     assert now["tokens"] > 1000 and now["sampling"]["cpu_seconds"] <= 2 * now["sampling"]["seconds"]
     assert 0 < now["completion_tokens"] <= 192 and now["cost"] > now["start"]["cpu_seconds"] > 0
-    assert "rollout.block_size=16" in impossible["overrides"]
-    assert impossible["failed"].count("\n") == 0 and "block" in impossible["failed"]
     for threads, learner in ((1, one), (2, two)):
         assert learner["overrides"] == [f"learner.threads={threads}"] and not learner["failed"]
         assert learner["tokens"] >= 32 * 8 and learner["cost"] > learner["start"]["cpu_seconds"] > 0
         assert learner["step_s"] is None and 0 < learner["completion_tokens"] <= 192
+
+
+@pytest.mark.usefixtures("at_the_root")
+def test_an_engine_that_cannot_be_is_named_and_the_others_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def tried(config: RunConfig, choice: EngineChoice, seconds: float, folder: Path, *_: float) -> Trial:
+        if choice.block_size == 16:
+            raise AntiphonError("the trial with blocks of 16 ended with status 1")
+        one_second: dict[Unit, float] = {"seconds": 1.0, "cpu_seconds": 1.0}
+        return Trial(one_second, one_second, 1000, 50.0)
+
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"block_size": (16, 32)})
+    monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1])
+    monkeypatch.setattr(tuning, "try_out", tried)
+    assert execute(["tune", QUICKSTART, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    now, impossible = told["trials"]
+    assert "rollout.block_size=32" in now["overrides"] and not now["failed"] and told["overrides"] == []
+    assert "rollout.block_size=16" in impossible["overrides"]
+    assert impossible["failed"] == "the trial with blocks of 16 ended with status 1"
 
 
 @pytest.mark.usefixtures("at_the_root")

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from antiphon.core.config import RunConfig, build_config, dump_config
-from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.payload_store import PayloadStore
@@ -37,6 +37,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 MODEL = PROJECT / "examples" / "models" / "chain-sum"
 RUN_ID = "run-1"
 DEADLINE_S = 240.0
+LOOK_S = 0.05
 
 WORKER = """
 import sys
@@ -59,7 +60,7 @@ asyncio.run(serve_reward(config, "run-1", address, "127.0.0.1", 0, ready))
 """
 
 
-def make_config(model: Path = MODEL) -> RunConfig:
+def make_config(model: Path) -> RunConfig:
     return build_config(
         {
             "run": {"steps": 3},
@@ -77,7 +78,7 @@ def make_config(model: Path = MODEL) -> RunConfig:
 class Origin:
     """Publishes the base model, a little louder in each version."""
 
-    def __init__(self, folder: Path, signer: SigningKey | None = None) -> None:
+    def __init__(self, folder: Path, signer: SigningKey) -> None:
         self._signer = signer
         self._store = PayloadStore(folder)
         self._port = 0
@@ -89,7 +90,7 @@ class Origin:
             "127.0.0.1", 0, lambda server: register_broadcast(server, service), [SERVICE_NAME]
         )
 
-    def publish(self, version: int):  # type: ignore[no-untyped-def]
+    def publish(self, version: int) -> SnapshotManifest:
         tensors = {
             name: tensor * (1.0 + 0.01 * version) if "norm" in name else tensor
             for name, tensor in load_file(MODEL / "model.safetensors").items()
@@ -97,8 +98,6 @@ class Origin:
         tensors.pop("lm_head.weight", None)
         address = f"127.0.0.1:{self._port}"
         manifest = publish(self._store, tensors, version, run_id=RUN_ID, chunk_bytes=100_000, origin=address)
-        if self._signer is None:
-            return manifest
         manifest = sign_manifest(manifest, self._signer)
         self._store.put_manifest(manifest)
         return manifest
@@ -133,7 +132,10 @@ async def batch_of(service: CoordinatorService, step: int) -> BatchRef:
 
 
 async def story(folder: Path) -> None:
-    config = make_config()
+    """The worker's machine has no model: its folder is gone once coordinator and judge have read it."""
+    model, key = folder / "model", signing_key(b"k" * 32)
+    shutil.copytree(MODEL, model)
+    config = make_config(model)
     (folder / "config.yaml").write_text(dump_config(config))
     store = ArtifactStore(folder / "store")
     clock = asyncio.get_running_loop().time
@@ -141,89 +143,43 @@ async def story(folder: Path) -> None:
         config, RUN_ID, Journal(folder / "journal.db", RUN_ID), store, load_prompts(config), clock
     )
     await state_machine.start()
-    service = CoordinatorService(state_machine)
-    server, port = await start_coordinator(service, "127.0.0.1", 0)
-    origin = Origin(folder / "origin")
-    await origin.open()
-    address = f"127.0.0.1:{port}"
-    rewarding = process(JUDGE, address, str(folder), log=folder / "judge.log")
-    sampling = process(WORKER, address, str(folder / "w0"), log=folder / "worker.log")
-    async with asyncio.timeout(DEADLINE_S), rewarding as judge, sampling as worker:
-        manifest = origin.publish(0)
-        await service.announce_snapshot(manifest)
-        await service.open_evaluation(0)
-        for step in range(config.run.steps):
-            await service.open_step(step)
-            batch = await batch_of(service, step)
-            for row in decode_batch(store.get(batch.digest)):
-                assert {span.version for span in row.spans} == {max(0, step - 1)}
-                assert row.spans[-1].stop == len(row.token_ids) <= 24
-            manifest = origin.publish(step + 1)
-            await service.commit_step(
-                StepCommit(step, step + 1, manifest.weights_digest, batch.digest, published=True)
-            )
-            await service.announce_snapshot(manifest)
-        status = await service.status()
-        assert [member.worker_id for member in status.workers] == ["w0-1"]
-        assert status.workers[0].tokens_generated > 0
-        worker.send_signal(signal.SIGTERM)
-        assert await ended(worker) == 0
-        await service.finish()
-        assert await ended(judge) == 0
-    assert origin.server is not None
-    await stop_server(origin.server)
-    await stop_server(server, grace_s=0.0)
-    await state_machine.close()
-
-
-def test_processes_sample_judge_and_leave(tmp_path: Path) -> None:
-    try:
-        asyncio.run(story(tmp_path))
-    except BaseException:
-        for name in ("worker.log", "judge.log"):
-            if (tmp_path / name).exists():
-                print(name, (tmp_path / name).read_text(errors="replace")[-4000:])
-        raise
-
-
-async def story_without_the_model(folder: Path) -> None:
-    """The worker's machine has no model: its folder is gone once the coordinator has read it."""
-    model, key = folder / "model", signing_key(b"k" * 32)
-    shutil.copytree(MODEL, model)
-    config = make_config(model)
-    clock = asyncio.get_running_loop().time
-    state_machine = RunStateMachine(
-        config,
-        RUN_ID,
-        Journal(folder / "journal.db", RUN_ID),
-        ArtifactStore(folder / "store"),
-        load_prompts(config),
-        clock,
-    )
-    await state_machine.start()
     write_kit(model, RUN_ID, folder, key)
-    shutil.rmtree(model)
     service = CoordinatorService(state_machine, key.public, kit=KitFile(folder / KIT_FILE))
     server, port = await start_coordinator(service, "127.0.0.1", 0)
     origin = Origin(folder / "origin", key)
     await origin.open()
-    sampling = process(WORKER, f"127.0.0.1:{port}", str(folder / "w0"), log=folder / "worker.log")
-    async with asyncio.timeout(DEADLINE_S), sampling as worker:
-        manifest = origin.publish(0)
-        await service.announce_snapshot(manifest)
-        await service.open_step(0)
-        while not (await service.await_stage("collect", 0, 5.0)).done:
-            assert worker.poll() is None
-        member = state_machine.fleet.get("w0-1")
-        assert member is not None
-        while not member.tokens_generated:  # what it fetched came with the same heartbeat
-            await service.await_stage("reward", 0, 0.5)
-        assert member.held_version == 0
-        kit_bytes = (folder / KIT_FILE).stat().st_size - SIGNATURE_BYTES
-        assert member.bytes_fetched == kit_bytes + manifest.payloads[0].payload_bytes and kit_bytes < 1 << 20
-        assert member.numerics  # its engine tested itself, on the weights of version 0
-        worker.send_signal(signal.SIGTERM)
-        assert await ended(worker) == 0
+    address = f"127.0.0.1:{port}"
+    rewarding = process(JUDGE, address, str(folder), log=folder / "judge.log")
+    sampling = process(WORKER, address, str(folder / "w0"), log=folder / "worker.log")
+    async with asyncio.timeout(DEADLINE_S), rewarding as judge:
+        while "ready" not in (folder / "judge.log").read_text(errors="replace"):
+            assert judge.poll() is None
+            await asyncio.sleep(LOOK_S)
+        shutil.rmtree(model)
+        async with sampling as worker:
+            manifest = origin.publish(0)
+            await service.announce_snapshot(manifest)
+            await service.open_evaluation(0)
+            for step in range(config.run.steps):
+                await service.open_step(step)
+                batch = await batch_of(service, step)
+                for row in decode_batch(store.get(batch.digest)):
+                    assert {span.version for span in row.spans} == {max(0, step - 1)}
+                    assert row.spans[-1].stop == len(row.token_ids) <= 24
+                if step == 0:
+                    await check_what_it_fetched(state_machine, manifest, folder / KIT_FILE)
+                manifest = origin.publish(step + 1)
+                await service.commit_step(
+                    StepCommit(step, step + 1, manifest.weights_digest, batch.digest, published=True)
+                )
+                await service.announce_snapshot(manifest)
+            status = await service.status()
+            assert [member.worker_id for member in status.workers] == ["w0-1"]
+            assert status.workers[0].tokens_generated > 0
+            worker.send_signal(signal.SIGTERM)
+            assert await ended(worker) == 0
+        await service.finish()
+        assert await ended(judge) == 0
     log = (folder / "worker.log").read_text(errors="replace")
     places = [
         log.index(word) for word in ("worker_kit.unpacked", "worker.ready", "engine.tested", "weights.loaded")
@@ -235,10 +191,25 @@ async def story_without_the_model(folder: Path) -> None:
     await state_machine.close()
 
 
-def test_a_worker_without_the_model_fetches_a_kit_and_one_snapshot(tmp_path: Path) -> None:
+async def check_what_it_fetched(
+    state_machine: RunStateMachine, manifest: SnapshotManifest, kit: Path
+) -> None:
+    """A kit and one snapshot, while there is one version alone."""
+    member = state_machine.fleet.get("w0-1")
+    assert member is not None
+    while not member.tokens_generated:  # what it fetched came with the same heartbeat
+        await asyncio.sleep(LOOK_S)
+    assert member.held_version == 0
+    kit_bytes = kit.stat().st_size - SIGNATURE_BYTES
+    assert member.bytes_fetched == kit_bytes + manifest.payloads[0].payload_bytes and kit_bytes < 1 << 20
+    assert member.numerics  # its engine tested itself, on the weights of version 0
+
+
+def test_processes_sample_judge_and_leave_and_the_worker_needs_a_kit_and_one_snapshot(tmp_path: Path) -> None:
     try:
-        asyncio.run(story_without_the_model(tmp_path))
+        asyncio.run(story(tmp_path))
     except BaseException:
-        if (tmp_path / "worker.log").exists():
-            print((tmp_path / "worker.log").read_text(errors="replace")[-4000:])
+        for name in ("worker.log", "judge.log"):
+            if (tmp_path / name).exists():
+                print(name, (tmp_path / name).read_text(errors="replace")[-4000:])
         raise
