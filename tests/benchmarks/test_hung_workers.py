@@ -65,6 +65,7 @@ def test_a_process_that_ends_itself_is_started_again(tmp_path: Path, undisturbed
     assert digests == undisturbed
 
 
+@pytest.mark.long  # tests/simulation shows the same in virtual time
 @pytest.mark.timeout(300)
 def test_others_do_the_groups_of_an_engine_that_hangs_while_its_worker_is_heard(
     tmp_path: Path, undisturbed: tuple[str, ...]

@@ -115,6 +115,7 @@ def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
     assert preempted[True] < 0.85 * preempted[False]
 
 
+@pytest.mark.long  # tests/simulation has a shorter one
 def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_fleet() -> None:
     site = Site(workers=4, headroom=0.1, stragglers=True, prompts_per_step=16)
     found = simulate_fleet(site, schedule.undisturbed(4), 2 * HOUR, seed=0)

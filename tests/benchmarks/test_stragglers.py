@@ -41,6 +41,7 @@ def test_what_is_refused() -> None:
     assert violations([1.0], None) == ["no engine that hung held a group"]
 
 
+@pytest.mark.long  # `scripts/benchmarks --smoke` runs it
 @pytest.mark.timeout(180)
 def test_a_run_without_trouble_reaches_its_last_step() -> None:
     found = run_once(steps=6, seed=3, troubled=False)

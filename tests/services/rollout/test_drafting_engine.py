@@ -42,7 +42,7 @@ pytestmark = [
 
 SEED = 20_260_403
 VOCABULARY, END, MAX_LEN, SEQUENCES, WINDOW = 64, 1, 96, 64, 6
-CONCURRENCY = {1: (24, 24, 24), 8: (96, 96, 96), 64: (214, 213, 213)}
+CONCURRENCY = {1: (8, 8, 8), 8: (96, 96, 96), 64: (230, 229, 229)}
 """Requests at each concurrency, for temperature 0, 0.7 and 1: a thousand in all."""
 STATES = 24
 

@@ -221,7 +221,7 @@ def test_elastic_loop_survives_a_restart_of_the_coordinator(tmp_path: Path) -> N
     check_batches(config, batches, store)
 
 
-@pytest.mark.parametrize(("max_staleness", "publish_interval"), [(0, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("max_staleness", "publish_interval"), [(0, 1), (2, 2)])
 def test_fixed_batches_depend_on_no_timing(
     tmp_path: Path, test_seed: int, max_staleness: int, publish_interval: int
 ) -> None:
