@@ -15,7 +15,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from antiphon.benchmarks.parts.postgres import find_initdb
+from antiphon.system.collecting import collect_as_usual, collect_seldom
 
+collect_seldom()  # while all tests and what they import are loaded
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="antiphon-tests-")  # their homes are none of theirs
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 for _name in [*os.environ]:  # the home, servers and credentials of who runs the tests are none of theirs
@@ -83,6 +85,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return ORDER.index(folder) if folder in ORDER else len(ORDER), long
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    collect_as_usual()
 
 
 class ByFile(LoadFileScheduling):
