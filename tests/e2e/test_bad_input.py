@@ -40,34 +40,15 @@ def said_in_one_line(done: "subprocess.CompletedProcess[str]") -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("loop.max_stalness=3", ["unknown key loop.max_stalness", "did you mean loop.max_staleness?"]),
-        ("environment.name=reasoning/chain_sums", ["reasoning/chain_sums", "reasoning/chain_sum"]),
-        (
-            "environment={name: reasoning/spell_backward, heldout_size: 256}",
-            ["no token for", "'S' in train-0-0: 'Spell this word", "environment.max_lost_share=0"],
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, override: str, says: list[str]) -> None:
+def test_what_the_model_cannot_read_is_refused(tmp_path: Path) -> None:
     home = make_home(tmp_path)
-    done = command(home, "run", str(QUICKSTART), override)
+    task = "environment={name: reasoning/spell_backward, heldout_size: 256}"
+    done = command(home, "run", str(QUICKSTART), task)
     line = said_in_one_line(done)
     assert done.returncode == 2
-    for words in says:
+    for words in ("no token for", "'S' in train-0-0: 'Spell this word", "environment.max_lost_share=0"):
         assert words in line
     assert [path.name for path in home.iterdir()] == [".dvc"]
-
-
-def test_a_home_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for verb in (["demo"], ["run", str(QUICKSTART)], ["up", "--prefect-port", "0", "--mlflow-port", "0"]):
-        done = command(tmp_path / "file", *verb)
-        assert done.returncode == 2
-        assert "file cannot be written" in said_in_one_line(done)
-    assert (tmp_path / "file").read_text() == "" and all_gone(tmp_path / "file")
 
 
 @pytest.mark.engine
