@@ -351,11 +351,24 @@ SCENARIO_OF: dict[Callable[[Patch], None], Scenario] = {
 """Where drawn runs seldom have what shows a mutation."""
 
 
+SHOWN_BY: dict[Callable[[Patch], None], int] = {
+    beginnings_are_not_checked: 12,
+    leases_are_anyones: 11,
+    receipts_are_forgotten: 10,
+    slower_leases_go_on: 28,
+    learners_hold_on_to_what_was_voided: 34,
+    places_of_a_voided_batch_stay_taken: 15,
+    restored_learners_believe_what_they_find: 8,
+}
+"""Seeds that showed those of which most seeds show nothing: tried first, they save minutes."""
+
+
 def survives(mutation: Callable[[Patch], None], patch: Patch) -> list[str] | None:
     """Break production code and return None when a seed saw it, else some of what was seen instead."""
     mutation(patch)
     seen: list[str] = []
-    for outcome in Campaign(SCENARIO_OF.get(mutation)).seeds(range(MOST_SEEDS)):
+    seeds = dict.fromkeys((SHOWN_BY.get(mutation, 0), *range(MOST_SEEDS)))
+    for outcome in Campaign(SCENARIO_OF.get(mutation)).seeds(seeds):
         seen += outcome.violations
         if any(re.search(MUTATIONS[mutation], sentence) for sentence in outcome.violations):
             return None

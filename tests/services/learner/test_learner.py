@@ -1020,17 +1020,17 @@ def test_completions_that_were_cut_off_or_not_scored_are_in_neither_update_nor_d
 @pytest.mark.parametrize("stage", range(4))
 def test_bfloat16_gradients_are_summed_in_float32(model_path: Path, stage: int) -> None:
     """A sum in bfloat16 stands still once it is 256 times as large as what is added."""
-    count = 288
     config = make_config(model_path, learner__zero_stage=stage, learner__dtype="bfloat16")
     engine = DeepSpeedEngine(config)
-    batches = make_micro_batches(make_rows(0, advantage=1.0)[:1], 0, 64) * count
+    small, large = (make_micro_batches(make_rows(0, advantage)[:1], 0, 64) for advantage in (1.0, 1024.0))
+    totals = UpdateTotals(32, 32.0)
     try:
-        engine.sum_gradients(batches[:1], UpdateTotals(count, float(count)))
+        engine.sum_gradients(small, totals)
         once = {name: gradient.double() for name, gradient in engine.gradients().items()}
-        engine.sum_gradients(batches[1:], UpdateTotals(count, float(count)))
+        engine.sum_gradients([*large, *small * 16], totals)
         for name, gradient in engine.gradients().items():
             assert gradient.dtype == torch.float32
-            torch.testing.assert_close(gradient.double(), count * once[name], rtol=1e-4, atol=0.0)
+            torch.testing.assert_close(gradient.double(), (1 + 1024 + 16) * once[name], rtol=1e-4, atol=0.0)
     finally:
         engine.close()
 
