@@ -36,7 +36,7 @@ class FullDisk(JournalDisk):
 
 @pytest.mark.parametrize(
     ("mode", "begin_s", "outage_s"),
-    [("elastic", 5.0, 1200.0), ("elastic", 8.0, 600.0), ("fixed", 2.0, 600.0), ("fixed", 8.0, 600.0)],
+    [("elastic", 5.0, 900.0), ("elastic", 8.0, 240.0), ("fixed", 2.0, 240.0), ("fixed", 8.0, 240.0)],
 )
 def test_an_outage_of_the_journal_ends_no_process(
     mode: str, begin_s: float, outage_s: float, logs_as_they_were: None
