@@ -38,6 +38,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.cli.up import read_pages
 from antiphon.core.digests import digest_bytes
 from antiphon.lineage.store.remote import RemoteStore
+from antiphon.runs.servers.prefect_server import server_password
 
 SERVERS = ("prefect", "mlflow", "s3")
 BUCKET = "s3://antiphon/outages"
@@ -100,7 +101,7 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         run = subprocess.Popen(
             _command(*words),
             cwd=PROJECT,
-            env=_environment(home) | keys | {"MLFLOW_TRACKING_URI": pages["mlflow"].url},
+            env=_environment(home) | keys | _mlflow_variables(home, pages["mlflow"].url),
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -147,13 +148,22 @@ def _prefect(home: Path, steps: range) -> dict[str, int]:
     expected = {f"{stage} {t}" for stage in ("collect", "reward", "step", "record") for t in steps}
     expected |= {f"broadcast v{version}" for version in range(steps.stop + 1)}
     tasks = Counter(name for (name,) in read_rows(database, "SELECT name FROM task_run"))
+    if missing := sorted(expected - set(tasks)):
+        print(f"prefect lacks {', '.join(missing)}", flush=True)
     unfinished = "SELECT COUNT(*) FROM task_run WHERE state_type != 'COMPLETED'"
     return {
         "tasks": tasks.total(),
-        "missing": len(expected - set(tasks)),
+        "missing": len(missing),
         "doubled": sum(count - 1 for count in tasks.values()),
         "not_completed": read_rows(database, unfinished)[0][0],
     }
+
+
+def _mlflow_variables(home: Path, url: str) -> dict[str, str]:
+    """Return what a run needs to write to the server of a home, which asks for the home's password."""
+    user, _, password = server_password(home).partition(":")
+    login = {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
+    return {"MLFLOW_TRACKING_URI": url, **login}
 
 
 def _mlflow(home: Path, steps: range) -> dict[str, int]:

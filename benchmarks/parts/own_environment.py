@@ -31,17 +31,19 @@ def python_with(packages: Sequence[str], beside_project: bool, whole: bool = Fal
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"{name}-{version}"
     python = folder / "bin" / "python"
-    if (folder / "complete").exists():
-        return python
-    venv.create(folder, clear=True, with_pip=True)
+    made = (folder / "complete").exists()
+    if not made:
+        venv.create(folder, clear=True, with_pip=True)
     command = [str(python), "-m", "pip", "install", "--quiet", *packages]
-    if beside_project:
+    if beside_project:  # also where it is made already: perhaps by another clone, which may be gone
         site = next((folder / "lib").glob("python*/site-packages"))
         # Unlike a plain path, this also reads the .pth files there, by which the project itself is found.
         ours = sysconfig.get_paths()["purelib"]
         (site / "project.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
         if not whole:
             command.insert(4, "--no-deps")
+    if made:
+        return python
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=INSTALL_S, env={**os.environ, "PYTHONPATH": ""}
     )

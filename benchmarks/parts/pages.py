@@ -106,11 +106,11 @@ MEASUREMENTS = {
 FEW = "environment.heldout_size=32 evaluation.prompts=32"
 """Held-out prompts of a smallest form."""
 SMALLEST = {
-    "end_to_end": "record.mlflow=false --config examples/quickstart.yaml --seeds 1 --links 0 --epochs 1"
-    " --prompts 24 --samples 1 --ablation-seeds 0 --short-seeds 0",
-    "overlap": "--steps 5 --only slow_broadcast",
+    "end_to_end": f"record.mlflow=false rollout.workers=1 {FEW} --config examples/quickstart.yaml --seeds 1"
+    " --links 0 --epochs 1 --prompts 24 --samples 1 --ablation-seeds 0 --short-seeds 0",
+    "overlap": "--steps 6 --only slow_broadcast",
     "versus_trl": f"run.steps=2 {FEW} --seeds 1 --interval 2 --samples 1 --trl-threads 1",
-    "reward_parity": f"run.steps=2 {FEW} --seeds 1 --samples 1 --sides s0 s2_fixed",
+    "reward_parity": f"run.steps=2 {FEW} --seeds 1 --samples 1 --sides s2_fixed",
     "overhead": "--rounds 1 --steps 2",
     "outages": "--down 3 --steps 12",
     "kills": "--kills 2 --steps 6",
