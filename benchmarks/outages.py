@@ -38,6 +38,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.cli.up import read_pages
 from antiphon.core.digests import digest_bytes
 from antiphon.lineage.store.remote import RemoteStore
+from antiphon.lineage.tracking.tracked_run import STEP_METRIC
 from antiphon.runs.servers.prefect_server import server_password
 
 SERVERS = ("prefect", "mlflow", "s3")
@@ -145,7 +146,7 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _prefect(home: Path, steps: range) -> dict[str, int]:
     database = home / "prefect" / "prefect.db"
-    expected = {f"{stage} {t}" for stage in ("collect", "reward", "step", "record") for t in steps}
+    expected = {f"{stage} {t}" for stage in ("collect", "reward", "step") for t in steps}
     expected |= {f"broadcast v{version}" for version in range(steps.stop + 1)}
     tasks = Counter(name for (name,) in read_rows(database, "SELECT name FROM task_run"))
     if missing := sorted(expected - set(tasks)):
@@ -168,7 +169,7 @@ def _mlflow_variables(home: Path, url: str) -> dict[str, str]:
 
 def _mlflow(home: Path, steps: range) -> dict[str, int]:
     database = home / "mlflow" / "mlflow.db"
-    query = "SELECT step FROM metrics JOIN runs USING (run_uuid) WHERE key = 'loss'"
+    query = f"SELECT step FROM metrics JOIN runs USING (run_uuid) WHERE key = '{STEP_METRIC}'"
     losses = Counter(step for (step,) in read_rows(database, query))
     models = Counter(name for (name,) in read_rows(database, "SELECT name FROM logged_models"))
     batches = Counter(name for (name,) in read_rows(database, "SELECT name FROM datasets"))

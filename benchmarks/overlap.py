@@ -131,7 +131,9 @@ def slow_broadcast(home: Path, config: Path, steps: int) -> tuple[dict[str, floa
         f"model.path={make_policy(config, home / 'policy')}",
     ]
     probe_steps = f"run.steps={min(PROBE_STEPS, steps)}"
-    probe = run_job(home, config, [*common, "loop.max_staleness=0", probe_steps], "probe", 900)
+    words = [*common, "loop.max_staleness=0", probe_steps]
+    # A random policy earns nothing.
+    probe = run_job(home, config, words, "probe", RUN_S, untaught=True)
     busy = busy_seconds(probe.timings())
     cap = f"broadcast.uplink_bytes_per_s={payload_bytes(home) / (0.5 * busy):.0f}"
     sync, over = pair(home, config, [*common, cap], steps)
@@ -164,8 +166,11 @@ def demo_model(home: Path, config: Path, steps: int) -> tuple[dict[str, float], 
 def pair(home: Path, config: Path, overrides: Sequence[str], steps: int) -> tuple[JobRun, JobRun]:
     """Run the same steps at S=0 and at S=2."""
     same = [*overrides, f"run.steps={steps}"]
-    sync = run_job(home, config, [*same, "loop.max_staleness=0"], "sync", RUN_S)
-    return sync, run_job(home, config, [*same, f"loop.max_staleness={BOUND}"], "overlapped", RUN_S)
+    sync, over = (
+        run_job(home, config, [*same, f"loop.max_staleness={bound}"], label, RUN_S, untaught=True)
+        for label, bound in (("sync", 0), ("overlapped", BOUND))
+    )
+    return sync, over
 
 
 def make_policy(config: Path, out: Path) -> Path:
