@@ -36,8 +36,8 @@ ORDER = (
 SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.py")
 """One process has all of these: the finished run that they look at is then made once."""
 LONGEST = (
-    *("e2e/test_user_path.py", "e2e/test_faults.py", *SHARES_A_RUN, "e2e/test_bad_input.py"),
-    *("e2e/test_repro.py", "e2e/test_library_page.py", "e2e/test_fixed_mode.py"),
+    *("e2e/test_user_path.py", *SHARES_A_RUN, "e2e/test_faults.py", "e2e/test_repro.py"),
+    *("e2e/test_bad_input.py", "e2e/test_library_page.py", "e2e/test_own_environment.py"),
 )
 """First in their folder, so that two processes that share the tests end together."""
 
