@@ -111,7 +111,7 @@ SMALLEST = {
     "overlap": "--steps 6 --only slow_broadcast",
     "versus_trl": f"run.steps=2 {FEW} --seeds 1 --interval 2 --samples 1 --trl-threads 1",
     "reward_parity": f"run.steps=2 {FEW} --seeds 1 --samples 1 --sides s2_fixed",
-    "overhead": "--rounds 1 --steps 2",
+    "overhead": "learner.warmup_steps=0 --rounds 1 --steps 2",
     "outages": "--down 3 --steps 12",
     "kills": "--kills 2 --steps 6",
     "drafting": "--steps 2 --prompts 32 --pairs 1 --only sampled --no-vllm-methods",
