@@ -125,7 +125,7 @@ class SmallDisk:
         """
         folder.mkdir(parents=True)
         self._filler, self._folder, self._tally = folder / "filler", folder, tally
-        self._next_s = time.monotonic() + FULL_EVERY_S
+        self._next_s = time.monotonic() + FULL_EVERY_S / 2  # short runs have one, too
         self._free_s: float | None = None
         self._tight_until_s = 0.0
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]

@@ -153,16 +153,6 @@ def groups_are_answered_stale_that_train(patch: Patch) -> None:
     patch.setattr(acceptance, "accept_submission", accept)
 
 
-def stale_groups_count_as_accepted_the_second_time(patch: Patch) -> None:
-    real = acceptance.early_verdict
-
-    def early_verdict(state: Any, submission: Any) -> SubmitVerdict | None:
-        verdict = real(state, submission)
-        return SubmitVerdict.ALREADY_ACCEPTED if verdict is SubmitVerdict.STALE else verdict
-
-    patch.setattr(acceptance, "early_verdict", early_verdict)
-
-
 def another_body_counts_as_the_same(patch: Patch) -> None:
     patch.setattr(acceptance, "submission_digest", lambda submission: 64 * "0")
 
@@ -299,7 +289,6 @@ MUTATIONS: dict[Callable[[Patch], None], str] = {
     scorers_have_for_ever: "not over|last fault|no progress",
     groups_in_time_are_called_stale: "was called stale, but",
     groups_are_answered_stale_that_train: "was answered stale, which it is not",
-    stale_groups_count_as_accepted_the_second_time: "was answered already_accepted, which it is not",
     another_body_counts_as_the_same: "another body is on the disk",
     evaluations_go_on_with_newer_weights: "contradicts itself: v.* was sampled by versions",
     any_number_of_groups_is_opened: "was opened, but .* groups live",
