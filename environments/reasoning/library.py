@@ -20,6 +20,8 @@ _IMPURE = re.compile(
 )
 """What code does that leaves files where it runs, asks a person, ends the process, or gives something else in
 another process: by files, the clock, addresses, or chance that no seed decides."""
+_pure_code: list[dict[str, Any]] = []
+"""What codeio may execute: its data are looked through once, which takes more than a second."""
 
 
 def all_tasks() -> dict[str, Any]:
@@ -53,10 +55,11 @@ def create(task: str, **parameters: Any) -> Any:
     """
     dataset = importlib.import_module(f"{NAME}.factory").create_dataset(task, **parameters)
     code = sys.modules.get(f"{NAME}.code.codeio")  # asked for as such, or as a part of composite
-    if code is not None and (known := code.CodeIODataset._jsonl_data):
-        code.CodeIODataset._jsonl_data = [
+    if code is not None and (known := code.CodeIODataset._jsonl_data) and known is not _pure_code:
+        _pure_code[:] = [
             entry for entry in known if not _IMPURE.search(entry["code_sample"] + entry["input_generator"])
         ]
+        code.CodeIODataset._jsonl_data = _pure_code
     return dataset
 
 
