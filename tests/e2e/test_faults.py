@@ -19,7 +19,7 @@ from tests.support.prefect_api import post
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
 STALENESS = 2
-STEPS = 48
+STEPS = 24
 """Enough that no interruption below comes after the end, however fast the machine is."""
 QUIET = ("record.mlflow=false", "record.dvc=false")
 
@@ -47,6 +47,7 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         job.close()
 
 
+@pytest.mark.long  # `scripts/benchmarks --smoke kills` kills real services, too
 def test_a_run_outlives_the_death_of_every_service(survivor: Job) -> None:
     outcome = json.loads((survivor.run_dir / "outcome.json").read_text())
     assert outcome["restarts"] == {"coordinator": 1, "learner": 1, "reward": 1, "worker-0": 1}
@@ -56,6 +57,7 @@ def test_a_run_outlives_the_death_of_every_service(survivor: Job) -> None:
     assert all_gone(survivor.home)
 
 
+@pytest.mark.long
 def test_no_group_is_trained_twice_through_all_that(survivor: Job) -> None:
     check_batches(survivor.batches(), STALENESS)
     sealed = survivor.journal.events("batch.sealed")
