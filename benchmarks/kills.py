@@ -39,7 +39,7 @@ import numpy as np
 
 from antiphon.benchmarks.parts.kills.audit import Audit, audit
 from antiphon.benchmarks.parts.kills.setup import HANGING, TROUBLED, make_config, roles
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, tail
+from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, end_on_sigterm, tail
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, dump_config
@@ -259,6 +259,7 @@ class KilledRun:
         with self._log(role).open("ab") as log:
             process = subprocess.Popen(
                 [
+                    *DEFAULT_SIGNALS,
                     sys.executable,
                     "-P",
                     "-m",
@@ -269,8 +270,6 @@ class KilledRun:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                # Where nohup began this benchmark, a service would ignore it.
-                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         self._processes[role] = KilledProcess(role, process, time.monotonic(), again)
 

@@ -13,6 +13,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
+from xdist.workermanage import WorkerController
 
 from antiphon.benchmarks.parts.postgres import find_initdb
 from antiphon.system.collecting import collect_as_usual, collect_seldom
@@ -36,10 +37,10 @@ ORDER = (
 SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.py")
 """One process has all of these: the finished run that they look at is then made once."""
 LONGEST = (
-    *("e2e/test_user_path.py", *SHARES_A_RUN, "e2e/test_faults.py", "e2e/test_repro.py"),
-    *("e2e/test_bad_input.py", "e2e/test_library_page.py", "e2e/test_own_environment.py"),
+    *("e2e/test_bad_input.py", "e2e/test_own_environment.py", "e2e/test_library_page.py"),
+    *("e2e/test_repro.py", *SHARES_A_RUN, "e2e/test_faults.py"),
 )
-"""First in their folder, so that two processes that share the tests end together."""
+"""Last of all, and of these the longest last; `ByFile` begins there too."""
 
 _COMMON = dict(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", derandomize=True, database=None, **_COMMON)
@@ -67,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order tests by folder, quick ones first; within a folder the longest files, then as collected.
+    """Order tests by folder, quick ones first; within a folder as collected, then the longest files.
 
     Those marked `long` are left out unless they were asked for.
     """
@@ -81,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def rank(item: pytest.Item) -> tuple[int, int]:
         file = item.path.relative_to(tests)
         folder, name = file.parts[0], file.as_posix()
-        long = LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        long = LONGEST.index(name) if name in LONGEST else -1
         return ORDER.index(folder) if folder in ORDER else len(ORDER), long
 
     items.sort(key=rank)
@@ -92,7 +93,16 @@ def pytest_collection_finish() -> None:
 
 
 class ByFile(LoadFileScheduling):
-    """Hands out the tests file by file, those of one run together."""
+    """Hands out the tests file by file, those of one run together.
+
+    The first process begins with the longest, which mostly wait, the others with the quick ones, which
+    compute; so the processors are busy throughout, and no long one is left at the end.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if node is self.nodes[0]:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)

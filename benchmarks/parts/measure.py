@@ -23,6 +23,11 @@ import psutil
 from antiphon.core.loop.group_state import heldout_group_id
 from antiphon.system.cpu_time import FamilyTimes
 
+DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP,TERM")
+"""Begins the command of a process that these are to end: whoever began this one may have it ignore them.
+
+Not `preexec_fn`: in the forked child gRPC's threads may begin anew, and end it before it is another program.
+"""
 PROJECT = Path(__file__).resolve().parents[2]
 PR_SET_CHILD_SUBREAPER = 36
 """From <sys/prctl.h>."""

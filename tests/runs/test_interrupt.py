@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS
 from antiphon.core.errors import INTERRUPTED
 from antiphon.core.reporting.run_view import SilentView
 from antiphon.runs.interrupt import SIGNALS, Interrupt
@@ -38,11 +39,10 @@ with Interrupt(make_view()) as interrupt:
 
 def begin(limit_s: float, how: str) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", RUN, str(limit_s), how],
+        [*DEFAULT_SIGNALS, sys.executable, "-P", "-c", RUN, str(limit_s), how],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
@@ -141,15 +142,13 @@ class Job:
         arguments = ["run", str(config), *overrides, "--results", str(self.results)]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "antiphon.cli.app", *arguments],
+                [*DEFAULT_SIGNALS, sys.executable, "-P", "-m", "antiphon.cli.app", *arguments],
                 cwd=PROJECT,
                 env=environment(home),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # A suite that runs in the background ignores Ctrl-C, and its children would too.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     @property

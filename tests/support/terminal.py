@@ -6,13 +6,14 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS
 
 _ESCAPE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[\]P][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[^\[\]P]")
 
@@ -93,14 +94,13 @@ class Terminal:
         self._master = master
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.process = subprocess.Popen(
-            list(arguments),
+            [*DEFAULT_SIGNALS, *arguments],
             cwd=folder,
             env={**_without_size(environment), "TERM": "xterm-256color"},
             stdin=slave,
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(slave)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import ConfigError
 from antiphon.system import processes
@@ -117,10 +118,9 @@ def test_a_service_that_was_started_with_nohup_outlives_its_terminal(tmp_path: P
 def test_a_signal_ends_a_service_in_order(number: signal.Signals, code: int, tmp_path: Path) -> None:
     ready = tmp_path / "deep" / "service.json"
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", SERVICE, str(ready)],
+        [*DEFAULT_SIGNALS, sys.executable, "-P", "-c", SERVICE, str(ready)],
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup may have begun the tests
     ) as service:
         assert service.stdout is not None
         assert service.stdout.readline() == "ready\n"
