@@ -33,7 +33,9 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
         configure_logs("warning")
         with weights_of(artifacts, chosen, own, lambda said: print(said, flush=True)) as weights:
             found = export_version(artifacts, chosen, place, weights=weights)
-    score = "" if found.reward is None else f", {found.reward:.3f} on {found.prompts} held-out prompts"
-    print(f"{place}: version {found.version} of {found.run_id}{score}, weights {found.weights_digest[:12]}")
+    print(
+        f"{place}: version {found.version} of {found.run_id}, {found.score}, "
+        f"weights {found.weights_digest[:12]}"
+    )
     print(f"look at {place}/README.md; `vllm serve {place}` serves it")
     return 0

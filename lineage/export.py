@@ -15,6 +15,7 @@ from pathlib import Path
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.reporting.figures import interval
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.ledger.replay_pins import MODEL_FILES
 from antiphon.lineage.model_card import model_card
@@ -39,6 +40,14 @@ class Export:
     """Held-out score, 0..1; None when it was not evaluated."""
     prompts: int
     """Held-out prompts it was scored on."""
+
+    @property
+    def score(self) -> str:
+        """The held-out score in words, with what chance may add to it or take from it."""
+        if self.reward is None:
+            return "not evaluated"
+        by_chance = interval(self.reward, self.prompts)
+        return f"{self.reward:.4f} ± {by_chance:.4f} (95%), pass@1 on {self.prompts} held-out prompts"
 
 
 def choose_version(copy: ReplayCopy, wanted: str) -> int:
@@ -136,7 +145,7 @@ def _fill(folder: Path, copy: ReplayCopy, version: int, source: Path | None, lin
             f"{source} holds weights {found[:12]}, but version {version} of {copy.run_id} was recorded with "
             f"{export.weights_digest[:12]}; remove the file, then `dvc checkout` or `dvc pull` brings it back"
         )
-    card = model_card(copy, version, export.reward, export.prompts)
+    card = model_card(copy, version, export.score)
     (folder / CARD).write_text(card, encoding="utf-8")
     return export
 

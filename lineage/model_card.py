@@ -59,14 +59,13 @@ What differs from the defaults of the configuration, and the keys that matter mo
 """
 
 
-def model_card(copy: ReplayCopy, version: int, reward: float | None, prompts: int) -> str:
+def model_card(copy: ReplayCopy, version: int, score: str) -> str:
     """Return the card of a version as Markdown with a YAML head.
 
     Args:
         copy: the artifacts of its run.
         version: the version.
-        reward: its held-out score, 0..1; None when it was not evaluated.
-        prompts: held-out prompts it was scored on.
+        score: how it did on held-out prompts.
     """
     config, base = copy.config, copy.config.model.path
     flat, changed = flatten(config), set_by_hand(config)
@@ -86,7 +85,7 @@ def model_card(copy: ReplayCopy, version: int, reward: float | None, prompts: in
         base=base,
         base_digest=copy.weights_digest(0),
         digest=copy.weights_digest(version),
-        score="not evaluated" if reward is None else f"{reward:.4f}, pass@1 on {prompts} held-out prompts",
+        score=score,
         code=_code(copy),
         recipe="".join(f"{name}: {json.dumps(value)}\n" for name, value in recipe.items()),
         origin=_origin(copy.run_id, version),

@@ -123,7 +123,8 @@ def test_best_is_the_first_of_the_highest_scores(copy: ReplayCopy) -> None:
 def test_the_card_names_what_it_came_from(copy: ReplayCopy, tmp_path: Path) -> None:
     export_version(copy, 2, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    for words in (RUN_ID, copy.weights_digest(2), copy.weights_digest(0), "0.7500", "16 held-out prompts",
+    for words in (RUN_ID, copy.weights_digest(2), copy.weights_digest(0),
+                  "0.7500 ± 0.2122 (95%), pass@1 on 16 held-out prompts",
                   f"./antiphon replay {RUN_ID} --to 1", "learner.learning_rate: 0.001"):  # fmt: skip
         assert words in card
     assert card.startswith("---\n")
