@@ -9,6 +9,7 @@ breaks what the script checks is never recorded.
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -46,6 +47,8 @@ UNITS = {
     "_minutes": "min",
 }
 """End of a name -> unit; the first that fits counts."""
+_FOLDERS = re.compile(r"(?<![^\s=])/(?:[^\s/]+/)+")
+"""Of an absolute path, which says something on this machine alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ def make(name: str, arguments: str, result: dict[str, Any], took_s: float) -> Re
 
     Args:
         name: of the result.
-        arguments: script and arguments, as on the command line.
+        arguments: script and arguments, as on the command line; folders of this machine are left out.
         result: the JSON object of its last line.
         took_s: seconds that the whole script took.
     """
@@ -153,7 +156,7 @@ def make(name: str, arguments: str, result: dict[str, Any], took_s: float) -> Re
         MeasuredFigure(key, value, unit_of(key), len(samples.get(key, (0,))), samples.get(key))
         for key, value in plain.items()
     ]
-    command = f".venv/bin/python {arguments}".strip()
+    command = f".venv/bin/python {re.sub(_FOLDERS, '', arguments)}".strip()
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     return Result(name, command, commit_now(), date, machine_now(), round(took_s, 1), figures, result)
 

@@ -153,13 +153,14 @@ def test_a_result_is_made_of_every_number() -> None:
         "equal": True,
         "samples": {"pass_after": [0.4, 0.6]},
     }
-    made = results.make("demo", "benchmarks/demo.py --seeds 2", said, 2.0)
+    made = results.make("demo", "benchmarks/demo.py --seeds 2 --keep /some/where/kept.jsonl", said, 2.0)
     assert [(f.name, f.value, f.repetitions, f.spread) for f in made.figures] == [
         ("lost", 0.0, 1, None),
         ("ratio.c4", 0.97, 1, None),
         ("pass_after", 0.5, 2, [0.4, 0.6]),
     ]
-    assert made.result == said and made.command == ".venv/bin/python benchmarks/demo.py --seeds 2"
+    assert made.result == said
+    assert made.command == ".venv/bin/python benchmarks/demo.py --seeds 2 --keep kept.jsonl"
     assert set(made.machine) == {"cpu", "cores", "memory_gb", "gpus"}
 
 
