@@ -47,7 +47,7 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         job.close()
 
 
-@pytest.mark.long  # `scripts/benchmarks --smoke kills` kills real services, too
+@pytest.mark.long  # `.ci/run` names it
 def test_a_run_outlives_the_death_of_every_service(survivor: Job) -> None:
     outcome = json.loads((survivor.run_dir / "outcome.json").read_text())
     assert outcome["restarts"] == {"coordinator": 1, "learner": 1, "reward": 1, "worker-0": 1}
