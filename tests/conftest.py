@@ -25,6 +25,9 @@ for _name in [*os.environ]:  # the home, servers and credentials of who runs the
     if _name.startswith(("PREFECT_", "MLFLOW_")) or _name in {"ANTIPHON_HOME", "ANTIPHON_CREDENTIALS"}:
         del os.environ[_name]
 
+# Several processes share the cores: threads of torch that spin while they wait take them from the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 IN_CI = os.environ.get("ANTIPHON_CI") == "1"
 SEED = int(os.environ.get("ANTIPHON_TEST_SEED", "0" if IN_CI else str(secrets.randbelow(2**31))))
 os.environ["ANTIPHON_TEST_SEED"] = str(SEED)  # processes that share the tests share the seed

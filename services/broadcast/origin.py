@@ -33,6 +33,7 @@ from antiphon.services.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.system.ports import is_free
 from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
+from antiphon.system.tasks import end_tasks
 
 PORT_FILE = "origin.json"
 """In the payload store: JSON {pid, port}, the learner's process and the port of its origin."""
@@ -100,10 +101,10 @@ async def serving_origin(order: OriginOrder, credentials: Credentials | None) ->
     try:
         yield port
     finally:
-        keeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeping
-        await _end(process)
+        try:
+            await end_tasks(keeping)
+        finally:
+            await _end(process)
 
 
 def next_pause_s(before_s: float, lived_s: float) -> float:

@@ -6,7 +6,6 @@ digest matches the manifest's, whoever sent it, and from then on others may have
 
 import asyncio
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 
@@ -18,6 +17,7 @@ from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.services.broadcast.api import Broadcast
 from antiphon.services.broadcast.payload_files import IncomingPayload
 from antiphon.services.broadcast.relay_service import Arrivals
+from antiphon.system.tasks import end_tasks
 from antiphon.system.wakeup import Wakeup
 
 _log = structlog.get_logger(__name__)
@@ -299,12 +299,7 @@ class _Receiver:
                 self._transfer.ended(request)  # its chunks are asked of others at once
 
     async def _stop(self) -> None:
-        tasks = [*self._calls, *self._questions.values()]
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(*self._calls, *self._questions.values())
 
 
 class _WrongError(Exception):

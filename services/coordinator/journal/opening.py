@@ -7,7 +7,7 @@ what is wrong, since that is most often a mistake in its configuration.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.services.coordinator.journal.databases import HUNG_S, open_sql_store
 from antiphon.services.coordinator.journal.journal import RETRY_S, Journal
+from antiphon.system.tasks import end_tasks
 
 BEAT_S = 5.0
 """Pause between two signs of life; a successor waits for several times as long."""
@@ -101,6 +102,4 @@ async def showing_life(journal: Journal, lost: Callable[[AntiphonError], None]) 
     try:
         yield
     finally:
-        beating.cancel()
-        with suppress(asyncio.CancelledError):
-            await beating
+        await end_tasks(beating)

@@ -162,6 +162,36 @@ async def test_chunks_that_come_together_are_checked_one_by_one(
 
 
 @_in_loop
+async def test_who_is_told_to_leave_as_the_last_chunk_comes_leaves(tmp_path: Path) -> None:
+    """What is still asked is hung up then, which takes a moment, and that moment is not ours alone."""
+    origin, leaf = Holder(tmp_path / "origin"), Holder(tmp_path / "leaf")
+    payload, _ = _publish(origin, 3 * 1024, 1024)
+    hung_up, gone = asyncio.Event(), asyncio.Event()
+
+    class Lingering(RelayService):
+        async def get_chunks(
+            self, payload_digest: str, indices: Sequence[int]
+        ) -> AsyncIterator[tuple[int, bytes]]:
+            async for piece in super().get_chunks(payload_digest, indices):
+                yield piece
+            try:
+                await asyncio.Event().wait()  # the end of the stream is on its way
+            finally:
+                hung_up.set()
+                await gone.wait()
+
+    incoming = leaf.store.receive(payload)
+    sources = {ORIGIN: [Lingering(origin.store, origin.arrivals)]}
+    fetching = asyncio.create_task(fetch_payload(incoming, sources, FROM_ORIGIN, leaf.arrivals, {}))
+    await hung_up.wait()
+    assert not incoming.missing()
+    fetching.cancel()
+    gone.set()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+
+
+@_in_loop
 async def test_a_message_of_many_chunks_is_looked_through_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
