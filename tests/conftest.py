@@ -40,7 +40,8 @@ ORDER = (
 SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.py")
 """One process has all of these: the finished run that they look at is then made once."""
 LONGEST = (
-    *("e2e/test_bad_input.py", "e2e/test_own_environment.py", "e2e/test_library_page.py"),
+    *("e2e/test_no_signal.py", "e2e/test_own_environment.py", "e2e/test_bad_input.py"),
+    "e2e/test_library_page.py",
     *("e2e/test_repro.py", *SHARES_A_RUN, "e2e/test_faults.py"),
 )
 """Last of all, and of these the longest last; `ByFile` begins there too."""

@@ -17,8 +17,10 @@ from tests.support.main_job import (
     check_batches,
     command,
     environment,
+    flow_run_states,
     make_home,
 )
+from tests.support.prefect_api import post
 
 pytestmark = pytest.mark.e2e
 
@@ -52,10 +54,25 @@ def test_what_the_model_cannot_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_a_run_without_workers_says_how_one_joins_and_waits_as_long_as_it_was_told(tmp_path: Path) -> None:
+def test_a_run_without_workers_is_cancelled_says_how_one_joins_and_waits_as_long_as_it_was_told(tmp_path: Path) -> None:
     home = make_home(tmp_path)
-    alone = ["rollout.workers=0", "services.empty_fleet_timeout_s=2"]
-    job = Job(home, [*SMALL, *alone, "record.mlflow=false", "record.dvc=false"])
+    alone = ["rollout.workers=0", "services.empty_fleet_timeout_s=20"]
+    overrides = [*SMALL, *alone, "record.mlflow=false", "record.dvc=false"]
+    job = Job(home, overrides)
+    try:
+        job.reach(0)
+        job.when(lambda: job.journal.events("snapshot.announced") and "\n  prefect: " in job.said)
+        cancel_as_the_page_does(job)
+        assert job.wait() == 1, job.everything()
+        (complaint,) = job.complaints()
+        assert "cancelled" in complaint and "start it again to continue it" in complaint
+        assert "Traceback" not in job.said, job.said
+        assert all_gone(home)
+    finally:
+        job.close()
+    assert flow_run_states(job) == ["CANCELLED"]
+
+    job = Job(home, overrides)
     try:
         assert job.wait() == 1, job.everything()
     finally:
@@ -63,7 +80,7 @@ def test_a_run_without_workers_says_how_one_joins_and_waits_as_long_as_it_was_to
     said = " ".join(job.said.split())
     port = json.loads((job.run_dir / "services" / "coordinator.json").read_text())["port"]
     assert f"\n  ./antiphon worker --coordinator 127.0.0.1:{port} --run {job.run_dir.name}\n" in job.said
-    assert "rollout.workers=0: the run waits up to 2 s for a worker to join" in said
+    assert "rollout.workers=0: the run waits up to 20 s for a worker to join" in said
     (line,) = job.complaints()
     assert "no worker for" in line and "give the same command again" in line
     assert "alarm stall" not in said and "Traceback" not in said
@@ -155,3 +172,18 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(tmp_path: Path) -
     assert not (job.run_dir / "outcome.json").exists()
     check_batches(job.batches(), 6)
     assert all_gone(home)
+
+
+def cancel_as_the_page_does(job: Job) -> None:
+    """Set the state of the run's flow run through the server's API."""
+    (url,) = {line.split()[-1] for line in job.said.splitlines() if line.startswith("  prefect: ")}
+    running = {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+    (flow_run,) = job.when(lambda: post(url, job.home, "flow_runs/filter", running))
+    job.when(lambda: post(url, job.home, "flow_runs/filter", running)[0]["name"] == job.run_dir.name)
+    answer = post(
+        url,
+        job.home,
+        f"flow_runs/{flow_run['id']}/set_state",
+        {"state": {"type": "CANCELLING", "name": "Cancelling"}},
+    )
+    assert answer["status"] == "ACCEPT", answer

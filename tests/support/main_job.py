@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -239,3 +240,11 @@ def check_batches(batches: Sequence[Sequence[Any]], max_staleness: int) -> None:
         for row in rows:
             oldest = row.oldest_version
             assert 0 <= step - oldest <= max_staleness
+
+
+def flow_run_states(job: Job) -> list[str]:
+    """Return the states of the home's flow runs, oldest first."""
+    database = job.home / "prefect" / "prefect.db"
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        query = "SELECT state_type FROM flow_run ORDER BY start_time"
+        return [state for (state,) in connection.execute(query)]
