@@ -49,13 +49,18 @@ def schedule(
     """Yield the stages of the steps `first` .. steps - 1, each after those that it waits for.
 
     `first` steps were committed before; `scored` are the versions whose evaluation is complete, and `opened`
-    all that have one: an earlier process may have left some open. With another evaluation.interval there may
-    be versions that nobody holds any more; these are not evaluated.
+    all that have one: an earlier process may have left some open, and may have ended before it broadcast what
+    is to be evaluated. With another evaluation.interval there may be versions that nobody holds any more;
+    these are not evaluated.
     """
     steps, bound, interval = config.run.steps, config.loop.max_staleness, config.loop.publish_interval
     base = first if is_published(first, interval, steps) else first - first % interval
-    broadcast = Stage("broadcast", base)
-    yield broadcast
+    waits = {version for version in opened if version not in scored and is_evaluated(version, config)}
+    after: tuple[StageKey, ...] = ()
+    for version in (v for v in sorted(waits | {base}) if v <= base <= kept_until(config, v)):
+        broadcast = Stage("broadcast", version, after)
+        after = (broadcast.key,)
+        yield broadcast
     for version in range(base + 1):
         kept = version in opened or kept_until(config, version) >= min(first + bound + 1, steps)
         if is_evaluated(version, config) and version not in scored and kept:

@@ -54,7 +54,7 @@ def test_what_the_model_cannot_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_a_run_without_workers_is_cancelled_says_how_one_joins_and_waits_as_long_as_it_was_told(tmp_path: Path) -> None:
+def test_a_run_without_workers_is_cancelled_or_waits_as_long_as_it_was_told(tmp_path: Path) -> None:
     home = make_home(tmp_path)
     alone = ["rollout.workers=0", "services.empty_fleet_timeout_s=20"]
     overrides = [*SMALL, *alone, "record.mlflow=false", "record.dvc=false"]

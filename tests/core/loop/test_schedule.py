@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.loop.admission import kept_until
 from antiphon.core.loop.schedule import Stage, StageKey, is_evaluated, schedule
 from antiphon.core.loop.staleness import is_published
 
@@ -60,9 +61,9 @@ def test_every_stage_waits_only_for_earlier_ones_and_no_batch_is_older_than_the_
     for name in ("collect", "reward", "step", "record"):
         assert numbers(stages, name) == list(range(first, steps))
     published = [v for v in range(steps + 1) if is_published(v, loop.publish_interval, steps)]
-    assert numbers(stages, "broadcast") == [max(v for v in published if v <= first)] + [
-        v for v in published if v > first
-    ]
+    base = max(v for v in published if v <= first)
+    left = [v for v in published if v < base <= kept_until(config, v) and is_evaluated(v, config)]
+    assert numbers(stages, "broadcast") == [*left, base, *(v for v in published if v > first)]
     assert set(numbers(stages, "evaluate")) == {v for v in range(steps + 1) if is_evaluated(v, config)}
 
 
@@ -92,6 +93,15 @@ def test_a_resumed_run_continues_after_its_commits_and_evaluates_what_was_left_o
     assert numbers(stages, "step") == [7, 8, 9]
     assert found["collect", 7] == found["collect", 9] == {("broadcast", 7)}
     assert numbers(stages, "evaluate") == [4, 6, 8, 10]
+
+
+def test_what_is_to_be_evaluated_is_broadcast_though_the_process_that_was_to_do_it_died() -> None:
+    config = config_of(10, staleness=2, evaluated=2)
+    assert kept_until(config, 4) >= 7
+    stages = list(schedule(config, 7, scored={0, 2}, opened={0, 2, 4, 6}))
+    assert numbers(stages, "broadcast")[:3] == [4, 6, 7]
+    assert edges(stages)["evaluate", 4] == {("broadcast", 7)}
+    assert edges(stages)["broadcast", 7] == {("broadcast", 6)}
 
 
 def test_a_run_resumed_with_another_interval_evaluates_what_is_kept() -> None:
