@@ -283,6 +283,19 @@ def test_a_clock_that_runs_away_or_stands_still_is_noticed(monkeypatch: pytest.M
         VirtualLoop(_still, 50.0).run(at_once())
 
 
+def test_a_rest_that_another_clock_sees_passes() -> None:
+    """Of two clocks the one that shows smaller numbers tells shorter times apart."""
+
+    async def wait() -> float:
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(4108.5)
+        before = clock()
+        await asyncio.sleep(1e-13)
+        return clock() - before
+
+    assert 0.0 < VirtualLoop(_still, 1e6).run(wait()) < 1e-6
+
+
 def test_virtual_time_keeps_order_and_a_stopped_process_catches_up() -> None:
     loop = VirtualLoop(_still, 1e6)
     seen: list[tuple[str, float]] = []
