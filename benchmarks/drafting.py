@@ -24,7 +24,7 @@ log-probabilities and draws each request from its own seed.
     .venv/bin/python benchmarks/drafting.py [--home DIR [--run ID]] [--pairs N]
 
 Without --home it first trains the demo for `--steps` steps, two epochs or more, in a scratch folder. The last
-line is JSON.
+line is JSON. The exit status is 1 when a request got other tokens with drafts than without.
 """
 
 import argparse
@@ -36,7 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.benchmarks.parts.drafting.chain_model import build_chain_model
-from antiphon.benchmarks.parts.measure import PROJECT, print_result, run_job, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.services.rollout.engine.environment import child_environment
 
@@ -55,9 +56,9 @@ GREEDY_PROMPTS, GREEDY_MEDIAN = 32, 180.0
 """Chains of the greedy load and their median length, tokens: about a worked answer to a school problem."""
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> int:
+    """Measure, print, and return the exit status."""
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--home", type=Path, help="ANTIPHON_HOME of a finished run; else one is made")
     parser.add_argument("--run", help="id of the run (default: the newest)")
     parser.add_argument("--steps", type=int, default=24, help="learner steps of the run that is made")
@@ -78,7 +79,10 @@ def main() -> None:
         )
     with scratch_home() as scratch:
         home = arguments.home or train(scratch, arguments.steps, arguments.prompts)
-        print_result(Report(home, arguments).measure())
+        result = Report(home, arguments).measure()
+    share = result["identical_share"]
+    violated = [] if share == 1 else [f"{share:.4%} of the requests got the same tokens with drafts, not all"]
+    return finish(result, record=arguments.record, violated=violated)
 
 
 def train(home: Path, steps: int, prompts: int) -> Path:
@@ -305,4 +309,4 @@ class Report:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
