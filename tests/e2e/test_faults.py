@@ -18,7 +18,7 @@ from tests.support.main_job import SMALL, Job, all_gone, check_batches, command,
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
 STALENESS = 2
-STEPS = 18
+STEPS = 28
 """Enough that no interruption below comes after the end, however fast the machine is."""
 QUIET = ("record.mlflow=false", "record.dvc=false")
 
