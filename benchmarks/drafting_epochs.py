@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.parts.measure import PROJECT, print_result, run_job, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home
 
 RATES = ("acceptance", "coverage", "tokens_per_pass")
 PROMPTS_PER_STEP = 32
@@ -54,7 +54,7 @@ def main() -> None:
     print_table(result)
     if arguments.plot is not None:
         plot(result, arguments.plot)
-    print_result(result)
+    print(json.dumps(result))
 
 
 def summarise(runs: dict[bool, list[dict[str, Any]]], steps_per_epoch: int) -> dict[str, Any]:

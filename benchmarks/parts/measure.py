@@ -336,8 +336,3 @@ def step_ends(timings: dict[str, Any]) -> list[float]:
     """Return when each learner step ended, seconds, in step order."""
     spans = [s for s in timings["stages"] if s["stage"] == "step"]
     return [s["ended_s"] for s in sorted(spans, key=lambda s: s["number"])]
-
-
-def print_result(result: dict[str, Any]) -> None:
-    """Print the one JSON object that ends a benchmark."""
-    print(json.dumps(result))

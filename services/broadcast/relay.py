@@ -150,7 +150,7 @@ class _Receiver:
                         self._questions[name] = asyncio.create_task(self._inquire(name))
                 await self._change.wait(min(transfer.retry_s(now), self._patience.refused_s))
         finally:
-            await self._stop()
+            await end_tasks(*self._calls, *self._questions.values())
         self._delivery.seconds = self._clock() - self._begun_s
         self._delivery.best_bytes_per_s = {
             name: source.best_bytes_per_s for name, source in transfer.sources.items() if source.bytes_in
@@ -297,9 +297,6 @@ class _Receiver:
             if request.source == name and call is not asyncio.current_task():
                 call.cancel()
                 self._transfer.ended(request)  # its chunks are asked of others at once
-
-    async def _stop(self) -> None:
-        await end_tasks(*self._calls, *self._questions.values())
 
 
 class _WrongError(Exception):

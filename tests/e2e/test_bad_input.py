@@ -78,6 +78,8 @@ def test_a_run_without_workers_is_cancelled_or_waits_as_long_as_it_was_told(tmp_
     finally:
         job.close()
     said = " ".join(job.said.split())
+    assert f"continuing run {job.run_dir.name}" in said
+    assert flow_run_states(job) == ["CANCELLED", "FAILED"]
     port = json.loads((job.run_dir / "services" / "coordinator.json").read_text())["port"]
     assert f"\n  ./antiphon worker --coordinator 127.0.0.1:{port} --run {job.run_dir.name}\n" in job.said
     assert "rollout.workers=0: the run waits up to 20 s for a worker to join" in said
