@@ -242,11 +242,10 @@ def _belongs(child: psutil.Process, home: Path) -> bool:
         environment = child.environ()
         # Between fork and exec it has none yet: whose it is shows at the next look.
         return not environment or environment.get("ANTIPHON_HOME") == str(home)
-    except (psutil.ZombieProcess, psutil.AccessDenied):
-        # It ended since and is still to be waited for; what ends is root's, and others may not read it.
+    except psutil.Error:
+        # A child cannot go before it is waited for: one that says "no such process" has given up its
+        # memory and is about to end, and what ends is root's, which others may not read.
         return True
-    except psutil.NoSuchProcess:
-        return False
 
 
 def cpu_of_ended_children() -> float:

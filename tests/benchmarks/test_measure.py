@@ -43,12 +43,18 @@ def test_the_cpu_time_of_every_process_counts(tmp_path: Path, monkeypatch: pytes
     assert run_module(tmp_path, ["this"], "little", 60.0, tmp_path).cpu_s < job.cpu_s
 
 
+@pytest.mark.parametrize("ends", [psutil.ZombieProcess, psutil.NoSuchProcess, psutil.AccessDenied])
 def test_a_child_that_ends_while_it_is_looked_at_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type[psutil.Error]
 ) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not waited for
+
+    def no_memory(process: psutil.Process) -> dict[str, str]:
+        raise ends(process.pid)
+
     monkeypatch.setattr(psutil.Process, "status", lambda process: psutil.STATUS_RUNNING)
+    monkeypatch.setattr(psutil.Process, "environ", no_memory)
     wait_for_orphans(tmp_path, "little")
     with pytest.raises(ChildProcessError):
         os.waitpid(child.pid, os.WNOHANG)
