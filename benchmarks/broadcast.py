@@ -33,15 +33,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from statistics import median
 from typing import Any
 
+from antiphon.api.manifest import auto_chunk_bytes
 from antiphon.benchmarks.parts.network.fleet import Broadcasted, Fleet, fleet, loopback_fleet, name_of
 from antiphon.benchmarks.parts.network.namespaces import missing
 from antiphon.benchmarks.parts.network.router import MTU
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.dissemination.plan import Plan, Topology, plan_topology
 from antiphon.core.dissemination.predict import Link, Size
-from antiphon.services.broadcast.manifest import auto_chunk_bytes
-from antiphon.services.broadcast.transports.lattica_node import missing_reason
 from antiphon.system.logs import configure_logs
+from antiphon.weights.transports.lattica_node import missing_reason
 
 UPLINK = 100e6 / 8
 """Bytes per second."""

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHello
 from antiphon.benchmarks.parts import fleets
 from antiphon.benchmarks.parts.long_runs import reading
 from antiphon.benchmarks.parts.long_runs.journals import long_config, write_journal
@@ -47,7 +48,6 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
 

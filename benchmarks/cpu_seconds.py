@@ -24,7 +24,7 @@ from pathlib import Path
 from antiphon.benchmarks.parts.cpu.functions import read_samples, sampled
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, read_rows, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish, medians
-from antiphon.lineage.report.cpu_section import PAYS, outside_share
+from antiphon.report.cpu_section import PAYS, outside_share
 
 WANTED_SHARE, WANTED_LEASE_S = 0.10, 20.0
 """What is aimed at, printed beside what was measured."""

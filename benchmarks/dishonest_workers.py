@@ -21,8 +21,8 @@ import torch
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.trust import beside_audits
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
+from antiphon.core.checks import check_submission
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.checks import check_submission
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, VersionSpan
 from antiphon.core.trust.audit import NOTHING, Band, SampleStatistics, Sums, audit_group, by_author, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason

@@ -38,6 +38,8 @@ import grpc
 import numpy as np
 import psutil
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
+from antiphon.api.manifest import full_payload
 from antiphon.benchmarks.coordinator import LoadPrompts, make_config, manifest, sampled
 from antiphon.benchmarks.parts.measure import end_on_sigterm, tail
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
@@ -47,23 +49,21 @@ from antiphon.core.errors import AntiphonError
 from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress, PartialTrajectory, VersionSpan
 from antiphon.core.status import WorkerState
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
+from antiphon.net.rpc.serving import CHANNEL_OPTIONS, Security, start_server, stop_server
+from antiphon.net.security.access_tokens import make_token, new_token_id
+from antiphon.net.security.credentials import Credentials, load_credentials, needed_token_key
+from antiphon.net.security.guard import Guard
+from antiphon.net.security.keys import LEARNER_KEY, TOKEN_KEY, ensure_key, load_key, write_private
 from antiphon.protos import broadcast_pb2, rollout_pb2
-from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.broadcast.server import register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.signature import sign_manifest
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.server import serve_coordinator
-from antiphon.services.rpc.serving import CHANNEL_OPTIONS, Security, start_server, stop_server
-from antiphon.services.security.access_tokens import make_token, new_token_id
-from antiphon.services.security.credentials import Credentials, load_credentials, needed_token_key
-from antiphon.services.security.guard import Guard
-from antiphon.services.security.keys import LEARNER_KEY, TOKEN_KEY, ensure_key, load_key, write_private
 from antiphon.system.clock import wall_clock
 from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
+from antiphon.weights.client import BroadcastClient
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.server import register_broadcast
+from antiphon.weights.service import BroadcastService
+from antiphon.weights.signature import sign_manifest
 
 RUN_ID = "load-1"
 WORKERS = 8
@@ -192,7 +192,7 @@ def prepare(home: Path) -> None:
         write_private(keys / "workers" / name / "token", token.encode())
     import torch
 
-    from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
+    from antiphon.weights.snapshot import weights_of, write_snapshot
 
     store = PayloadStore(home / PAYLOADS)
     tensors = {"w": torch.arange(CHUNKS * CHUNK_BYTES // 4, dtype=torch.int32)}

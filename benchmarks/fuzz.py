@@ -29,11 +29,11 @@ from antiphon.benchmarks.parts.fuzz.readers import readers
 from antiphon.benchmarks.parts.fuzz.targets import RunningServices, known_values, open_services
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.errors import AntiphonError
+from antiphon.net.rpc.codec import known
+from antiphon.net.wire import calls  # noqa: F401 - registers what its messages stand for
+from antiphon.net.wire import drafting as wire_drafting
+from antiphon.net.wire import work as wire_work
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
-from antiphon.services.wire import calls  # noqa: F401 - registers what its messages stand for
-from antiphon.services.wire import drafting as wire_drafting
-from antiphon.services.wire import work as wire_work
-from antiphon.services.wire.codec import known
 from antiphon.system.logs import configure_logs
 
 EXAMPLES = 60

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from antiphon.api.engine import Engine, EngineRequest
 from antiphon.core.records import SamplingParameters
-from antiphon.services.rollout.engine.api import Engine, EngineRequest
 from antiphon.services.rollout.engine.environment import EngineSettings, child_environment
 
 CONCURRENCIES = (4, 16, 64)
@@ -52,8 +52,8 @@ def measure(model_dir: Path, pairs: int, runs: int) -> dict[str, object]:
     from safetensors.torch import load_file
 
     started = time.perf_counter()
-    from antiphon.services.broadcast.verified_weights import verify
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+    from antiphon.weights.verified_weights import verify
 
     engine = VllmEngine(
         EngineSettings(

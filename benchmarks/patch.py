@@ -38,7 +38,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.broadcast.patches import estimated_bytes, predicted_change
 from antiphon.core.config import load_config
 from antiphon.core.records import TensorEntry
-from antiphon.services.broadcast.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 BOUNDS = {"lr_1e6": ("1e-6", 0.01), "lr_1e5": ("1e-5", 0.05), "lr_1e4": ("1e-4", 0.20)}

@@ -30,20 +30,20 @@ from typing import Any
 
 import torch
 
+from antiphon.api.manifest import full_payload
+from antiphon.api.snapshots import Place
 from antiphon.benchmarks.parts.counts import Counts, anonymous_growth
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast import snapshot
-from antiphon.services.broadcast.api import Place
-from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.origin import OriginOrder, serving_origin
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.transport import RelayTransport
-from antiphon.services.broadcast.verified_weights import VerifiedWeights, open_snapshot
 from antiphon.services.learner.publish import SnapshotPublisher
 from antiphon.services.rollout.engine.thread import EngineThread
+from antiphon.weights import snapshot
+from antiphon.weights.client import BroadcastClient
+from antiphon.weights.origin import OriginOrder, serving_origin
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.transport import RelayTransport
+from antiphon.weights.verified_weights import VerifiedWeights, open_snapshot
 
 PIECE_BYTES = 64 << 20
 """Of a raw write at once, as many as a buffer of the publisher's has."""

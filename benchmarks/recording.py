@@ -37,7 +37,7 @@ from antiphon.core.records import (
     StepCommit,
     VersionSpan,
 )
-from antiphon.lineage.ledger.layout import SHARD_ENTRIES
+from antiphon.lineage.layout import SHARD_ENTRIES
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
@@ -94,8 +94,8 @@ def measure_loop(home: Path, name: str, steps: int, rest: bool) -> tuple[dict[st
     """
     from safetensors.torch import load_file
 
-    from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-    from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
+    from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+    from antiphon.weights.snapshot import weights_of, write_snapshot
 
     store, run_id = ArtifactStore(home / "store"), f"{name}-1"
     run_dir = home / "runs" / run_id

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from antiphon.api.policy_file import copy_policy
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config
@@ -34,7 +35,6 @@ from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.retention import is_anchor
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.store.policy_file import copy_policy
 
 RUN_ID = "retained-1"
 MODEL = PROJECT / "examples" / "models" / "chain-sum"
@@ -104,11 +104,11 @@ def measure(home: Path, steps: int, anchor_every: int) -> tuple[dict[str, Any], 
 
 def train(config: RunConfig, run_dir: Path, home: Path) -> dict[str, list[int]]:
     """Train and record the run; return the bytes of weights and the versions there may be, at each count."""
-    from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-    from antiphon.services.broadcast.snapshot import Weights, write_snapshot
     from antiphon.services.learner.checkpoints import CheckpointStore
     from antiphon.services.learner.deepspeed_engine import pin_numerics
     from antiphon.services.learner.step import Trainer
+    from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+    from antiphon.weights.snapshot import Weights, write_snapshot
 
     pin_numerics(config.learner.threads)
     store = ArtifactStore(home / "store")

@@ -24,8 +24,8 @@ import torch
 
 from antiphon.benchmarks.parts.results import finish
 from antiphon.core.seeds import generator
-from antiphon.services.rollout.engine.keyed_sampler import PLAIN, request_key
-from antiphon.services.rollout.engine.rules import RULES
+from antiphon.sampling.keyed_sampler import PLAIN, request_key
+from antiphon.sampling.rules import RULES
 from antiphon.services.rollout.selfcheck.distribution_check import Z_LIMIT, law_z
 
 VOCABULARY, ENTROPY, NOISE = 16_000, 0.5, 0.01

@@ -32,17 +32,17 @@ def certs(
         days: how long certificates last.
     """
     from antiphon.core.trust.worker_names import WORKER_NAME
-    from antiphon.runs.directory import home_directory
-    from antiphon.services.security.access_tokens import write_services_token
-    from antiphon.services.security.certificates import ensure_authority, hosts_of, issue
-    from antiphon.services.security.credentials import KEYS, SERVICES_NAME
-    from antiphon.services.security.keys import (
+    from antiphon.net.security.access_tokens import write_services_token
+    from antiphon.net.security.certificates import ensure_authority, hosts_of, issue
+    from antiphon.net.security.credentials import KEYS, SERVICES_NAME
+    from antiphon.net.security.keys import (
         LEARNER_KEY,
         TOKEN_KEY,
         ensure_key,
         make_private_folder,
         write_private,
     )
+    from antiphon.runs.directory import home_directory
 
     if days < 1:
         raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")

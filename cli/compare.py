@@ -21,8 +21,8 @@ def compare(first: str, second: str, /, *more: str, output: Path | None = None, 
         output: file of the page; by default compare-RUN1-RUN2.html in the home directory.
         as_json: print one JSON document.
     """
-    from antiphon.lineage.comparison import Comparison, read_run
-    from antiphon.lineage.report.compare_page import SEED_HEAD, build_comparison_page, seed_rows
+    from antiphon.report.compare_page import SEED_HEAD, build_comparison_page, seed_rows
+    from antiphon.report.comparison import Comparison, read_run
     from antiphon.runs.directory import home_directory
     from antiphon.runs.finding import find_run
 

@@ -109,7 +109,7 @@ def _pins(home: Path, kept: Sequence[Path], given_up: Sequence[str]) -> set[str]
     Raises:
         ConfigError: when runs have a ledger and its project is not found.
     """
-    from antiphon.lineage.ledger.layout import find_project, keeps_no_ledger
+    from antiphon.lineage.layout import find_project, keeps_no_ledger
     from antiphon.lineage.store.gc import pinned
 
     folders = {

@@ -12,7 +12,7 @@ def keep(run: str | None = None, /) -> int:
     Args:
         run: the run's id; by default the newest. `benchmarks` is the ledger of scheduled benchmarks.
     """
-    from antiphon.lineage.ledger import layout
+    from antiphon.lineage import layout
     from antiphon.runs.directory import home_directory
     from antiphon.runs.finding import find_run
     from antiphon.runs.pulled import ledger_folders

@@ -76,8 +76,8 @@ def plan(
     if source:
         notes.append(f"measured by run {source}, {measured.steps if measured else 0} steps")
     if plot is not None:
-        from antiphon.lineage.report.capacity_plot import capacity_plot
-        from antiphon.lineage.report.render import standalone
+        from antiphon.report.capacity_plot import capacity_plot
+        from antiphon.report.render import standalone
 
         drawing = capacity_plot(made, config.loop.max_staleness)
         plot.write_text(standalone(drawing.wide or drawing.narrow), encoding="utf-8")

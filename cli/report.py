@@ -12,9 +12,9 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
         out: file to write; by default report.html in the run's folder.
     """
     from antiphon.core.config import load_config
-    from antiphon.lineage.report.page import build_report
-    from antiphon.lineage.report.timeline import RunDrawer
     from antiphon.lineage.store.artifact_store import ArtifactStore
+    from antiphon.report.page import build_report
+    from antiphon.report.timeline import RunDrawer
     from antiphon.runs.attach import attached, draw_events
     from antiphon.runs.directory import home_directory, store_directory
     from antiphon.runs.finding import find_run

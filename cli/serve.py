@@ -84,8 +84,8 @@ def learner(*, flags: ServiceFlags) -> int:
     address = _coordinator(flags, "learner")
     run_id, run_dir, store = _place(flags, config)
 
+    from antiphon.net.security.credentials import learner_signer
     from antiphon.services.learner.server import serve_learner
-    from antiphon.services.security.credentials import learner_signer
     from antiphon.system.processes import write_starting_file
 
     folder = credentials_folder(flags.credentials, config)
@@ -133,9 +133,9 @@ def _serve(
     start: Callable[..., Coroutine[Any, Any, None]],
     run_dir: Path,
 ) -> int:
-    from antiphon.services.rpc.serving import check_host
-    from antiphon.services.security.credentials import find_credentials
-    from antiphon.services.security.local_run import ensure_local_credentials
+    from antiphon.net.rpc.serving import check_host
+    from antiphon.net.security.credentials import find_credentials
+    from antiphon.net.security.local_run import ensure_local_credentials
     from antiphon.system.processes import run_service, write_ready_file
 
     host = flags.host or config.services.host

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from antiphon.core.errors import AntiphonError
 
 if TYPE_CHECKING:
-    from antiphon.services.security.credentials import Credentials
+    from antiphon.net.security.credentials import Credentials
 
 WATCH_S = 1.0
 """Seconds between two looks with --watch."""

@@ -41,10 +41,10 @@ def create(
         keys: folder that `antiphon certs` made; by default keys in the home directory.
     """
     from antiphon.core.trust.access_tokens import TokenClaims
+    from antiphon.net.security.access_tokens import make_token, new_token_id
+    from antiphon.net.security.credentials import KEYS
+    from antiphon.net.security.keys import TOKEN_KEY, load_key, write_private
     from antiphon.runs.directory import home_directory
-    from antiphon.services.security.access_tokens import make_token, new_token_id
-    from antiphon.services.security.credentials import KEYS
-    from antiphon.services.security.keys import TOKEN_KEY, load_key, write_private
 
     if not 0.0 < hours <= 24.0 * 366:
         raise ConfigError(f"--hours {hours:g} is not within a year; access tokens are short-lived")
@@ -69,10 +69,10 @@ def show(token: Path) -> int:
         token: the file, or a bundle that holds one.
     """
     from antiphon.core.errors import ContractError
+    from antiphon.net.security.access_tokens import load_claims
+    from antiphon.net.security.credentials import KEYS
+    from antiphon.net.security.keys import TOKEN_KEY, load_public
     from antiphon.runs.directory import home_directory
-    from antiphon.services.security.access_tokens import load_claims
-    from antiphon.services.security.credentials import KEYS
-    from antiphon.services.security.keys import TOKEN_KEY, load_public
 
     path = token / "token" if token.is_dir() else token
     try:

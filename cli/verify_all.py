@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.lineage.ledger.layout import (
+from antiphon.lineage.layout import (
     find_project,
     keeps_no_ledger,
     kept_pointer_of,

@@ -14,7 +14,7 @@ from antiphon.core.trust.worker_names import WORKER_NAME
 from antiphon.runs.directory import home_directory
 
 if TYPE_CHECKING:
-    from antiphon.services.security.credentials import Credentials
+    from antiphon.net.security.credentials import Credentials
 
 
 def worker(
@@ -83,8 +83,8 @@ def worker_credentials(given: Path | None, run: str, coordinator: str) -> "Crede
     Raises:
         ConfigError: when there is none, since no coordinator lets anyone in without, or it cannot be read.
     """
-    from antiphon.services.security.credentials import find_credentials
-    from antiphon.services.security.local_run import local_credentials
+    from antiphon.net.security.credentials import find_credentials
+    from antiphon.net.security.local_run import local_credentials
 
     bundle = find_credentials(credentials_folder(given))
     if bundle is None and run:

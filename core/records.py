@@ -383,7 +383,7 @@ class SnapshotManifest:
     origin: str
     """host:port of the broadcast service that serves the chunks; peers may hold them too."""
     signature: bytes = b""
-    """The learner's, over everything but the origin: see services/broadcast/signature.py."""
+    """The learner's, over everything but the origin: see weights/signature.py."""
 
 
 @dataclass(frozen=True, slots=True)

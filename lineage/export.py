@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from antiphon.api.policy_file import copy_policy
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.reporting.figures import interval
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.ledger.replay_pins import MODEL_FILES
 from antiphon.lineage.model_card import model_card
-from antiphon.lineage.store.policy_file import copy_policy
 from antiphon.models.codec import local_model_directory
 from antiphon.system.files import PREFIX, flush_tree, unusable
 

@@ -26,7 +26,7 @@ from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.export import Export, export_version
-from antiphon.lineage.ledger.layout import PUBLISH_ENTRIES, ledger_project
+from antiphon.lineage.layout import PUBLISH_ENTRIES, ledger_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.ledger.run_pins import pin_run_files
 from antiphon.lineage.names import RUN, VERSIONS, version_entry

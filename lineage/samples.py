@@ -15,7 +15,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRow, FinishReason
 from antiphon.core.reporting.kept_samples import KINDS, Candidate, choose, drawn_number
 from antiphon.lineage.documents.artifacts import read_document
-from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.run_log import read_evaluations, read_steps

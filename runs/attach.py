@@ -12,17 +12,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.status import RunStatus
-from antiphon.lineage.report.timeline import RunDrawer, RunPicture
 from antiphon.lineage.run_events import EventPacker
-from antiphon.services.coordinator.api import Coordinator
+from antiphon.net.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
+from antiphon.net.security.local_run import ensure_local_credentials, local_credentials
+from antiphon.report.timeline import RunDrawer, RunPicture
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.prompts import RestingPrompts
-from antiphon.services.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
-from antiphon.services.security.local_run import ensure_local_credentials, local_credentials
 
 ANSWER_S = 5.0
 """Longest wait for a running coordinator's answer."""

@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 
 import structlog
 
+from antiphon.api.learner import StepResult
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.learner.api import StepResult
 from antiphon.services.learner.client import LearnerClient
-from antiphon.services.loop.stages import LoopStages
+from antiphon.services.stages import LoopStages
 from antiphon.system.processes import new_event_loop
 
 _T = TypeVar("_T")

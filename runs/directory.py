@@ -20,7 +20,7 @@ from typing import IO
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.lineage.ledger.layout import ledger_project, shard_directories
+from antiphon.lineage.layout import ledger_project, shard_directories
 from antiphon.lineage.run_log import STEPS_FILE, read_steps
 from antiphon.lineage.run_overview import is_running
 from antiphon.services.coordinator.journal.journal import journal_place

@@ -5,7 +5,7 @@ from pathlib import Path
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.documents.replay_copy import BareCopy, ReplayCopy, find_copy
-from antiphon.lineage.ledger.layout import ledger_project
+from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.names import RUN, VERSIONS
 from antiphon.runs.directory import is_finished, list_runs, store_directory
 from antiphon.runs.pulled import pulled_runs, take_in

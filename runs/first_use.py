@@ -20,9 +20,9 @@ from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import TensorEntry
 from antiphon.lineage.tracking.mlflow_writer import make_empty_database
-from antiphon.services.broadcast.patch import apply_patch, decode_full, encode_full, encode_patch
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.system.set_up import empty_database
+from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
 
 MIGRATE_S = 300.0
 """Longest time that Prefect may take for its tables."""

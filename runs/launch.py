@@ -22,10 +22,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_view import RunView, SilentView, unscored_words
-from antiphon.lineage.libraries import load_libraries
 from antiphon.lineage.recorder import Recorder
-from antiphon.lineage.report.cpu_section import write_cpu_seconds
-from antiphon.lineage.report.timeline import RunDrawer
 from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
@@ -34,12 +31,18 @@ from antiphon.lineage.store.uploader import Uploader
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.models.codec import decoder
 from antiphon.models.learning_rate import with_learning_rate
+from antiphon.net.security.credentials import KEYS, VARIABLE, find_credentials
+from antiphon.net.security.keys import LEARNER_KEY, ensure_key
+from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
+from antiphon.report.cpu_section import write_cpu_seconds
+from antiphon.report.timeline import RunDrawer
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
 from antiphon.runs.attach import draw_events, packed_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.interrupt import Interrupt
+from antiphon.runs.libraries import load_libraries
 from antiphon.runs.outcome import RunOutcome, closing_lines, write_results
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
@@ -48,18 +51,15 @@ from antiphon.runs.provisioning.provisioner import provision
 from antiphon.runs.samples import explainer
 from antiphon.runs.servers.prefect_server import password_file, server_password
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs, worker_spec
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
-from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
-from antiphon.services.security.keys import LEARNER_KEY, ensure_key
-from antiphon.services.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.system.cpu_time import FamilyTimes
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 from antiphon.system.ports import free_port
 from antiphon.system.set_up import command
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 _log = structlog.get_logger(__name__)
 
@@ -161,7 +161,7 @@ class LiveRun:
                 commits, run.run_dir, run.store_root.parent, run.config.sampling.max_tokens
             ),
         )
-        from antiphon.lineage.report.page import build_report  # with matplotlib: see `load_libraries`
+        from antiphon.report.page import build_report  # with matplotlib: see `load_libraries`
 
         report = run.run_dir / "report.html"
         plots = build_report(

@@ -10,28 +10,28 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.cpu.compiler import check_compiler
 from antiphon.environments.decoys import FEWEST, PROBLEMS, best_decoy
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed
-from antiphon.lineage.ledger.layout import ledger_project
+from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import check_pointers, count_parameters, end_tokens_by_file, most_positions
+from antiphon.net.rpc.serving import check_host
+from antiphon.net.security.credentials import find_credentials, needed_token_key
 from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.servers.prefect_server import check_port
-from antiphon.services.broadcast.transports.lattica_node import missing_reason
-from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import scorer_of
 from antiphon.services.rollout.engine.environment import OVERRULING, device
-from antiphon.services.rpc.serving import check_host
-from antiphon.services.security.credentials import find_credentials, needed_token_key
-from antiphon.system.compiler import check_compiler
 from antiphon.system.free_space import free_bytes
+from antiphon.weights.transports.lattica_node import missing_reason
+from antiphon.weights.transports.object_store import object_place
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
 """Addresses to listen on that cannot be dialled."""

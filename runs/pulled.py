@@ -14,7 +14,7 @@ from pathlib import Path
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.documents.manifest import read_run_config
-from antiphon.lineage.ledger.layout import (
+from antiphon.lineage.layout import (
     find_project,
     kept_pointer_of,
     ledger_names,

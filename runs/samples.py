@@ -8,7 +8,7 @@ from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.environments.environment import Environment, explain
 from antiphon.environments.registry import make_environment
-from antiphon.lineage.ledger.layout import find_project
+from antiphon.lineage.layout import find_project
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples, sampled_versions
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store

@@ -22,7 +22,7 @@ import structlog
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.restarts import RestartRule
-from antiphon.services.security.credentials import VARIABLE
+from antiphon.net.security.credentials import VARIABLE
 from antiphon.system.memory import keep_memory
 from antiphon.system.ports import free_port
 from antiphon.system.processes import (

@@ -14,9 +14,9 @@ from antiphon.core.capacity.engine_tuning import Choice, EngineChoice, LearnerCh
 from antiphon.core.capacity.model import shape_of
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import AntiphonError
+from antiphon.cpu.compiler import why_not_compiling
 from antiphon.runs.supervisor import learner_environment
 from antiphon.services.rollout.engine.environment import child_environment, device
-from antiphon.system.compiler import why_not_compiling
 from antiphon.system.processes import ChildProcess, quote
 
 SLACK_S = 120.0

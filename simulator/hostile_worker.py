@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import (
     PROTOCOL_VERSION,
@@ -25,9 +26,8 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
+from antiphon.net.security.guard import DEFAULT_LIMITS
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.security.guard import DEFAULT_LIMITS
 from antiphon.simulator.standins.arithmetic import END_TOKEN
 from antiphon.simulator.virtual.random_streams import RandomStream
 

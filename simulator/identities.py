@@ -8,10 +8,10 @@ import functools
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
-from antiphon.services.rpc.in_process import Identity
-from antiphon.services.security.access_tokens import make_token
-from antiphon.services.security.credentials import SERVICES_NAME
-from antiphon.services.security.keys import SigningKey, signing_key
+from antiphon.net.rpc.in_process import Identity
+from antiphon.net.security.access_tokens import make_token
+from antiphon.net.security.credentials import SERVICES_NAME
+from antiphon.net.security.keys import SigningKey, signing_key
 
 _KEY: SigningKey = signing_key(bytes(32))
 TOKEN_KEY = _KEY.public

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from antiphon.api.coordinator import Coordinator
+from antiphon.api.engine import Engine
+from antiphon.api.learner import Learner
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.loop.schedule import Stage, StageKey, schedule
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.environments.scoring.pool import InProcess
-from antiphon.services.broadcast.relay_service import Arrivals, RelayService
-from antiphon.services.broadcast.server import register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.coordinator.api import Coordinator
+from antiphon.net.rpc.in_process import InProcessChannel, InProcessServer
+from antiphon.net.rpc.interceptor import GuardInterceptor
+from antiphon.net.security.guard import Guard
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.opening import showing_life
@@ -26,18 +28,13 @@ from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import register_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.announcing import keep_announced
-from antiphon.services.learner.api import Learner
 from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.loop.stages import LoopStages
 from antiphon.services.reward.service import RewardService
-from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.services.rpc.in_process import InProcessChannel, InProcessServer
-from antiphon.services.rpc.interceptor import GuardInterceptor
-from antiphon.services.security.guard import Guard
+from antiphon.services.stages import LoopStages
 from antiphon.simulator.identities import TOKEN_KEY, services_identity, worker_identity
 from antiphon.simulator.standins import engines, training
 from antiphon.simulator.standins.auditing import ArithmeticAuditor
@@ -46,6 +43,9 @@ from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
+from antiphon.weights.relay_service import Arrivals, RelayService
+from antiphon.weights.server import register_broadcast
+from antiphon.weights.service import BroadcastService
 
 COORDINATOR = "coordinator"
 LEARNER = "learner"

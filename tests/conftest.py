@@ -33,7 +33,20 @@ SEED = int(os.environ.get("ANTIPHON_TEST_SEED", "0" if IN_CI else str(secrets.ra
 os.environ["ANTIPHON_TEST_SEED"] = str(SEED)  # processes that share the tests share the seed
 PRELOADED = os.environ.get("LD_PRELOAD")
 ORDER = (
-    *("project", "core", "system", "models", "environments", "lineage", "properties", "simulation", "docs"),
+    *(
+        "project",
+        "core",
+        "system",
+        "models",
+        "api",
+        "cpu",
+        "net",
+        "sampling",
+        "environments",
+        "lineage",
+        "weights",
+    ),
+    *("report", "properties", "simulation", "docs"),
     *("cli", "runs", "flows", "benchmarks", "services", "e2e"),
 )
 """Quick folders first: a mistake shows before minutes were spent on engines."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from antiphon.services.broadcast import manifest as manifest_module
-from antiphon.services.broadcast import payload_files, snapshot
+from antiphon.api import manifest as manifest_module
+from antiphon.weights import payload_files, snapshot
 
 LOOK_S = 0.002
 """Between two looks at the memory."""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import psutil
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.core.loop.leases import heartbeat_pause_s
 from antiphon.core.records import PROTOCOL_VERSION, GroupSubmission, Lease, SubmitVerdict
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 
 START_S = 120.0

@@ -17,6 +17,8 @@ from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
 from antiphon.core.records import Lease, SubmitVerdict
 from antiphon.core.trust.rate_limit import TokenBucket
+from antiphon.net.security import guard
+from antiphon.net.security.guard import Guard
 from antiphon.services.coordinator import audit_queue, reward_queue, sealing, worker_registry
 from antiphon.services.coordinator.journal import journal
 from antiphon.services.coordinator.journal.journal import Journal
@@ -24,8 +26,6 @@ from antiphon.services.coordinator.journal.store import Written
 from antiphon.services.coordinator.lease_granter import LeaseGranter
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.security import guard
-from antiphon.services.security.guard import Guard
 from antiphon.simulator.campaign import Campaign
 from antiphon.simulator.faults import FaultMix
 from antiphon.simulator.scenario import Scenario

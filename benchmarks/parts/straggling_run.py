@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from antiphon.api.coordinator import Coordinator
+from antiphon.api.engine import EngineOutput
 from antiphon.benchmarks.parts.kills.standins import (
     LightTrainer,
     LinkedClient,
@@ -22,8 +24,6 @@ from antiphon.benchmarks.parts.kills.standins import (
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.server import serve_coordinator
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -32,7 +32,6 @@ from antiphon.services.learner.server import serve_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.reward.server import serve_reward
-from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.simulator.processes import Flow
 from antiphon.simulator.standins.engines import (
@@ -42,6 +41,7 @@ from antiphon.simulator.standins.engines import (
     JsonDecoder,
 )
 from antiphon.system.processes import StopRequest
+from antiphon.weights.payload_store import PayloadStore
 
 HOST = "127.0.0.1"
 WORKERS = 8

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from antiphon.core.checks import check_number
 from antiphon.core.digests import check_digest
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.checks import check_number
 
 MOST_SOURCES = 16
 """Sources in one report; a worker is named fewer."""

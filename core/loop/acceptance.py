@@ -8,12 +8,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from antiphon.core.checks import check_submission, submission_digest
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import believed_statistics
 from antiphon.core.errors import ContractError, IntegrityError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import continues
-from antiphon.core.loop.checks import check_submission, submission_digest
 from antiphon.core.loop.group_state import GroupPhase, GroupState, newest_scored, remembered_scores
 from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.places import training_step

@@ -14,7 +14,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
 from antiphon.lineage.documents.artifacts import build_document, origin_facts, parents_by_rule
 from antiphon.lineage.documents.facts import batch_facts, evaluation_facts, version_facts
-from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
 from antiphon.lineage.retention import recompute_note
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps

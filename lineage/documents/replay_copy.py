@@ -19,7 +19,7 @@ from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import BATCH_METRICS
 from antiphon.lineage.documents.manifest import manifest_digest
-from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.names import CHECKPOINTS, MODEL, MODEL_FOLDER, RUN, batch_entry, version_entry
 from antiphon.lineage.run_log import is_timing, read_base, read_evaluations, read_steps
 

@@ -18,7 +18,7 @@ from dvc.exceptions import DvcException, NotDvcRepoError
 from dvc.repo import Repo
 
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.lineage.ledger.layout import (
+from antiphon.lineage.layout import (
     GITIGNORE,
     SHARD_ENTRIES,
     check_rel,

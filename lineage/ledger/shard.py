@@ -24,7 +24,7 @@ from dvc_objects.fs import generic
 from dvc_objects.fs.local import localfs
 
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.lineage.ledger.layout import (
+from antiphon.lineage.layout import (
     Entry,
     ShardJournal,
     journal_line,

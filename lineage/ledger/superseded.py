@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from antiphon.api.policy_file import policy_facts
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.names import version_entry, version_of_weights
 from antiphon.lineage.retention import is_anchor, keeps_weights
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.store.policy_file import policy_facts
 
 
 def is_superseded(ledger: Ledger, version: int, scores: Mapping[int, float], config: RunConfig) -> bool:

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from antiphon.api.policy_file import policy_facts
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
 from antiphon.lineage.documents.artifacts import parents_by_rule
 from antiphon.lineage.documents.facts import VERSION_FACTS, evaluation_facts
 from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
+from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
-from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.ledger.pins import dvc_cache
 from antiphon.lineage.ledger.run_pins import OUTCOME_FILE
 from antiphon.lineage.ledger.verify_ledger import ShardCheck
 from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.store.policy_file import policy_facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.ledger.findings import FileReader, Findings
-from antiphon.lineage.ledger.layout import (
+from antiphon.lineage.layout import (
     PUBLISH_ENTRIES,
     Entry,
     ShardJournal,
@@ -28,6 +27,7 @@ from antiphon.lineage.ledger.layout import (
     tree_line,
     tree_name,
 )
+from antiphon.lineage.ledger.findings import FileReader, Findings
 from antiphon.lineage.names import name_of
 from antiphon.system.files import PREFIX
 

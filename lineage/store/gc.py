@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.lineage.ledger.layout import (
+from antiphon.lineage.layout import (
     journal_of,
     journal_text,
     read_journal,

@@ -23,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.core.errors import ConfigError
-from antiphon.services.security.keys import check_private, make_private_folder, write_private
+from antiphon.net.security.keys import check_private, make_private_folder, write_private
 from antiphon.system.files import sqlite_url
 from antiphon.system.ports import free_port, is_free
 from antiphon.system.processes import ChildProcess, tied_command, wait_ready

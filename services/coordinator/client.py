@@ -9,24 +9,24 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.core.records import GroupSubmission, SubmitVerdict
-from antiphon.core.status import Event
-from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc
-from antiphon.services.coordinator.api import (
+from antiphon.api.coordinator import (
     Coordinator,
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
     WorkerHeartbeat,
 )
+from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.records import GroupSubmission, SubmitVerdict
+from antiphon.core.status import Event
+from antiphon.net.rpc.serving import Duplex, error_from_code, stream
+from antiphon.net.rpc.unary import Client, asks
+from antiphon.net.security.credentials import Credentials
+from antiphon.net.wire import status as wire_status
+from antiphon.net.wire import work as wire_work
+from antiphon.net.wire.calls import CALLS
+from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc
 from antiphon.services.coordinator.work_stream import StreamClient
-from antiphon.services.rpc.serving import Duplex, error_from_code, stream
-from antiphon.services.rpc.unary import Client, asks
-from antiphon.services.security.credentials import Credentials
-from antiphon.services.wire import status as wire_status
-from antiphon.services.wire import work as wire_work
-from antiphon.services.wire.calls import CALLS
 
 FOLLOW_S = 60.0
 """A followed stream of events is opened again after this time."""

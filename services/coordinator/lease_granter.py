@@ -10,16 +10,16 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from antiphon.api.coordinator import LeaseReply, LeaseRequest
+from antiphon.core.checks import MOST_PLACES, check_number
 from antiphon.core.lengths.order import ARRIVAL
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import MOST_PLACES, check_number
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import Lease
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.fleet import Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.run_state_machine import RunStateMachine

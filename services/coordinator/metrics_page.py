@@ -15,12 +15,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import ALARMS, find_alarms, heldout_alarm
 from antiphon.core.status import RunStatus, WorkerState
-from antiphon.services.coordinator.api import Coordinator
 
 HOST = "127.0.0.1"
 ANSWER_S = 5.0

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop import admission
-from antiphon.core.loop.checks import TokenRules
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.records import Prompt
 from antiphon.environments.environment import Environment

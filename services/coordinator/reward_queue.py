@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from antiphon.core.checks import check_rewards
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop.assembly import step_progress
-from antiphon.core.loop.checks import check_rewards
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupRewards, GroupToReward, SampleReward

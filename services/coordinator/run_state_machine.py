@@ -39,10 +39,10 @@ from antiphon.services.coordinator.journal.pinned import check_same_run, check_t
 from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY, StateSnapshots
 from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource, RestingPrompts
+from antiphon.services.coordinator.run_ahead import RunAheadPlanner
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.coordinator.sample_keeper import SampleKeeper
 from antiphon.services.coordinator.sealing import gather, seal_batch
-from antiphon.services.loop.run_ahead import RunAheadPlanner
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup, WorkQueue
 

@@ -10,12 +10,32 @@ from typing import Any
 
 import grpc
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.message_sizes import MESSAGE_BYTES, TRAJECTORY_BYTES
 from antiphon.lineage.store.artifact_store import open_store
+from antiphon.net.rpc.serving import (
+    Security,
+    answers_errors,
+    error_to_code,
+    refusing_server,
+    start_server,
+    stop_server,
+)
+from antiphon.net.rpc.unary import answer_all
+from antiphon.net.security.credentials import (
+    Credentials,
+    learner_public,
+    lets_others_in,
+    needed_token_key,
+)
+from antiphon.net.security.guard import Guard
+from antiphon.net.wire import status as wire_status
+from antiphon.net.wire import work as wire_work
+from antiphon.net.wire.calls import CALLS
+from antiphon.net.worker_kit import KIT_FILE, KitFile
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, rollout_pb2
-from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.databases import HUNG_S, journal_gone
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, journal_place
@@ -25,26 +45,6 @@ from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.work_stream import Handler, StreamServer
-from antiphon.services.rollout.worker_kit import KIT_FILE, KitFile
-from antiphon.services.rpc.serving import (
-    Security,
-    answers_errors,
-    error_to_code,
-    refusing_server,
-    start_server,
-    stop_server,
-)
-from antiphon.services.rpc.unary import answer_all
-from antiphon.services.security.credentials import (
-    Credentials,
-    learner_public,
-    lets_others_in,
-    needed_token_key,
-)
-from antiphon.services.security.guard import Guard
-from antiphon.services.wire import status as wire_status
-from antiphon.services.wire import work as wire_work
-from antiphon.services.wire.calls import CALLS
 from antiphon.system import failpoints
 from antiphon.system.clock import wall_clock
 from antiphon.system.processes import StopRequest

@@ -10,13 +10,25 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
+from antiphon.api.coordinator import (
+    CommitsReply,
+    Coordinator,
+    HeartbeatReply,
+    KitPart,
+    LeaseReply,
+    LeaseRequest,
+    StageReply,
+    WorkerHeartbeat,
+    WorkerHello,
+    WorkerWelcome,
+)
+from antiphon.core.checks import check_token_rules
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import acceptance, admission, voiding
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import check_token_rules
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.records import (
@@ -32,19 +44,7 @@ from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.core.voided_batch import VoidedBatch
-from antiphon.services.broadcast.signature import check_signature
-from antiphon.services.coordinator.api import (
-    CommitsReply,
-    Coordinator,
-    HeartbeatReply,
-    KitPart,
-    LeaseReply,
-    LeaseRequest,
-    StageReply,
-    WorkerHeartbeat,
-    WorkerHello,
-    WorkerWelcome,
-)
+from antiphon.net.worker_kit import KitFile
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.journal import TrainedRow
@@ -55,7 +55,7 @@ from antiphon.services.coordinator.reward_queue import RewardQueue
 from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 from antiphon.services.coordinator.stage_watch import StageWatch
 from antiphon.services.coordinator.worker_registry import NO_REASON, WorkerRegistry, strike
-from antiphon.services.rollout.worker_kit import KitFile
+from antiphon.weights.signature import check_signature
 
 MAX_WAIT_S = 30.0
 """Longest a call is held open."""

@@ -7,20 +7,20 @@ from functools import partial
 
 import structlog
 
+from antiphon.api.coordinator import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
+from antiphon.core.checks import LONGEST_TEXT, MOST_PLACES, check_number, check_piece
 from antiphon.core.config import dump_config, with_rule
 from antiphon.core.dissemination.plan import ORIGIN
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_address, check_report
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import LONGEST_TEXT, MOST_PLACES, check_number, check_piece
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup, false_author
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress, PartialTrajectory
 from antiphon.core.sampling_config import Rule, decide_rule
 from antiphon.core.trust.reputation import quarantine_reason
 from antiphon.core.trust.worker_names import WORKER_NAME, name_of_worker
-from antiphon.services.coordinator.api import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.services.coordinator.fleet import Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.prompts import token_rules_of

@@ -8,8 +8,8 @@ import asyncio
 
 import structlog
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.errors import AntiphonError
-from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.service import LearnerService
 
 LOOK_S = 30.0

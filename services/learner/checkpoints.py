@@ -16,7 +16,7 @@ import structlog
 
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import UnavailableError
-from antiphon.services.security.keys import SigningKey, make_private_folder, verifies, write_private
+from antiphon.net.security.keys import SigningKey, make_private_folder, verifies, write_private
 from antiphon.system import failpoints
 from antiphon.system.files import flush_folder, flush_tree, write_atomically
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from antiphon.api.learner import Learner
+from antiphon.net.rpc.unary import Client, asks
+from antiphon.net.security.credentials import Credentials
+from antiphon.net.wire.calls import LEARNER_CALLS
 from antiphon.protos import learner_pb2_grpc
-from antiphon.services.learner.api import Learner
-from antiphon.services.rpc.unary import Client, asks
-from antiphon.services.security.credentials import Credentials
-from antiphon.services.wire.calls import LEARNER_CALLS
 
 
 class LearnerClient(Client, Learner):

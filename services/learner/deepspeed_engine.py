@@ -24,12 +24,12 @@ import torch
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.learning_rate import rate_by_size
-from antiphon.services.broadcast.snapshot import Weights, published_entries
-from antiphon.services.learner.layers.compiled import compile_blocks
+from antiphon.cpu.compiled import compile_blocks
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
 from antiphon.system import failpoints
+from antiphon.weights.snapshot import Weights, published_entries
 
 _TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"

@@ -20,8 +20,8 @@ import torch
 from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow
 from antiphon.core.spans import check_cover, token_versions
-from antiphon.services.learner.layers.copies import Copies, copies_of
-from antiphon.services.learner.layers.shared_rows import SharedRows, common_length, share_rows
+from antiphon.cpu.copies import Copies, copies_of
+from antiphon.cpu.shared_rows import SharedRows, common_length, share_rows
 
 SLOTS_PER_POSITION = 4
 """Attention sees rows whole: at most so many of their tokens for each position of the budget."""

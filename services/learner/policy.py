@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
+from antiphon.cpu.linears import quicken_linears
+from antiphon.cpu.norms import quicken_norms
+from antiphon.cpu.shared_rows import ATTENTION, SharedRows, share_rows
 from antiphon.models.codec import resolve_model_path
-from antiphon.services.learner.layers.linears import quicken_linears
-from antiphon.services.learner.layers.norms import quicken_norms
-from antiphon.services.learner.layers.shared_rows import ATTENTION, SharedRows, share_rows
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 

@@ -12,26 +12,26 @@ from contextlib import closing
 
 import structlog
 
+from antiphon.api.manifest import auto_chunk_bytes, full_payload
 from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.broadcast.patches import MOST_SHARE
 from antiphon.core.errors import AntiphonError, BlockedError, ContractError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
-from antiphon.services.broadcast.manifest import auto_chunk_bytes, full_payload
-from antiphon.services.broadcast.patch_payloads import (
+from antiphon.net.security.keys import SigningKey
+from antiphon.services.learner.progress import ProgressCounter
+from antiphon.services.learner.training import Publishing
+from antiphon.system.free_space import SpaceFloor
+from antiphon.weights.patch_payloads import (
     FullWeights,
     PayloadChoice,
     spare_threads,
     stored_weights,
     write_payloads,
 )
-from antiphon.services.broadcast.payload_files import OutgoingPayload
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.signature import sign_manifest
-from antiphon.services.broadcast.snapshot import Weights, write_snapshot
-from antiphon.services.learner.progress import ProgressCounter
-from antiphon.services.learner.training import Publishing
-from antiphon.services.security.keys import SigningKey
-from antiphon.system.free_space import SpaceFloor
+from antiphon.weights.payload_files import OutgoingPayload
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.signature import sign_manifest
+from antiphon.weights.snapshot import Weights, write_snapshot
 
 _log = structlog.get_logger(__name__)
 

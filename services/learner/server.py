@@ -10,34 +10,34 @@ from typing import Any
 
 import grpc
 
+from antiphon.api.coordinator import Coordinator
+from antiphon.api.learner import Learner
 from antiphon.core.config import RunConfig
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.models.codec import HUB_NAME, local_model_directory, model_folder
 from antiphon.models.spared_libraries import spare_unused_libraries
-from antiphon.protos import learner_pb2_grpc
-from antiphon.services.broadcast.origin import OriginOrder, serving_origin
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.learner.announcing import keep_announced
-from antiphon.services.learner.api import Learner
-from antiphon.services.learner.service import LearnerService
-from antiphon.services.rollout.worker_kit import write_kit
-from antiphon.services.rpc.serving import Security, start_server, stop_server
-from antiphon.services.rpc.unary import answer_all
-from antiphon.services.security.credentials import (
+from antiphon.net.rpc.serving import Security, start_server, stop_server
+from antiphon.net.rpc.unary import answer_all
+from antiphon.net.security.credentials import (
     Credentials,
     learner_signer,
     lets_others_in,
     needed_token_key,
 )
-from antiphon.services.security.guard import Guard
-from antiphon.services.security.keys import SigningKey
-from antiphon.services.wire.calls import LEARNER_CALLS
+from antiphon.net.security.guard import Guard
+from antiphon.net.security.keys import SigningKey
+from antiphon.net.wire.calls import LEARNER_CALLS
+from antiphon.net.worker_kit import write_kit
+from antiphon.protos import learner_pb2_grpc
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.announcing import keep_announced
+from antiphon.services.learner.service import LearnerService
 from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual
 from antiphon.system.processes import StopRequest
+from antiphon.weights.origin import OriginOrder, serving_origin
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, PayloadStore, Coordinator], LearnerService]
 """As `open_learner`."""

@@ -15,6 +15,8 @@ from typing import NoReturn, TypeVar
 
 import structlog
 
+from antiphon.api.coordinator import Coordinator
+from antiphon.api.learner import Learner, LearnerStatus, SnapshotReply, StepReply, StepResult
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
@@ -24,8 +26,7 @@ from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.learner.api import Learner, LearnerStatus, SnapshotReply, StepReply, StepResult
+from antiphon.net.rpc.retry import OUTAGE_S, retry_unavailable
 from antiphon.services.learner.restoring import committed_snapshots, first_version
 from antiphon.services.learner.shared_calls import SharedCalls
 from antiphon.services.learner.training import (
@@ -36,8 +37,6 @@ from antiphon.services.learner.training import (
     far_drifts,
     read_weights,
 )
-from antiphon.services.loop.stages import stalled
-from antiphon.services.rpc.retry import OUTAGE_S, retry_unavailable
 from antiphon.system import failpoints
 
 POLL_S = 10.0
@@ -303,7 +302,7 @@ class LearnerService(Learner):
             counter = reply.counter
             still_s = patience.still_s(counter, clock(), absent=reply.no_workers)
             if still_s >= (services.empty_fleet_timeout_s if reply.no_workers else services.stall_timeout_s):
-                raise UnavailableError(f"the batch did not come: {stalled('reward', step, still_s, reply)}")
+                raise UnavailableError(f"the batch did not come: {reply.stalled('reward', step, still_s)}")
 
     async def _publish(self, version: int) -> SnapshotManifest:
         await self._restored.wait()

@@ -11,11 +11,11 @@ from antiphon.environments.environment import Environment
 from antiphon.environments.outside import folders_of, secret_values
 from antiphon.environments.scoring.messages import ScoringTask
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
+from antiphon.net.rpc.serving import Security, start_server, stop_server
+from antiphon.net.security.credentials import Credentials, needed_token_key
+from antiphon.net.security.guard import Guard
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.service import Decoder, RewardService, Scorer
-from antiphon.services.rpc.serving import Security, start_server, stop_server
-from antiphon.services.security.credentials import Credentials, needed_token_key
-from antiphon.services.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.system.packages import reference_of
 from antiphon.system.processes import StopRequest

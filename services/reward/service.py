@@ -13,11 +13,11 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupRewards, GroupToReward, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
-from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.rpc.retry import retry_unavailable
+from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.records import (
     DraftingStatistics,
@@ -17,7 +18,6 @@ from antiphon.core.records import (
     Trajectory,
 )
 from antiphon.core.spans import joined, rest_of, shifted
-from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 
 
 @dataclass(slots=True)

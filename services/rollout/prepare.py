@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
+from antiphon.api.coordinator import WorkerWelcome
 from antiphon.core.config import RunConfig
-from antiphon.services.coordinator.api import WorkerWelcome
 
 Prepare = Callable[[RunConfig, WorkerWelcome, Callable[[int], None]], Awaitable[RunConfig]]
 """Brings what the engine is built from to this machine, and returns the configuration that says where it is;

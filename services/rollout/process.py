@@ -14,20 +14,22 @@ from zlib import crc32
 import structlog
 from blake3 import blake3
 
+from antiphon.api.coordinator import Coordinator, KitPart, WorkerWelcome
+from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.core.sampling_config import decide_rule
+from antiphon.cpu.compiler import check_compiler
 from antiphon.lineage.documents.manifest import hardware, library_versions
 from antiphon.models.codec import model_folder, resolve_model_path
 from antiphon.models.directory import lacks_weights
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.broadcast.transport import Connections, RelayTransport
-from antiphon.services.coordinator.api import Coordinator, KitPart, WorkerWelcome
+from antiphon.net.rpc.retry import retry_unavailable
+from antiphon.net.security.credentials import Credentials
+from antiphon.net.worker_kit import fetch_kit
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.engine.environment import EngineSettings, device
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
@@ -36,12 +38,10 @@ from antiphon.services.rollout.relaying import WorkerRelay
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.services.rollout.worker_kit import fetch_kit
-from antiphon.services.rpc.retry import retry_unavailable
-from antiphon.services.security.credentials import Credentials
 from antiphon.system.collecting import collect_as_usual, collect_seldom
-from antiphon.system.compiler import check_compiler
 from antiphon.system.processes import StopRequest
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.transport import Connections, RelayTransport
 
 if TYPE_CHECKING:
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine

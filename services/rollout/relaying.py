@@ -7,14 +7,14 @@ import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.relay_service import Arrivals, RelayService
-from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.rpc.serving import Security, is_loopback, start_server, stop_server
-from antiphon.services.security.certificates import serves_as
-from antiphon.services.security.credentials import Credentials
-from antiphon.services.security.guard import Guard
+from antiphon.net.rpc.serving import Security, is_loopback, start_server, stop_server
+from antiphon.net.security.certificates import serves_as
+from antiphon.net.security.credentials import Credentials
+from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.relay_service import Arrivals, RelayService
+from antiphon.weights.server import SERVICE_NAME, register_broadcast
 
 _log = structlog.get_logger(__name__)
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import structlog
 
+from antiphon.api.manifest import check_manifest, full_payload
 from antiphon.core.broadcast.patches import choose_payloads
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.services.broadcast.manifest import check_manifest, full_payload
-from antiphon.services.broadcast.patch_payloads import restore_full, spare_threads
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.transport import Connections, RelayTransport, Transport
-from antiphon.services.broadcast.transports.choice import configured_transport
+from antiphon.net.security.credentials import Credentials
 from antiphon.services.rollout.weights import Find, WeightSource
-from antiphon.services.security.credentials import Credentials
+from antiphon.weights.patch_payloads import restore_full, spare_threads
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.transport import Connections, RelayTransport, Transport
+from antiphon.weights.transports.choice import configured_transport
 
 MOST_ASKED = 8
 """Manifests of versions in between that are asked for at most, to find a chain of patches."""
@@ -196,7 +196,7 @@ class SnapshotSource(WeightSource):
 
     def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         # torch, after the engine set it up
-        from antiphon.services.broadcast.verified_weights import open_snapshot
+        from antiphon.weights.verified_weights import open_snapshot
 
         try:
             return open_snapshot(manifest, self._store)

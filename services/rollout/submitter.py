@@ -10,9 +10,9 @@ from functools import partial
 
 import structlog
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.errors import RefusedError
 from antiphon.core.records import GroupSubmission, SubmitVerdict
-from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.rollout.weights import Delay
 from antiphon.services.rollout.work import WorkInFlight
 from antiphon.system import failpoints

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import psutil
 
+from antiphon.api.engine import Engine, EngineRequest
 from antiphon.core.capacity.engine_tuning import Trial, Unit
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError
 from antiphon.core.seeds import derive_seed
 from antiphon.environments.registry import make_environment
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.services.rollout.engine.api import Engine, EngineRequest
 from antiphon.services.rollout.process import engine_settings
 from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically

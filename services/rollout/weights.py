@@ -14,18 +14,18 @@ from typing import Any, Protocol
 
 import structlog
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.signature import check_signature
-from antiphon.services.coordinator.api import Coordinator
+from antiphon.net.rpc.retry import MOST_PAUSE_S, retry_unavailable
 from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.swap import WeightView, leases_wait, version_to_fetch, version_to_load
-from antiphon.services.rpc.retry import MOST_PAUSE_S, retry_unavailable
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
+from antiphon.weights.signature import check_signature
 
 MOST_FAILING_PAUSE_S = 10.0
 """Longest pause between two attempts at a swap that fails; the first is MOST_PAUSE_S."""

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+from antiphon.api.engine import EngineOutput
 from antiphon.core.records import GroupSubmission, Lease
-from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight, split_request_id
 from antiphon.services.rollout.progress import TokenRate, usable_prefix

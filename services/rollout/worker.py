@@ -16,10 +16,7 @@ from typing import Literal, TypeVar
 
 import structlog
 
-from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.errors import UnavailableError
-from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
-from antiphon.services.coordinator.api import (
+from antiphon.api.coordinator import (
     Coordinator,
     HeartbeatReply,
     LeaseReply,
@@ -28,7 +25,11 @@ from antiphon.services.coordinator.api import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.services.rollout.engine.api import Engine
+from antiphon.api.engine import Engine
+from antiphon.core.config import RunConfig, parse_config
+from antiphon.core.errors import UnavailableError
+from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
+from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.prepare import Prepare, nothing_to_prepare
@@ -37,7 +38,6 @@ from antiphon.services.rollout.shutdown import HAND_OVER_S, Shutdown
 from antiphon.services.rollout.submitter import Submitter
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
 from antiphon.services.rollout.work import WorkInFlight, first_leaf, samples_with
-from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system.wakeup import Wakeup
 
 REGISTER_TIMEOUT_S = 300.0

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphon.core.checks import submission_digest
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import submission_digest
 from antiphon.core.records import GroupSubmission, Lease, StepCommit, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal.journal import StoredEvent

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+from antiphon.api.coordinator import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.records import GroupRewards, GroupSubmission, StepCommit, SubmitVerdict
-from antiphon.services.coordinator.api import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness

@@ -25,8 +25,8 @@ from antiphon.core.loop.run_state import RunState, new_state
 from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.core.seeds import generator
 from antiphon.core.status import CapacityRecord
-from antiphon.services.loop.order import WorkerSpeed
-from antiphon.services.loop.run_ahead import RunAheadPlanner
+from antiphon.services.coordinator.order import WorkerSpeed
+from antiphon.services.coordinator.run_ahead import RunAheadPlanner
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
 from antiphon.simulator.modelled.engine import Ends, Engine, Lengths
 from antiphon.simulator.modelled.outcome import Modelled, sealed_event

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.manifest import check_manifest, full_payload
+from antiphon.api.snapshots import Broadcast, Place
+from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
-from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
 from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
-from antiphon.services.broadcast.api import Broadcast, Place
-from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.manifest import check_manifest, full_payload
-from antiphon.services.broadcast.relay_service import Arrivals
-from antiphon.services.broadcast.transport import AskPlan, RelayTransport
-from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.driver import LoadReport
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
+from antiphon.weights.client import BroadcastClient
+from antiphon.weights.relay_service import Arrivals
+from antiphon.weights.transport import AskPlan, RelayTransport
 
 
 @dataclass(slots=True)

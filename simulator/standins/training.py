@@ -8,16 +8,16 @@ virtual.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from antiphon.api.policy_file import policy_header
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest, TensorEntry
-from antiphon.lineage.store.policy_file import policy_header
-from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import TrainedStep
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.simulator.virtual.loop import VirtualLoop
+from antiphon.weights.payload_store import PayloadStore
 
 CHUNK_BYTES = 170
 """Smaller than a snapshot of the stand-ins, so that one is several chunks."""

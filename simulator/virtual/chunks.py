@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.api.manifest import payload_digest
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.services.broadcast.manifest import payload_digest
-from antiphon.services.broadcast.payload_files import Buffer, IncomingPayload
-from antiphon.services.broadcast.payload_store import PayloadStore
+from antiphon.weights.payload_files import Buffer, IncomingPayload
+from antiphon.weights.payload_store import PayloadStore
 
 
 class MemoryIncoming(IncomingPayload):

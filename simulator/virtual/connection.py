@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from antiphon.services.rpc.in_process import CallFailed, Identity
+from antiphon.net.rpc.in_process import CallFailed, Identity
 from antiphon.simulator.virtual.loop import Process, current_process
 from antiphon.simulator.virtual.network import KEEPALIVE_S, Network
 

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.services.rpc.in_process import CallFailed, Identity, InProcessServer
+from antiphon.net.rpc.in_process import CallFailed, Identity, InProcessServer
 from antiphon.simulator.virtual.loop import Handle, Process, VirtualLoop
 from antiphon.simulator.virtual.random_streams import RandomStream
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ContractError, UnavailableError
@@ -26,11 +27,10 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.services.broadcast.signature import sign_manifest
+from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator import audit_queue
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.learner.audits.audit_loop import audit_forever
-from antiphon.services.security.keys import LEARNER_KEY, load_key
+from antiphon.weights.signature import sign_manifest
 from tests.support.audited import CONFIG, PLAIN, Guest, ScoringAuditor, enter, run, submission, until_audited
 from tests.support.loop_model import light_manifest
 from tests.support.secured import House, SecuredSite, make_house

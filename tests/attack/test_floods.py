@@ -10,23 +10,23 @@ import grpc
 import numpy as np
 import pytest
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.message_sizes import MOST_SPANS
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
+from antiphon.net.rpc import interceptor
+from antiphon.net.rpc.serving import Security, open_channel, start_server, stop_server
+from antiphon.net.security.credentials import Credentials, needed_token_key
+from antiphon.net.security.guard import CALLS_AT_ONCE, Guard
+from antiphon.net.security.keys import LEARNER_KEY, load_key
+from antiphon.net.wire import work as wire_work
 from antiphon.protos import rollout_pb2
-from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.server import register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.signature import sign_manifest
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
-from antiphon.services.rpc import interceptor
-from antiphon.services.rpc.serving import Security, open_channel, start_server, stop_server
-from antiphon.services.security.credentials import Credentials, needed_token_key
-from antiphon.services.security.guard import CALLS_AT_ONCE, Guard
-from antiphon.services.security.keys import LEARNER_KEY, load_key
-from antiphon.services.wire import work as wire_work
 from antiphon.system.clock import wall_clock
+from antiphon.weights.client import BroadcastClient
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.server import register_broadcast
+from antiphon.weights.service import BroadcastService
+from antiphon.weights.signature import sign_manifest
 from tests.support.artifacts import light_snapshot
 from tests.support.light_parties import hello
 from tests.support.loop_model import RUN_ID, light_manifest, make_config

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from antiphon.api.coordinator import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop.admission import lease_id_of
 from antiphon.core.records import (
@@ -19,10 +20,9 @@ from antiphon.core.records import (
     SubmitVerdict,
     VersionSpan,
 )
-from antiphon.services.broadcast.signature import sign_manifest
-from antiphon.services.coordinator.api import HeartbeatReply, LeaseRequest, WorkerHeartbeat
+from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.security.keys import LEARNER_KEY, load_key
+from antiphon.weights.signature import sign_manifest
 from tests.support.light_parties import hello, sample_lease
 from tests.support.loop_model import LEASE_KEY, RUN_ID, light_manifest, make_config
 from tests.support.secured import House, SecuredSite, make_house, secured

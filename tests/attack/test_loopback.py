@@ -15,14 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from antiphon.cli.worker import worker_credentials
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError, UnavailableError
+from antiphon.net.rpc.serving import call, open_channel
+from antiphon.net.security.credentials import Credentials
+from antiphon.net.security.local_run import ensure_local_credentials, local_bundle, local_credentials
 from antiphon.runs.attach import attached, look, run_credentials
 from antiphon.runs.supervisor import Supervisor, service_specs
-from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
-from antiphon.services.rpc.serving import call, open_channel
-from antiphon.services.security.credentials import Credentials
-from antiphon.services.security.local_run import ensure_local_credentials, local_bundle, local_credentials
+from antiphon.weights.client import BroadcastClient
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 RUN_ID = "run-1"

@@ -7,11 +7,11 @@ from itertools import count
 import numpy as np
 import pytest
 
+from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.benchmarks.parts.drafting import load
 from antiphon.benchmarks.parts.drafting.load import GroupWork, LoadRun, compare, with_lengths
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, SamplingParameters
-from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 
 
 class EndingEngine:

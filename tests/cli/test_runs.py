@@ -14,7 +14,7 @@ import pytest
 from antiphon.cli.app import execute
 from antiphon.core.config import load_config
 from antiphon.core.loop import events as e
-from antiphon.lineage.comparison import mean_interval
+from antiphon.report.comparison import mean_interval
 from antiphon.runs.directory import known_homes, make_home
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.journal.pinned import pinned_values

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = [
     ".".join(("antiphon", *path.relative_to(ROOT).with_suffix("").parts))
-    for folder in ("core", "environments", "lineage", "cli")
+    for folder in ("api", "core", "environments", "lineage", "report", "cli")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 ]

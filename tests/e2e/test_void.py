@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHello
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.errors import IntegrityError
@@ -33,9 +34,9 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
+from antiphon.net.rpc.serving import Security, stop_server
+from antiphon.net.security.local_run import ensure_local_credentials
 from antiphon.services.coordinator import reward_queue
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.prompts import load_prompts
@@ -44,9 +45,8 @@ from antiphon.services.coordinator.server import coordinator_guard, start_coordi
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import open_learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.rpc.serving import Security, stop_server
-from antiphon.services.security.local_run import ensure_local_credentials
 from antiphon.system.clock import wall_clock
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 pytestmark = pytest.mark.engine
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from antiphon.api.policy_file import copy_policy
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
 from antiphon.lineage.export import choose_version, export_version
 from antiphon.lineage.recorder import Recorder
-from antiphon.lineage.store.policy_file import copy_policy
-from antiphon.services.broadcast.snapshot import weights_digest
+from antiphon.weights.snapshot import weights_digest
 from tests.support.replay_artifacts import RUN_ID, STEPS, VOCABULARY, TinyRun, make_config, save_model
 
 pytestmark = pytest.mark.engine

@@ -12,9 +12,9 @@ from antiphon.lineage.documents.graph import build_graph
 from antiphon.lineage.documents.graph_reader import all_documents
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.names import name_of
-from antiphon.lineage.report.samples_section import samples_section
 from antiphon.lineage.samples import Sample, SampleFiles, read_samples, sampled_versions
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.report.samples_section import samples_section
 from tests.support.artifacts import RecordedRun
 
 STEPS = 4

@@ -11,8 +11,8 @@ from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop.acceptance import accept_commit
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import StepCommit
+from antiphon.net.wire import status as wire_status
 from antiphon.protos import coordinator_pb2
-from antiphon.services.wire import status as wire_status
 
 EXAMPLES = 12
 

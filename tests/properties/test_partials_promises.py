@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.checks import TokenRules, check_piece
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.checks import TokenRules, check_piece
 from antiphon.core.loop.partials import (
     PIECE_BYTES,
     KeptGroup,

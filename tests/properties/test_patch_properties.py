@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import TensorEntry
-from antiphon.services.broadcast.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
 
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "uint8": 1, "bool": 1}
 OLD, NEW = "a" * 64, "b" * 64

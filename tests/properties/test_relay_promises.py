@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, Plan, plan_topology
 from antiphon.core.dissemination.predict import Link, Size
-from antiphon.services.broadcast.relay import Delivery
+from antiphon.weights.relay import Delivery
 from tests.support.virtual_peers import NEVER, Faults, Swarm, make_swarm, publish, virtual_loop
 
 CHUNK_BYTES = 100

@@ -15,11 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.lineage.store.policy_file import policy_header
-from antiphon.services.broadcast import snapshot
-from antiphon.services.broadcast.manifest import (
+from antiphon.api.manifest import (
     auto_chunk_bytes,
     check_manifest,
     decode_manifest,
@@ -29,9 +25,13 @@ from antiphon.services.broadcast.manifest import (
     manifest_to_bytes,
     payload_digest,
 )
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.snapshot import published_entries, weights_digest, weights_of, write_snapshot
-from antiphon.services.broadcast.verified_weights import open_snapshot
+from antiphon.api.policy_file import policy_header
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.weights import snapshot
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.snapshot import published_entries, weights_digest, weights_of, write_snapshot
+from antiphon.weights.verified_weights import open_snapshot
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
 NAMES = st.text("abcxyz._0", min_size=1, max_size=8).filter(lambda name: name[0] not in ".-")

@@ -8,16 +8,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
+from antiphon.api.manifest import payload_digest
+from antiphon.core.checks import MOST_NUMBER
 from antiphon.core.errors import AntiphonError
-from antiphon.core.loop.checks import MOST_NUMBER
 from antiphon.core.records import Lease, Payload
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.manifest import payload_digest
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
+from antiphon.net.wire.calls import CALLS
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.worker_registry import strike
-from antiphon.services.wire.calls import CALLS
 from antiphon.simulator.virtual.disk import JournalDisk, MemoryJournal, MemoryStore
 from tests.support.light_parties import LightPrompts, hello, sample_lease
 from tests.support.loop_model import light_manifest, make_config

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from antiphon.api.coordinator import CommitsReply, StageReply
 from antiphon.core.config import build_config
 from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.runs.context import ClientLoop, RunContext, RunStopped
-from antiphon.services.coordinator.api import CommitsReply, StageReply
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from structlog.testing import capture_logs
 from antiphon.benchmarks.parts.postgres import postgres_server
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
+from antiphon.net.security.local_run import local_credentials
 from antiphon.runs import supervisor as supervisor_module
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs, worker_spec
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.security.local_run import local_credentials
 from antiphon.system.processes import ChildProcess, tied_command, write_starting_file
 
 START_S = 120.0

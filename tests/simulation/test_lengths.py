@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import pytest
 
+from antiphon.api.engine import EngineRequest
 from antiphon.benchmarks.parts.lengths.site import RunShape, length_bias, seconds_per_step
 from antiphon.benchmarks.parts.lengths.worker import LengthEngine, StepScoped, WorkerOrder, imposed_length
 from antiphon.core.loop.events import BatchSealed, LeaseDuplicated, load_event
-from antiphon.services.rollout.engine.api import EngineRequest
 from antiphon.simulator import processes
 from antiphon.simulator.checks.witnessed import Witnessed
 from antiphon.simulator.process_table import ProcessEntry

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from antiphon.api.policy_file import policy_header
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.records import (
@@ -24,8 +25,7 @@ from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.store.policy_file import policy_header
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 TOKENS = 6
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from antiphon.api.coordinator import LeaseRequest
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import GroupSubmission, Lease, SubmitVerdict, Trajectory
-from antiphon.services.broadcast.signature import sign_manifest
-from antiphon.services.coordinator.api import LeaseRequest
+from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.audits.auditor import Auditor
-from antiphon.services.security.keys import LEARNER_KEY, load_key
+from antiphon.weights.signature import sign_manifest
 from tests.support.light_parties import hello
 from tests.support.loop_model import light_manifest
 from tests.support.secured import House, SecuredSite, secured

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from antiphon.lineage.layout import pointer_of
 from antiphon.lineage.ledger.findings import identity
-from antiphon.lineage.ledger.layout import pointer_of
 
 
 def files_of_run(home: Path, run_id: str) -> list[Path]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
+from antiphon.api.engine import EngineOutput
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.loop.staleness import is_published
@@ -22,9 +23,7 @@ from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.models.codec import TextCodec
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
+from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import load_prompts
@@ -34,12 +33,13 @@ from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import open_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
-from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.process import engine_settings
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.services.rpc.serving import start_server, stop_server
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import BroadcastService
 from tests.support.snapshots import FarService
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"

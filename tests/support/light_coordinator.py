@@ -8,6 +8,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from antiphon.api.coordinator import (
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    WorkerHeartbeat,
+    WorkerHello,
+    WorkerWelcome,
+)
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import (
@@ -24,14 +32,6 @@ from antiphon.core.records import (
 )
 from antiphon.core.seeds import request_seeds
 from antiphon.core.status import RunStatus
-from antiphon.services.coordinator.api import (
-    HeartbeatReply,
-    LeaseReply,
-    LeaseRequest,
-    WorkerHeartbeat,
-    WorkerHello,
-    WorkerWelcome,
-)
 
 
 def light_lease(

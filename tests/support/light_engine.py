@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, VersionSpan
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import merged
-from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 
 VOCABULARY = 16
 END_TOKEN = 0

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from antiphon.api.coordinator import Coordinator, LeaseRequest, WorkerHello
+from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
-from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     BatchRef,
@@ -26,14 +27,13 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
-from antiphon.services.coordinator.api import Coordinator, LeaseRequest, WorkerHello
+from antiphon.net.rpc.serving import stop_server
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.rpc.serving import stop_server
 from tests.support.loop_model import RUN_ID, light_manifest, light_reward, light_trajectory
 
 

@@ -17,12 +17,12 @@ from antiphon.core.records import BatchRef, BatchRow, FinishReason, SnapshotMani
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.broadcast.snapshot import write_snapshot
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rollout.selfcheck.distribution_check import processed
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.snapshot import write_snapshot
 
 VOCABULARY = 32
 RUN_ID = "tiny-s0-1"

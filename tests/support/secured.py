@@ -8,20 +8,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from antiphon.cli import certs
+from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
-from antiphon.core.loop.checks import TokenRules
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.store.artifact_store import open_store
+from antiphon.net.rpc.serving import Security, stop_server
+from antiphon.net.security.access_tokens import make_token, new_token_id
+from antiphon.net.security.credentials import Credentials, load_credentials
+from antiphon.net.security.keys import TOKEN_KEY, ensure_key, write_private
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, coordinator_guard, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.rpc.serving import Security, stop_server
-from antiphon.services.security.access_tokens import make_token, new_token_id
-from antiphon.services.security.credentials import Credentials, load_credentials
-from antiphon.services.security.keys import TOKEN_KEY, ensure_key, write_private
 from antiphon.system.clock import wall_clock
 from tests.support.light_parties import LightPrompts
 from tests.support.loop_model import RUN_ID

@@ -3,10 +3,10 @@
 import torch
 
 from antiphon.core.broadcast.patches import MOST_SHARE
-from antiphon.services.broadcast.patch_payloads import PayloadChoice
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.snapshot import weights_of
 from antiphon.services.learner.publish import SnapshotPublisher
+from antiphon.weights.patch_payloads import PayloadChoice
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.snapshot import weights_of
 
 COUNT = 40_000
 LADDER = PayloadChoice(ladder=(1, 2, 4), most_share=MOST_SHARE, compress_full=False, threads=1)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from antiphon.api.manifest import check_manifest, full_payload
+from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.api import Broadcast, Place
-from antiphon.services.broadcast.manifest import check_manifest, full_payload
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
-from antiphon.services.broadcast.transport import RelayTransport
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.service import BroadcastService
+from antiphon.weights.snapshot import weights_of, write_snapshot
+from antiphon.weights.transport import RelayTransport
 
 
 def publish(

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from antiphon.api.manifest import payload_digest
+from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.dissemination.plan import ORIGIN, Plan
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
-from antiphon.services.broadcast.api import Broadcast, Place
-from antiphon.services.broadcast.manifest import payload_digest
-from antiphon.services.broadcast.relay import Delivery, Patience, fetch_payload
-from antiphon.services.broadcast.relay_service import Arrivals, RelayService
 from antiphon.simulator.virtual.loop import VirtualLoop
+from antiphon.weights.relay import Delivery, Patience, fetch_payload
+from antiphon.weights.relay_service import Arrivals, RelayService
 
 NEVER = 1e9
 

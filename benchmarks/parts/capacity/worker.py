@@ -16,12 +16,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.benchmarks.parts.lengths.worker import LengthEngine
 from antiphon.benchmarks.parts.lengths.worker import WorkerOrder as Lengths
 from antiphon.benchmarks.parts.preemption.worker import NoWeights
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.system.logs import configure_logs

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from antiphon.api.engine import Engine
 from antiphon.benchmarks.parts.drafting.chain_model import ChainModel
 from antiphon.benchmarks.parts.drafting.load import GroupWork, LoadRun, Side, run_load
 from antiphon.benchmarks.parts.drafting.vllm_baseline import Method, PlainVllm
@@ -22,7 +23,6 @@ from antiphon.benchmarks.parts.recorded_run import RecordedRun
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
 from antiphon.core.seeds import derive_seed, request_seeds
-from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.engine.environment import EngineSettings
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
@@ -92,7 +92,7 @@ def _start(settings: EngineSettings, tensors: Mapping[str, Any]) -> VllmEngine:
 
 def serve(engine: VllmEngine, version: int, tensors: Mapping[str, Any]) -> None:
     """Load a version's weights into an engine."""
-    from antiphon.services.broadcast.verified_weights import verify
+    from antiphon.weights.verified_weights import verify
 
     found = verify(tensors)
     engine.load_weights(version, found, found.digest)

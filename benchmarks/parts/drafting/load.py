@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from antiphon.api.engine import Engine, EngineRequest
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.errors import ContractError
 from antiphon.core.records import DraftingStatistics, IntArray, PromptHistory, SamplingParameters
-from antiphon.services.rollout.engine.api import Engine, EngineRequest
 
 SLICE_S = 0.1
 """CPU seconds of a side's turn: long against a step, short against the moods of a shared machine."""

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import FinishReason
-from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 
 Method = Literal["none", "ngram", "suffix"]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.benchmarks.parts.fuzz.targets import RUN_ID, Prompts, house_config
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import AntiphonError, UnavailableError
@@ -34,15 +35,14 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.lineage.store.artifact_store import open_store
+from antiphon.net.wire import work
+from antiphon.net.wire.calls import CALLS
 from antiphon.protos import coordinator_pb2
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import CoordinatorServicer
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.wire import work
-from antiphon.services.wire.calls import CALLS
 
 KINDS = ("hello", "heartbeat", "lease", "submission")
 EXTREMES: dict[int, Sequence[Any]] = {

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from antiphon.api.manifest import check_manifest, manifest_from_bytes, manifest_to_bytes
+from antiphon.api.policy_file import policy_facts
 from antiphon.benchmarks.parts.nightly.table import read_table
 from antiphon.core.drafting.history_codec import EncodedHistory, decode_history
 from antiphon.core.loop import events as e
@@ -28,19 +30,17 @@ from antiphon.core.records import (
 )
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.documents.artifacts import read_document
-from antiphon.lineage.ledger.layout import Entry, journal_line, read_journal, read_pointer, read_tree
+from antiphon.lineage.layout import Entry, journal_line, read_journal, read_pointer, read_tree
 from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
-from antiphon.lineage.store.policy_file import policy_facts
-from antiphon.services.broadcast.manifest import check_manifest, manifest_from_bytes, manifest_to_bytes
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
-from antiphon.services.broadcast.verified_weights import open_snapshot
+from antiphon.net.security.access_tokens import load_claims, make_token
+from antiphon.net.security.credentials import load_credentials
+from antiphon.net.security.keys import signing_key
+from antiphon.net.wire.arrays import logprobs_from_bytes
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
-from antiphon.services.security.access_tokens import load_claims, make_token
-from antiphon.services.security.credentials import load_credentials
-from antiphon.services.security.keys import signing_key
-from antiphon.services.wire.arrays import logprobs_from_bytes
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.snapshot import weights_of, write_snapshot
+from antiphon.weights.verified_weights import open_snapshot
 
 
 @dataclass(frozen=True, slots=True)

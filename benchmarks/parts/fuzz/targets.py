@@ -17,9 +17,7 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import lease_id_of
 from antiphon.core.records import PROTOCOL_VERSION, Prompt
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.broadcast.server import register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
+from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -27,7 +25,9 @@ from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.rpc.serving import start_server, stop_server
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.server import register_broadcast
+from antiphon.weights.service import BroadcastService
 
 RUN_ID = "run-1"
 LEASE_KEY = bytes(32)

@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from antiphon.api.coordinator import Coordinator
+from antiphon.api.engine import EngineOutput
+from antiphon.api.manifest import full_payload
+from antiphon.core.checks import submission_digest
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.core.loop.checks import submission_digest
 from antiphon.core.records import (
     GroupSubmission,
     SnapshotManifest,
@@ -24,21 +27,18 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep, Training
-from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.snapshot_source import SnapshotSource, no_manifest
 from antiphon.services.rollout.weights import Find
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.simulator.standins.training import ArithmeticPublisher
 from antiphon.system import failpoints
+from antiphon.weights.payload_store import PayloadStore
 
 HANG_VARIABLE = "ANTIPHON_HANG_AFTER_STEPS"
 """Names the steps after which a worker's engine hangs; unset, it never does."""

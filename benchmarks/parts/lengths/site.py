@@ -16,13 +16,13 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import BatchSealed, GroupOpened, GroupSubmitted, load_event
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import open_store
+from antiphon.net.rpc.serving import stop_server
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal, StoredEvent, journal_place
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.reward.service import RewardService
-from antiphon.services.rpc.serving import stop_server
 from antiphon.simulator.processes import Flow
 from antiphon.simulator.standins.engines import ArithmeticEnvironment, ArithmeticPrompts, JsonDecoder
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from antiphon.api.coordinator import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
+from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.benchmarks.parts.lengths.pipeline import BETWEEN_EPOCHS, WITHIN, recorded_quantile
 from antiphon.benchmarks.parts.preemption.worker import NoWeights
 from antiphon.core.records import FinishReason, GroupSubmission, SubmitVerdict
 from antiphon.core.seeds import derive_seed
-from antiphon.services.coordinator.api import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.standins.engines import ArithmeticEngine

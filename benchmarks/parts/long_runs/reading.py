@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 
 from antiphon.core.config import load_config
-from antiphon.lineage.report.page import build_report
-from antiphon.lineage.report.timeline import RunDrawer
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
+from antiphon.report.page import build_report
+from antiphon.report.timeline import RunDrawer
 from antiphon.runs.attach import draw_events
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from antiphon.api.manifest import full_payload
 from antiphon.benchmarks.parts.measure import PROJECT, journal_events, tail
 from antiphon.benchmarks.parts.network.namespaces import Host
 from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import AntiphonError
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.rollout.engine.environment import child_environment
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 COORDINATOR_PORT, ORIGIN_PORT, RELAY_PORT = 7700, 7701, 7800

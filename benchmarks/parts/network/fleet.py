@@ -17,9 +17,9 @@ from typing import Any
 
 from antiphon.benchmarks.parts.network.namespaces import Host, network_of
 from antiphon.core.dissemination.plan import ORIGIN, Plan
-from antiphon.services.security.access_tokens import write_services_token
-from antiphon.services.security.certificates import ensure_authority, issue
-from antiphon.services.security.keys import TOKEN_KEY, ensure_key
+from antiphon.net.security.access_tokens import write_services_token
+from antiphon.net.security.certificates import ensure_authority, issue
+from antiphon.net.security.keys import TOKEN_KEY, ensure_key
 
 PORT = 7701
 ANSWER_S = 120.0

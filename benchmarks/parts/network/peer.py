@@ -16,24 +16,24 @@ from typing import Any
 
 import numpy as np
 
+from antiphon.api.snapshots import Blocks
 from antiphon.core.dissemination.plan import Assignment
 from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.services.broadcast.api import Blocks
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.relay import Patience, fetch_payload
-from antiphon.services.broadcast.relay_service import Arrivals, RelayService
-from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.transport import Connections
-from antiphon.services.broadcast.transports.lattica import (
+from antiphon.net.rpc.serving import Security, start_server
+from antiphon.net.security.credentials import load_credentials, needed_token_key
+from antiphon.net.security.guard import Guard
+from antiphon.system.clock import wall_clock
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.relay import Patience, fetch_payload
+from antiphon.weights.relay_service import Arrivals, RelayService
+from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.transport import Connections
+from antiphon.weights.transports.lattica import (
     FOLDER,
     LatticaService,
     LatticaTransport,
 )
-from antiphon.services.broadcast.transports.lattica_node import LatticaNode
-from antiphon.services.rpc.serving import Security, start_server
-from antiphon.services.security.credentials import load_credentials, needed_token_key
-from antiphon.services.security.guard import Guard
-from antiphon.system.clock import wall_clock
+from antiphon.weights.transports.lattica_node import LatticaNode
 
 RUN_ID = "benchmark"
 REPLY_S = 30.0

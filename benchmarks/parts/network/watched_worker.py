@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from antiphon.api.engine import Engine
 from antiphon.cli.app import execute
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.rollout import process
-from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.engine.driver import LoadReport
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.snapshot_source import SnapshotSource, no_manifest

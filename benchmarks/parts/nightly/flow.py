@@ -43,7 +43,7 @@ from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
-from antiphon.lineage.ledger.layout import find_project
+from antiphon.lineage.layout import find_project
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
 from antiphon.runs.context import RunStopped
 from antiphon.runs.directory import home_directory

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from antiphon.benchmarks.parts.nightly.regressions import Comparison, Verdict
 from antiphon.benchmarks.parts.nightly.table import BenchmarkTable, ComparedTable
-from antiphon.lineage.report.render import render
+from antiphon.report.render import render
 from antiphon.system.files import write_atomically
 
 WIDTH, HEIGHT, EDGE = 220.0, 44.0, 4.0

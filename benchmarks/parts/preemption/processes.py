@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.benchmarks.parts.kills.audit import audit
 from antiphon.benchmarks.parts.kills.standins import LightTrainer
 from antiphon.benchmarks.parts.measure import PROJECT
@@ -23,8 +24,7 @@ from antiphon.benchmarks.parts.preemption.worker import WorkerOrder
 from antiphon.core.config import RunConfig
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.coordinator.api import Coordinator
+from antiphon.net.rpc.serving import stop_server
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal, journal_place
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -34,10 +34,10 @@ from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.reward.service import RewardService
-from antiphon.services.rpc.serving import stop_server
 from antiphon.simulator.processes import Flow
 from antiphon.simulator.standins.engines import ArithmeticEnvironment, ArithmeticPrompts, JsonDecoder
 from antiphon.simulator.standins.training import ArithmeticPublisher
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 JOIN_S = 60.0
 """Real seconds that the first workers may take to be there."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from antiphon.api.engine import EngineOutput
 from antiphon.benchmarks.parts.kills.standins import WitnessClient
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.simulator.standins.engines import ArithmeticEngine

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
+from antiphon.api.snapshots import Broadcast
 from antiphon.benchmarks.parts.fuzz.claims import sound_submission
 from antiphon.benchmarks.parts.fuzz.targets import Prompts, house_config
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
 from antiphon.core.errors import ContractError
 from antiphon.core.records import PROTOCOL_VERSION, GroupRewards, SampleReward, SnapshotManifest
-from antiphon.services.broadcast.api import Broadcast
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.relay import fetch_payload
-from antiphon.services.broadcast.relay_service import Arrivals
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.worker_registry import check_claims
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.relay import fetch_payload
+from antiphon.weights.relay_service import Arrivals
+from antiphon.weights.service import BroadcastService
+from antiphon.weights.snapshot import weights_of, write_snapshot
 
 MOST_GROUPS = 64
 

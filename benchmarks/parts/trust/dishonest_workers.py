@@ -30,9 +30,7 @@ from antiphon.core.records import (
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.core.trust.audit import AuthoredSpan
 from antiphon.models.codec import TextCodec
-from antiphon.services.learner.audits.row_sampling import row_sampling
-from antiphon.services.learner.policy import load_causal_model
-from antiphon.services.rollout.engine.keyed_sampler import (
+from antiphon.sampling.keyed_sampler import (
     Float64Array,
     RowSampling,
     draw,
@@ -40,7 +38,9 @@ from antiphon.services.rollout.engine.keyed_sampler import (
     score,
     uniforms,
 )
-from antiphon.services.rollout.engine.rules import RULES
+from antiphon.sampling.rules import RULES
+from antiphon.services.learner.audits.row_sampling import row_sampling
+from antiphon.services.learner.policy import load_causal_model
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "examples" / "models" / "chain-sum"

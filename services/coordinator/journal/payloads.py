@@ -7,11 +7,11 @@ from google.protobuf.message import DecodeError
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.records import GroupSubmission, PromptHistory, SnapshotManifest
+from antiphon.net.wire import drafting as wire_drafting
+from antiphon.net.wire import progress as wire_progress
+from antiphon.net.wire import steps as wire_steps
+from antiphon.net.wire import work as wire_work
 from antiphon.protos import records_pb2
-from antiphon.services.wire import drafting as wire_drafting
-from antiphon.services.wire import progress as wire_progress
-from antiphon.services.wire import steps as wire_steps
-from antiphon.services.wire import work as wire_work
 
 LEASE_KEY = "lease-key"
 """Name under which the secret is kept that lease ids are made with."""

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterable
 
+from antiphon.core.checks import submission_digest
 from antiphon.core.errors import IntegrityError
-from antiphon.core.loop.checks import submission_digest
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import GroupSubmission
 from antiphon.services.coordinator.journal import payloads

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import structlog
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import GroupToAudit
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.rpc.retry import MOST_PAUSE_S
+from antiphon.net.rpc.retry import MOST_PAUSE_S
 
 PULL_S = 20.0
 """How long one question for groups stays open at the coordinator."""

@@ -23,19 +23,19 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.records import Completion, GroupToAudit, SamplingParameters, Trajectory
 from antiphon.core.spans import kept_cache_tokens, token_versions
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.verified_weights import open_snapshot
-from antiphon.services.learner.audits.row_sampling import row_sampling
-from antiphon.services.learner.audits.token_scores import TokenScores
-from antiphon.services.learner.policy import load_causal_model
-from antiphon.services.rollout.engine import gumbel
-from antiphon.services.rollout.engine.keyed_sampler import (
+from antiphon.sampling import gumbel
+from antiphon.sampling.keyed_sampler import (
     RowSampling,
     intervals,
     request_key,
     score,
     uniforms,
 )
+from antiphon.services.learner.audits.row_sampling import row_sampling
+from antiphon.services.learner.audits.token_scores import TokenScores
+from antiphon.services.learner.policy import load_causal_model
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.verified_weights import open_snapshot
 
 ROUNDING = {
     "inverse_cdf": {"float32": 1e-4, "bfloat16": 1e-2},

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from antiphon.core.records import SamplingParameters
-from antiphon.services.rollout.engine.keyed_sampler import RowSampling
+from antiphon.sampling.keyed_sampler import RowSampling
 
 
 def row_sampling(sampling: SamplingParameters, rows: int, vocabulary: int) -> RowSampling:

@@ -16,7 +16,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.models.codec import resolve_model_path
-from antiphon.services.broadcast.snapshot import weights_digest
+from antiphon.weights.snapshot import weights_digest
 
 CONFIGURATION = "config.json"
 """What makes the `model` folder of a copy usable."""

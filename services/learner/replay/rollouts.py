@@ -27,10 +27,10 @@ from antiphon.core.reporting.replay_checks import LOGPROB_TOLERANCE, LogprobChec
 from antiphon.core.spans import kept_cache_tokens, token_versions
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.rollout_table import decode_batch
+from antiphon.sampling.keyed_sampler import score
 from antiphon.services.learner.audits.row_sampling import row_sampling
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.replay.base import load_version
-from antiphon.services.rollout.engine.keyed_sampler import score
 
 BoolArray = npt.NDArray[np.bool_]
 

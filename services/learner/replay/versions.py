@@ -11,10 +11,10 @@ from pathlib import Path
 
 from antiphon.core.errors import IntegrityError
 from antiphon.lineage.documents.replay_copy import ReplayCopy
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.snapshot import write_snapshot
 from antiphon.services.learner.replay.steps import Replayer
 from antiphon.system.files import PREFIX
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.snapshot import write_snapshot
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from antiphon.api.engine import EngineRequest
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.drafting.gate import DraftGate, StepPlan
@@ -24,7 +25,6 @@ from antiphon.core.drafting.statistics import PROMISING
 from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.records import DraftingStatistics, IntArray
 from antiphon.services.rollout.drafting.guarded import guarded
-from antiphon.services.rollout.engine.api import EngineRequest
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

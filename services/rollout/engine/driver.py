@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 
 
 @dataclass(frozen=True, slots=True)

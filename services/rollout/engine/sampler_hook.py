@@ -18,9 +18,9 @@ import torch
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import FloatArray, SamplingParameters
+from antiphon.sampling.keyed_sampler import PLAIN, RowSampling, request_key, verify_chain
+from antiphon.sampling.rules import RULES
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler
-from antiphon.services.rollout.engine.keyed_sampler import PLAIN, RowSampling, request_key, verify_chain
-from antiphon.services.rollout.engine.rules import RULES
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.driver import EngineDriver, LoadReport
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.system import failpoints

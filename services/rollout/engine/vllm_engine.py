@@ -22,24 +22,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import FinishReason, FloatArray, SamplingParameters
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import spans_of_changes
+from antiphon.cpu.vllm_kernels import attend_by_token, fill_steps, use_cpu_kernels
+from antiphon.cpu.vllm_plugin import register
 from antiphon.models.directory import end_tokens, expected_tensors, most_positions
 from antiphon.models.spared_libraries import spare_unused_libraries
-from antiphon.services.broadcast.verified_weights import VerifiedWeights
+from antiphon.sampling.sampling_rules import check_sampling
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
-from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
-from antiphon.services.rollout.engine.cpu_kernels import attend_by_token, fill_steps, use_cpu_kernels
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
-from antiphon.services.rollout.engine.sampling_rules import check_sampling
 from antiphon.services.rollout.engine.swap_caches import drop_caches, keep_caches
 from antiphon.services.rollout.engine.vllm_compat import spare_foreign_libraries, spare_held_blocks
-from antiphon.services.rollout.engine.vllm_plugin import register
 from antiphon.services.rollout.engine.weight_swap import abandon_reload, check_readable, repack_heads
+from antiphon.weights.verified_weights import VerifiedWeights
 
 
 @dataclass(slots=True)

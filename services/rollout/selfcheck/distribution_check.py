@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.api.engine import Engine, EngineOutput, EngineRequest
 from antiphon.core.records import SamplingParameters
-from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineRequest
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

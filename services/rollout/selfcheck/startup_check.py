@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.core.records import SamplingParameters
 from antiphon.core.seeds import derive_seed, generator
-from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.selfcheck.distribution_check import (
     LOGPROB_LIMIT,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.api.engine import EngineOutput
 from antiphon.core.drafting.statistics import (
     COUNTS,
     MOST_COUNT,
@@ -31,7 +32,6 @@ from antiphon.lineage.run_log import is_timing, step_line
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs.outcome import epochs_words
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
-from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.group import GroupInFlight
 from tests.support.light_coordinator import light_lease
 from tests.support.light_parties import LightPrompts

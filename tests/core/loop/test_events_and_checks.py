@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from antiphon.core.checks import check_rewards, check_submission, submission_digest
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import fixed_openings, group_seeds, prompt_place
-from antiphon.core.loop.checks import check_rewards, check_submission, submission_digest
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import FinishReason, GroupSubmission, SampleReward, Trajectory, VersionSpan

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from antiphon.cli.app import execute
 from antiphon.cli.samples import sample_lines
-from antiphon.core.loop.checks import check_rewards
+from antiphon.core.checks import check_rewards
 from antiphon.core.records import SampleReward
 from antiphon.core.reporting.plain_text import plain
 from antiphon.environments.scoring.messages import Failed, parse_result
-from antiphon.lineage.report.render import render
 from antiphon.lineage.samples import Sample
+from antiphon.report.render import render
 from antiphon.system.logs import configure_logs
 
 ORDERS = "\x1b[2J\x1b]52;c;cm0=\x07\r\x00\x9b31m\u202e\u2066\x7f\u2028"

@@ -19,7 +19,7 @@ from antiphon.core.reporting.replay_checks import (
 )
 from antiphon.lineage.documents.replay_environment import environment_differences
 from antiphon.lineage.ledger.replay_pins import due
-from antiphon.services.rollout.engine.keyed_sampler import RowSampling, draw, score
+from antiphon.sampling.keyed_sampler import RowSampling, draw, score
 
 FIGURES = st.dictionaries(st.sampled_from(["loss", "a", "b", "c"]), st.floats(), max_size=4)
 

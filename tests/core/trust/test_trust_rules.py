@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.checks import TokenRules, check_token_rules
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import TokenRules, check_token_rules
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
 from antiphon.core.trust.access_tokens import Scope, TokenClaims, check_claims

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
-from antiphon.lineage.ledger.layout import GITIGNORE
+from antiphon.lineage.layout import GITIGNORE
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.store.artifact_store import ArtifactStore
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
-from antiphon.lineage.ledger.layout import pointer_of, shard_directories, tree_bytes, tree_line, tree_name
+from antiphon.lineage.layout import pointer_of, shard_directories, tree_bytes, tree_line, tree_name
 from antiphon.lineage.ledger.pins import Ledger
 
 ENTRIES = 10

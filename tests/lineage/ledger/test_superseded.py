@@ -19,7 +19,7 @@ from antiphon.lineage.ledger.verify import Verification, check_run, verify_run
 from antiphon.lineage.names import version_of_weights
 from antiphon.lineage.retention import is_anchor, keeps_weights
 from antiphon.lineage.store.gc import pinned
-from antiphon.services.broadcast.payload_store import PAYLOADS
+from antiphon.weights.payload_store import PAYLOADS
 from tests.support.artifacts import RecordedRun
 
 STEPS = 12

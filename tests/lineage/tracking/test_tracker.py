@@ -22,8 +22,8 @@ from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.snapshot import weights_digest
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.snapshot import weights_digest
 from tests.support.artifacts import light_snapshot, tiny_row
 
 ROOT = Path(__file__).parents[3]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from antiphon.api.coordinator import LeaseReply, LeaseRequest, WorkerHeartbeat
+from antiphon.core.checks import MOST_PLACES
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import (
@@ -18,7 +20,6 @@ from antiphon.core.errors import (
     UnavailableError,
 )
 from antiphon.core.loop import admission
-from antiphon.core.loop.checks import MOST_PLACES
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import (
     GroupRewards,
@@ -28,7 +29,6 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
-from antiphon.services.coordinator.api import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import EnvironmentPrompts

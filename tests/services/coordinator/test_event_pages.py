@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from antiphon.api.coordinator import CommitsReply, Coordinator
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.status import Event
-from antiphon.lineage.report.timeline import RunDrawer, fold
+from antiphon.net.rpc.serving import stream
+from antiphon.net.wire.calls import CALLS
+from antiphon.net.wire.status import event_to_proto
+from antiphon.report.timeline import RunDrawer, fold
 from antiphon.runs.attach import draw_events
 from antiphon.services.coordinator import service as coordinator_service
-from antiphon.services.coordinator.api import CommitsReply, Coordinator
-from antiphon.services.rpc.serving import stream
-from antiphon.services.wire.calls import CALLS
-from antiphon.services.wire.status import event_to_proto
 from antiphon.simulator.virtual.loop import VirtualLoop
-from tests.lineage.report.test_page import journal
+from tests.report.test_page import journal
 from tests.support.light_parties import run_parties, served
 from tests.support.loop_model import make_config
 

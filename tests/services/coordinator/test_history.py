@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from antiphon.api.coordinator import LeaseReply, LeaseRequest
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.loop.group_state import GroupState
@@ -27,12 +28,11 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
+from antiphon.net.wire import work as wire_work
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.archive import REPLY_BYTES, Archive
 from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow
 from antiphon.services.coordinator.server import JOURNAL_NAME
-from antiphon.services.wire import work as wire_work
 from tests.support.light_history import archived, read_journal, rewarded_epochs
 from tests.support.light_parties import Served, hello, run_parties, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config

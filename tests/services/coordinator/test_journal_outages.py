@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from antiphon.api.coordinator import LeaseRequest
 from antiphon.benchmarks.parts.postgres import PostgresServer, postgres_server
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import AntiphonError, BlockedError, ConfigError, UnavailableError
 from antiphon.core.loop import events as e
-from antiphon.services.coordinator.api import LeaseRequest
+from antiphon.net.rpc.serving import refusing_server
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.databases import open_sql_store, schema_name
 from antiphon.services.coordinator.journal.journal import Journal, journal_place
 from antiphon.services.coordinator.journal.opening import open_journal
-from antiphon.services.rpc.serving import refusing_server
 from antiphon.system.ports import free_port
 from tests.services.coordinator.test_restart import end, start_process
 from tests.support.loop_model import RUN_ID, make_config

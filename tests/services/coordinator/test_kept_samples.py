@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.records import BatchRef
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.rollout_table import decode_batch
-from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from tests.support.light_parties import LightWorker, Served, reward_all, run_parties, served
 from tests.support.loop_model import light_reward, make_config

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.records import GroupSubmission, GroupToAudit, SamplingParameters
+from antiphon.net.rpc.codec import known
 from antiphon.protos import records_pb2
-from antiphon.services.coordinator.api import LeaseRequest
 from antiphon.services.coordinator.audit_queue import AuditQueue
-from antiphon.services.wire.codec import known
 from tests.support.light_parties import hello, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import SubmitVerdict
+from antiphon.net.wire import work as wire_work
 from antiphon.protos import records_pb2, rollout_pb2
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.server import CoordinatorServicer
 from antiphon.services.coordinator.work_stream import MOST_OPEN, TOGETHER_BYTES, StreamServer
-from antiphon.services.wire import work as wire_work
 from tests.support.light_parties import (
     LightWorker,
     Served,

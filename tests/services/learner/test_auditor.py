@@ -11,10 +11,10 @@ from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SamplingParameters, VersionSpan
 from antiphon.core.trust.audit import AuthoredSpan, Band, Sums, audit_group
-from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.learner.audits import auditor as auditor_module
 from antiphon.services.learner.audits.auditor import Auditor, score_tokens
 from antiphon.services.learner.audits.token_scores import TokenScores
+from antiphon.weights.payload_store import PayloadStore
 from tests.support.audited import CONFIG, ScoringAuditor
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import ConfigError
+from antiphon.net.security.keys import LEARNER_KEY, ensure_key, load_key, verifies, write_private
 from antiphon.services.learner.checkpoints import CheckpointStore
-from antiphon.services.security.keys import LEARNER_KEY, ensure_key, load_key, verifies, write_private
 
 
 class Trap:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
+from antiphon.api.coordinator import StageReply
+from antiphon.api.manifest import full_payload
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import BlockedError, ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS, find_metric
@@ -29,15 +31,7 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.rollout_table import LeftOut, encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.payload_files import OutgoingPayload
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.broadcast.server import register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.snapshot import weights_digest, weights_of, write_snapshot
-from antiphon.services.broadcast.verified_weights import open_snapshot
-from antiphon.services.coordinator.api import StageReply
+from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.learner import policy as policy_module
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
@@ -50,7 +44,13 @@ from antiphon.services.learner.server import open_learner, register_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
-from antiphon.services.rpc.serving import start_server, stop_server
+from antiphon.weights.client import BroadcastClient
+from antiphon.weights.payload_files import OutgoingPayload
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.server import register_broadcast
+from antiphon.weights.service import BroadcastService
+from antiphon.weights.snapshot import weights_digest, weights_of, write_snapshot
+from antiphon.weights.verified_weights import open_snapshot
 from tests.support.snapshots import fetch_snapshot
 
 pytestmark = pytest.mark.engine

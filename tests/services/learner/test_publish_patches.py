@@ -7,18 +7,18 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from antiphon.api.manifest import check_manifest
 from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.broadcast.patches import MOST_SHARE
 from antiphon.core.errors import BlockedError, UnavailableError
-from antiphon.services.broadcast.manifest import check_manifest
-from antiphon.services.broadcast.patch_payloads import PayloadChoice
-from antiphon.services.broadcast.payload_files import OutgoingPayload
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.signature import check_signature
-from antiphon.services.broadcast.snapshot import weights_of
+from antiphon.net.security.keys import signing_key
 from antiphon.services.learner.publish import SnapshotPublisher, payload_choice
-from antiphon.services.security.keys import signing_key
 from antiphon.system.free_space import SpaceFloor
+from antiphon.weights.patch_payloads import PayloadChoice
+from antiphon.weights.payload_files import OutgoingPayload
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.signature import check_signature
+from antiphon.weights.snapshot import weights_of
 from tests.support.small_changes import LADDER, publisher, write
 
 

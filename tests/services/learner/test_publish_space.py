@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import BlockedError
 from antiphon.core.reporting.alarms import short_of_space
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.snapshot import weights_of
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.publish import SnapshotPublisher
 from antiphon.services.learner.training import TrainedStep, read_weights
 from antiphon.system.free_space import OPTIMIZER_BYTES, SpaceFloor, space_needed
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.snapshot import weights_of
 
 WEIGHTS = weights_of({"a": torch.zeros(1 << 18), "b": torch.ones(1 << 18)})
 PAYLOAD, PARAMETERS = 2 << 20, 1 << 19

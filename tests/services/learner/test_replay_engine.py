@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from antiphon.cli import app as cli
 from antiphon.core.digests import digest_file
-from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.step import Trainer
+from antiphon.weights.snapshot import weights_digest
 from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
 
 pytestmark = pytest.mark.engine

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.api.policy_file import copy_policy, policy_facts
 from antiphon.cli.app import execute
 from antiphon.core.config import dump_config
 from antiphon.lineage.documents.replay_copy import find_copy
-from antiphon.lineage.store.policy_file import copy_policy, policy_facts
 from antiphon.recorded_run import RecordedRun
 from tests.support.replay_artifacts import RUN_ID, TinyRun, make_config, save_model
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.api.engine import EngineRequest
 from antiphon.core.records import SamplingParameters
 from antiphon.core.seeds import derive_seed
-from antiphon.services.broadcast.snapshot import weights_digest
-from antiphon.services.broadcast.verified_weights import verify
-from antiphon.services.rollout.engine.api import EngineRequest
 from antiphon.services.rollout.selfcheck.distribution_check import run_to_end
 from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
+from antiphon.weights.snapshot import weights_digest
+from antiphon.weights.verified_weights import verify
 
 pytestmark = [
     pytest.mark.engine,
@@ -121,7 +121,7 @@ def test_the_check_at_the_start_sees_that_it_is_so(engine):
 
 
 def test_the_check_at_the_start_finds_attention_that_depends_on_the_pass(engine, monkeypatch):
-    from antiphon.services.rollout.engine import cpu_kernels
+    from antiphon.cpu import vllm_kernels as cpu_kernels
 
     monkeypatch.setattr(cpu_kernels, "by_token", lambda batch: batch)
     report = run_startup_check(engine, draws=200)

@@ -7,12 +7,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ContractError
 from antiphon.core.records import SamplingParameters, VersionSpan
-from antiphon.services.broadcast.snapshot import weights_digest
-from antiphon.services.broadcast.verified_weights import verify
-from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
+from antiphon.weights.snapshot import weights_digest
+from antiphon.weights.verified_weights import verify
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
 pytestmark = [

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from antiphon.api.engine import EngineRequest
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
 from antiphon.services.rollout.drafting.scheduler import IDLE_SHARE, DraftScheduler
-from antiphon.services.rollout.engine.api import EngineRequest
 
 PAST = np.arange(10, 60, dtype=np.int32)
 SLOTS = np.array([0])

@@ -10,16 +10,15 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from antiphon.api.engine import EngineRequest
 from antiphon.core.drafting.gate import StepPlan
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
 from antiphon.core.seeds import derive_seed
-from antiphon.services.broadcast.snapshot import weights_digest
-from antiphon.services.broadcast.verified_weights import verify
-from antiphon.services.rollout.engine import keyed_sampler as ks
+from antiphon.cpu.compiler import why_not_compiling
+from antiphon.sampling import keyed_sampler as ks
+from antiphon.sampling.rules import RULES
 from antiphon.services.rollout.engine import sampler_hook
-from antiphon.services.rollout.engine.api import EngineRequest
-from antiphon.services.rollout.engine.rules import RULES
 from antiphon.services.rollout.selfcheck.distribution_check import (
     PreferredFirst,
     chi_square_z,
@@ -27,7 +26,8 @@ from antiphon.services.rollout.selfcheck.distribution_check import (
     run_to_end,
 )
 from antiphon.services.rollout.selfcheck.draft_check import compare
-from antiphon.system.compiler import why_not_compiling
+from antiphon.weights.snapshot import weights_digest
+from antiphon.weights.verified_weights import verify
 
 COMPILES = pytest.mark.skipif(
     why_not_compiling() is not None, reason=f"the native sampler is compiled: {why_not_compiling()}"

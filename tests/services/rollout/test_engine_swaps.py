@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.api.engine import EngineRequest
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import SamplingParameters
-from antiphon.services.broadcast.snapshot import weights_digest
-from antiphon.services.broadcast.verified_weights import verify
-from antiphon.services.rollout.engine.api import EngineRequest
+from antiphon.weights.snapshot import weights_digest
+from antiphon.weights.verified_weights import verify
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model, redraw, run, run_rest, scores
 
 pytestmark = [

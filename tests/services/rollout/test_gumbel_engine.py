@@ -10,9 +10,9 @@ import torch
 
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.records import SamplingParameters
-from antiphon.services.rollout.engine import gumbel
-from antiphon.services.rollout.engine import keyed_sampler as ks
-from antiphon.services.rollout.engine.rules import RULES
+from antiphon.sampling import gumbel
+from antiphon.sampling import keyed_sampler as ks
+from antiphon.sampling.rules import RULES
 from tests.services.rollout.test_continuation_engine import COUNT, after, begin, load, requests, run
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model, scores
 

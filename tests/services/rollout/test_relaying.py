@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.api.manifest import full_payload
+from antiphon.api.snapshots import Place
 from antiphon.cli import certs
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.network_log import NetworkLog
@@ -18,17 +20,15 @@ from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.services.broadcast.api import Place
-from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.transport import Connections, RelayTransport
+from antiphon.net.rpc.serving import start_server, stop_server
+from antiphon.net.security.credentials import Credentials, load_credentials
 from antiphon.services.rollout.process import serve_worker
 from antiphon.services.rollout.relaying import WorkerRelay
-from antiphon.services.rpc.serving import start_server, stop_server
-from antiphon.services.security.credentials import Credentials, load_credentials
 from antiphon.system.ports import free_port
+from antiphon.weights.client import BroadcastClient
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.transport import Connections, RelayTransport
 from tests.support.light_engine import LightEngine
 from tests.support.light_parties import served
 from tests.support.light_weights import light_bias

@@ -18,6 +18,8 @@ from antiphon.core.records import BatchRef, StepCommit
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.net.rpc.retry import retry_unavailable
+from antiphon.net.rpc.serving import stop_server
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -25,8 +27,6 @@ from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.services.rpc.retry import retry_unavailable
-from antiphon.services.rpc.serving import stop_server
 from tests.support.light_engine import LightEngine
 from tests.support.light_environment import LightEnvironment, LightPrompts, light_codec
 from tests.support.light_weights import LightSource, light_manifest

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from antiphon.api.engine import EngineOutput
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import FinishReason, SamplingParameters
-from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.selfcheck import distribution_check as check
 from antiphon.services.rollout.selfcheck.draft_check import DraftReport, IdentityCheck, compare
 from tests.support.loop_model import make_config

@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from antiphon.api.manifest import full_payload
 from antiphon.core.broadcast.patches import MOST_SHARE
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.patch import encode_patch
-from antiphon.services.broadcast.patch_payloads import PayloadChoice, stored_weights
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.transport import RelayTransport, Transport
-from antiphon.services.broadcast.transports.object_store import object_name, object_place
+from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.rollout.snapshot_source import SnapshotSource
-from antiphon.services.rpc.serving import start_server, stop_server
 from antiphon.simulator.virtual.loop import VirtualLoop
+from antiphon.weights.patch import encode_patch
+from antiphon.weights.patch_payloads import PayloadChoice, stored_weights
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import BroadcastService
+from antiphon.weights.transport import RelayTransport, Transport
+from antiphon.weights.transports.object_store import object_name, object_place
 from tests.support.small_changes import LADDER, publisher, weights, write
 from tests.support.snapshots import FarService
 

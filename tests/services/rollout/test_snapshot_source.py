@@ -11,14 +11,14 @@ import torch
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.snapshot import weights_digest
+from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.rollout.engine import environment
 from antiphon.services.rollout.process import engine_settings
 from antiphon.services.rollout.snapshot_source import SnapshotSource
-from antiphon.services.rpc.serving import start_server, stop_server
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import BroadcastService
+from antiphon.weights.snapshot import weights_digest
 from tests.support import snapshots
 
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.api.engine import EngineRequest
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import FinishReason, SamplingParameters
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.snapshot import weights_digest
-from antiphon.services.broadcast.verified_weights import open_snapshot, verify
-from antiphon.services.rollout.engine import keyed_sampler as ks
-from antiphon.services.rollout.engine.api import EngineRequest
-from antiphon.services.rollout.engine.rules import RULES
-from antiphon.system.compiler import why_not_compiling
+from antiphon.cpu.compiler import why_not_compiling
+from antiphon.sampling import keyed_sampler as ks
+from antiphon.sampling.rules import RULES
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.snapshot import weights_digest
+from antiphon.weights.verified_weights import open_snapshot, verify
 from tests.support.snapshots import publish
 
 COMPILES = pytest.mark.skipif(

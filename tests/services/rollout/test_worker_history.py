@@ -9,9 +9,9 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import Lease, PastCompletion, PromptHistory
+from antiphon.net.wire import work as wire_work
 from antiphon.protos import records_pb2
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.services.wire import work as wire_work
 from tests.support.light_coordinator import LightCoordinator, light_lease
 from tests.support.light_engine import LightEngine
 from tests.support.light_weights import LightSource, light_manifest

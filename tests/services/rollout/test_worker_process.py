@@ -17,18 +17,18 @@ from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.signature import sign_manifest
+from antiphon.net.rpc.serving import start_server, stop_server
+from antiphon.net.security.keys import SIGNATURE_BYTES, SigningKey, signing_key
+from antiphon.net.worker_kit import KIT_FILE, KitFile, write_kit
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.rollout.engine.environment import child_environment
-from antiphon.services.rollout.worker_kit import KIT_FILE, KitFile, write_kit
-from antiphon.services.rpc.serving import start_server, stop_server
-from antiphon.services.security.keys import SIGNATURE_BYTES, SigningKey, signing_key
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.signature import sign_manifest
 from tests.support.snapshots import FarService, publish
 
 pytestmark = pytest.mark.engine

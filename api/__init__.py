@@ -1,0 +1,1 @@
+"""Data classes and protocols that several sides name: coordinator, learner, engine, snapshots."""

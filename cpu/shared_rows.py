@@ -1,0 +1,212 @@
+"""Shared rows: sequences with common beginnings, each distinct position computed once.
+
+A causal model's state at a position depends on the tokens up to it alone. So sequences that begin alike have
+the same states there: the prompt of a group is computed once, and so is what its completions have in common.
+The layers work on the distinct positions. Attention alone needs more. In float32 on a CPU it works in
+`chunks`; elsewhere, and where those would be too large, it sees whole sequences, gathered into blocks of like
+length and padded on the right, where a causal query never looks.
+
+Legend: N distinct positions, B blocks of R sequences and S positions each, K slots: the sum of R*S over the
+blocks; D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from antiphon.cpu.chunks import CHUNK, Chunks, make_chunks
+from antiphon.cpu.copies import Copies, copies_of
+
+ATTENTION = "antiphon_shared_rows"
+"""Name under which models find `attend`."""
+BLOCK_PADDING = 64
+"""Slots. A block of attention ends before it holds more padding: about what another block costs on a CPU."""
+
+_WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "is_causal", "output_attentions"}
+"""What models pass to attention besides, and rotary embeddings or caches alone look at."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedRows:
+    """Where the positions of some sequences are computed, and how attention sees them."""
+
+    input_ids: torch.Tensor
+    """[N] int64."""
+    position_ids: torch.Tensor
+    """[N] int64: how many tokens of the sequence stand before."""
+    blocks: tuple[tuple[int, int], ...]
+    """R and S of each block."""
+    slots: Copies
+    """The position in each of the K slots; 0 in padding."""
+    first: torch.Tensor
+    """[N] int64: the first slot that holds each position."""
+    chunks: Chunks | None
+    """How attention works without whole sequences; None where that takes too much memory, and off the CPU."""
+
+    @property
+    def padding(self) -> int:
+        """Return how many positions the layers compute besides, so that they get whole chunks."""
+        return -len(self.input_ids) % CHUNK
+
+    @property
+    def real_slots(self) -> int:
+        """Return the slots that hold a token: the length of all sequences together."""
+        return len(self.slots.places)
+
+    def collect(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the values [N, D] of the positions among those [K, D] of the slots."""
+        collected: torch.Tensor = _Collect.apply(slots, self.first)
+        return collected
+
+    def to(self, device: torch.device) -> "SharedRows":
+        ids, positions = self.input_ids.to(device), self.position_ids.to(device)
+        chunks = self.chunks if device.type == "cpu" else None
+        return SharedRows(ids, positions, self.blocks, self.slots.to(device), self.first.to(device), chunks)
+
+
+def common_length(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
+    """Return how many tokens two sequences have in common at their beginning."""
+    shorter = min(len(one), len(other))
+    differing = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differing[0]) if len(differing) else shorter
+
+
+def share_rows(sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[SharedRows, list[npt.NDArray[np.int64]]]:
+    """Lay out sequences, and return with it the positions of the tokens of each.
+
+    Args:
+        sequences: token ids, none empty, in lexicographic order: what two have in common at their
+            beginning, those between them have too.
+    """
+    ids, depths = [], []
+    positions: list[npt.NDArray[np.int64]] = []
+    count, before = 0, np.zeros(0, dtype=np.int64)
+    for sequence in sequences:
+        shared = common_length(before, sequence)
+        own = np.arange(count, count + len(sequence) - shared)
+        positions.append(np.concatenate([positions[-1][:shared], own]) if shared else own)
+        ids.append(sequence[shared:])
+        depths.append(np.arange(shared, len(sequence)))
+        count += len(own)
+        before = sequence
+    blocks, slots = _blocks(positions)
+    copies = copies_of(np.maximum(slots, 0), count, slots >= 0)
+    return SharedRows(
+        torch.from_numpy(np.concatenate(ids)),
+        torch.from_numpy(np.concatenate(depths)),
+        blocks,
+        copies,
+        copies.places[copies.offsets[:-1]],
+        _chunks(positions, count),
+    ), positions
+
+
+def _chunks(positions: Sequence[npt.NDArray[np.int64]], count: int) -> Chunks | None:
+    """Return the chunks of so many positions, those of the sequences, and of padding after them."""
+    # Padding continues nothing, and nothing continues it.
+    ends = np.arange(1, count + -count % CHUNK + 1)
+    paths: list[npt.NDArray[np.int64]] = []
+    for row in positions:
+        ends[row] = row[-1] + 1
+        while len(paths) * CHUNK <= row[-1]:
+            paths.append(row[: np.searchsorted(row, len(paths) * CHUNK)])
+    return make_chunks(ends, paths)
+
+
+def _blocks(
+    positions: Sequence[npt.NDArray[np.int64]],
+) -> tuple[tuple[tuple[int, int], ...], npt.NDArray[np.int64]]:
+    """Return R and S of each block, and the position in each slot [K], -1 in padding."""
+    parts: list[list[npt.NDArray[np.int64]]] = []
+    padding = 0
+    for row in sorted(positions, key=len, reverse=True):
+        padding += len(parts[-1][0]) - len(row) if parts else 0
+        if parts and padding <= BLOCK_PADDING:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+            padding = 0
+    slots = []
+    for part in parts:
+        block = np.full((len(part), len(part[0])), -1, dtype=np.int64)
+        for place, row in enumerate(part):
+            block[place, : len(row)] = row
+        slots.append(block.reshape(-1))
+    return tuple((len(part), len(part[0])) for part in parts), np.concatenate(slots)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    shared_rows: SharedRows,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Let every position attend to its own sequence; transformers' interface of attention.
+
+    Args:
+        module: unused.
+        query: [1, heads, N and the padding, width], key and value: the same of fewer or as many heads.
+        attention_mask: unused.
+        shared_rows: the layout of the N positions.
+        scaling: of the scores; None is 1 / sqrt(width).
+        dropout: share of the weights that are set to 0.
+
+    Returns:
+        [1, N and the padding, heads, width], and no weights.
+
+    Raises:
+        NotImplementedError: when the model's attention has a term that this one lacks.
+    """
+    unknown = [name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT]
+    if unknown or others.get("is_causal") is False:
+        raise NotImplementedError(f"attention over shared rows knows no {', '.join(unknown) or 'other side'}")
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    if shared_rows.chunks is not None and not dropout and query.dtype == torch.float32:
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return shared_rows.chunks.attend(query, key, value, scaling)[None], None
+    sizes = [rows * length for rows, length in shared_rows.blocks]
+    slots = [
+        shared_rows.slots.take(part[: len(shared_rows.input_ids)].flatten(1))
+        .unflatten(1, tuple(part.shape[1:]))
+        .split(sizes)
+        for part in (query, key, value)
+    ]
+    grouped = query.shape[1] != key.shape[1]
+    found = []
+    for (rows, _), *block in zip(shared_rows.blocks, *slots, strict=True):
+        queries, keys, values = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in block)
+        out = functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+        )
+        found.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
+    attended = functional.pad(shared_rows.collect(torch.cat(found)), (0, 0, 0, shared_rows.padding))
+    return attended.unflatten(1, (query.shape[1], -1))[None], None
+
+
+class _Collect(torch.autograd.Function):  # type: ignore[misc]
+    """Some rows [N] of [K, D], none of them twice."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.index, ctx.rows = index, len(values)
+        return values.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = gradient.new_zeros((ctx.rows, gradient.shape[1]))
+        return whole.index_copy_(0, ctx.index, gradient), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)

@@ -1,1 +1,0 @@
-"""The HTML report of a run, its plots, and the page of benchmarks."""

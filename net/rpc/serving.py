@@ -1,0 +1,385 @@
+"""Serving: how a gRPC server and channel are set up, and errors cross the wire as themselves.
+
+Every call has a deadline. An error of our own tree leaves the server as a status and enters
+the client as the same class, with the same sentence. Whatever is not loopback is encrypted, both
+sides show certificates, and a guard lets each call in or refuses it in a sentence.
+"""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from antiphon.core.errors import (
+    AntiphonError,
+    BlockedError,
+    ConfigError,
+    ContractError,
+    IntegrityError,
+    RefusedError,
+    UnavailableError,
+)
+from antiphon.core.message_sizes import MESSAGE_BYTES
+from antiphon.net.rpc.bearing import BearingChannel
+from antiphon.net.rpc.interceptor import GuardInterceptor
+from antiphon.net.security.credentials import Credentials
+from antiphon.net.security.guard import Guard
+from antiphon.system.ports import is_free
+
+MAX_METADATA_BYTES = 16 << 10
+"""Largest headers; a token needs less than one KiB."""
+MAX_STREAMS = 1024
+"""Calls that one connection may have open at a time; a slow sender holds no more than its own."""
+HANDSHAKE_MS = 10_000
+"""Longest time to agree on encryption."""
+
+WINDOW_BYTES = 256 << 10
+"""What a caller may send before it is read, so what it holds of a server's memory: 2.5 MB/s at 100 ms."""
+
+SERVER_OPTIONS = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+]
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+_STATUS_OF: dict[type[AntiphonError], grpc.StatusCode] = {
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    ContractError: grpc.StatusCode.FAILED_PRECONDITION,
+    RefusedError: grpc.StatusCode.OUT_OF_RANGE,
+    IntegrityError: grpc.StatusCode.DATA_LOSS,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    BlockedError: grpc.StatusCode.ABORTED,
+    AntiphonError: grpc.StatusCode.UNKNOWN,
+}
+_ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
+    **{status: error for error, status in _STATUS_OF.items()},
+    grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+    # No server of ours answers it: grpc.aio reports a write into a stream that has just broken this way.
+    grpc.StatusCode.INTERNAL: UnavailableError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ContractError,
+    grpc.StatusCode.UNIMPLEMENTED: ContractError,
+    grpc.StatusCode.UNAUTHENTICATED: ContractError,
+    grpc.StatusCode.PERMISSION_DENIED: ContractError,
+}
+_NOT_BELIEVED = ("certificate", "hostname verification", "ssl handshake failed", "ssl_error", "tls")
+"""Words in a failed connection's details that no repetition fixes."""
+_CUT_OFF = ("recvmsg", "reset by peer", "socket closed", "timed out")
+"""Words in the details of a connection that ended before either side was believed: a service that dies."""
+
+_HUNG_UP = ("failed to connect", "socket closed")
+"""Words in the details of a connection that was accepted and closed before encryption was agreed on."""
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a server shows, and what decides on the calls it gets."""
+
+    credentials: Credentials
+    guard: Guard
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` names this machine alone."""
+    if host in {"localhost", "127.0.0.1", "::1", "[::1]"}:
+        return True
+    parts = host.split(".")
+    return len(parts) == 4 and parts[0] == "127" and all(part.isdigit() for part in parts)
+
+
+def check_host(host: str) -> None:
+    """Check that an address may be listened on without encryption.
+
+    Raises:
+        ConfigError: when it is not loopback.
+    """
+    if not is_loopback(host):
+        raise ConfigError(
+            f"services.host={host} would serve without encryption; make certificates with `antiphon certs "
+            "--host NAME` and set services.credentials to the folder of the services, or use 127.0.0.1 "
+            "and forward the port"
+        )
+
+
+async def start_server(
+    host: str,
+    port: int,
+    register: Callable[[Any], None],
+    service_names: Sequence[str],
+    security: Security | None = None,
+    receive_bytes: int = MESSAGE_BYTES,
+) -> tuple[grpc.aio.Server, int]:
+    """Start a server with the health service and return it with the port it is bound to.
+
+    Args:
+        host: address to listen on; only loopback without `security`.
+        port: 0 picks a free one.
+        register: adds the servicers to what it is given, which stands before the server.
+        service_names: full names that the health service reports as serving.
+        security: certificates and guard; None serves without encryption.
+        receive_bytes: largest message taken in; a larger one is refused before it is held.
+
+    Raises:
+        ConfigError: when the address is not loopback and there is no `security`, or the port is taken.
+    """
+    if security is None:
+        check_host(host)
+    if port and not is_free(port, host):
+        raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
+    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MESSAGE_BYTES))]
+    server = grpc.aio.server(options=options)
+    interceptor = GuardInterceptor(server, None if security is None else security.guard)
+    register(interceptor)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, interceptor)
+    bound = _listen(server, host, port, None if security is None else security.credentials)
+    await server.start()
+    for name in ["", *service_names]:
+        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return server, bound
+
+
+@asynccontextmanager
+async def refusing_server(
+    host: str, port: int, credentials: Credentials | None, problem: Callable[[], AntiphonError]
+) -> AsyncIterator[None]:
+    """Answer every call to an address with an error, inside the block.
+
+    Args:
+        host: address to listen on.
+        port: 0 picks a free one, which no one knows.
+        credentials: shown to callers; None serves without encryption.
+        problem: returns the error of the moment.
+
+    Raises:
+        ConfigError: when the address is not loopback and there are no credentials, or the port is taken.
+    """
+
+    async def refuse(request: Any, context: Any) -> None:
+        error = problem()
+        await context.abort(_status_of(error), str(error))
+
+    class Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(refuse)
+
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((Refusing(),))
+    if credentials is None:
+        check_host(host)
+    _listen(server, host, port, credentials)
+    await server.start()
+    try:
+        yield
+    finally:
+        await stop_server(server, 0.0)
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, credentials: Credentials | None) -> int:
+    """Bind a server and return its port."""
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(f"{host}:{port}"))
+        return int(server.add_secure_port(f"{host}:{port}", _server_credentials(credentials)))
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}; choose another port, or 0 for any") from error
+
+
+def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
+    pair = (credentials.private_key, credentials.certificate)
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=credentials.authority, require_client_auth=True
+    )
+
+
+def open_channel(
+    address: str, credentials: Credentials | None = None, own_connection: bool = False
+) -> grpc.aio.Channel:
+    """Open a channel to host:port; it connects on first use and reconnects by itself.
+
+    Args:
+        address: host:port.
+        credentials: shown to the other side; None speaks without encryption.
+        own_connection: share no connection with other channels to the same address.
+
+    Raises:
+        ConfigError: when the address is not loopback and there are no credentials.
+    """
+    host = address.rpartition(":")[0]
+    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", int(own_connection))]
+    if is_loopback(host):
+        options.append(("grpc.enable_http_proxy", 0))
+    if credentials is None:
+        if not is_loopback(host):
+            raise ConfigError(
+                f"{address} would be spoken to without encryption; give credentials (--credentials FOLDER or "
+                "ANTIPHON_CREDENTIALS), or forward its port to 127.0.0.1"
+            )
+        return grpc.aio.insecure_channel(address, options=options)
+    channel = grpc.ssl_channel_credentials(
+        credentials.authority, credentials.private_key, credentials.certificate
+    )
+    secure = grpc.aio.secure_channel(address, channel, options=options)
+    if credentials.token_file is None:
+        return secure
+    return cast("grpc.aio.Channel", BearingChannel(secure, credentials.token_file))
+
+
+def answers_errors(handler: _Handler) -> _Handler:
+    """Wrap a servicer method so that errors of our tree become gRPC statuses."""
+    if inspect.isasyncgenfunction(handler):
+
+        @functools.wraps(handler)
+        async def stream_wrapper(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for reply in handler(self, request, context):
+                    yield reply
+            except AntiphonError as error:
+                await context.abort(_status_of(error), str(error))
+
+        return stream_wrapper  # type: ignore[return-value]
+
+    @functools.wraps(handler)
+    async def unary_wrapper(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await handler(self, request, context)
+        except AntiphonError as error:
+            await context.abort(_status_of(error), str(error))
+
+    return unary_wrapper  # type: ignore[return-value]
+
+
+async def call(method: Any, request: Any, timeout_s: float) -> Any:
+    """Await a unary call with a deadline.
+
+    Raises:
+        AntiphonError: the class and sentence the server raised; UnavailableError when it did
+            not answer in time.
+    """
+    try:
+        return await method(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        raise _error_of(error, method, timeout_s) from None
+
+
+async def stream(
+    method: Any, request: Any, timeout_s: float | None, patience_s: float | None = None
+) -> AsyncIterator[Any]:
+    """Yield the replies of a server-streaming call.
+
+    Args:
+        method: of a stub.
+        request: its request.
+        timeout_s: deadline of the whole stream, or None.
+        patience_s: longest wait for the next reply, or None; one of the two must be given.
+
+    Raises:
+        AntiphonError: as `call`.
+    """
+    running = method(request, timeout=timeout_s)
+    replies = aiter(running)
+    try:
+        while True:
+            async with asyncio.timeout(patience_s):
+                reply = await anext(replies, None)
+            if reply is None:
+                return
+            yield reply
+    except TimeoutError:
+        raise UnavailableError(f"{_label_of(method)} sent nothing for {patience_s:g} s") from None
+    except grpc.aio.AioRpcError as error:
+        raise _error_of(error, method, timeout_s or 0.0) from None
+    finally:
+        running.cancel()
+
+
+class Duplex:
+    """The asking side of a call that streams both ways; errors come as ours."""
+
+    def __init__(self, method: Any) -> None:
+        """Begin the call. It has no deadline of its own: each request in it has one."""
+        self._method = method
+        self._running = method()
+
+    async def write(self, request: Any) -> None:
+        await self._running.write(request)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for reply in self._running:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error, self._method, 0.0) from None
+
+    def cancel(self) -> None:
+        self._running.cancel()
+
+
+def error_to_code(error: AntiphonError) -> int:
+    """Return the number of the status that an error leaves a server as."""
+    return int(_status_of(error).value[0])
+
+
+def error_from_code(number: int, details: str) -> AntiphonError:
+    """Return the error that a status number and its sentence came from."""
+    kinds = {status.value[0]: kind for status, kind in _ERROR_OF.items()}
+    return kinds.get(number, AntiphonError)(details)
+
+
+def _status_of(error: AntiphonError) -> grpc.StatusCode:
+    for kind, status in _STATUS_OF.items():
+        if type(error) is kind:
+            return status
+    return grpc.StatusCode.UNKNOWN
+
+
+def _label_of(method: Any) -> str:
+    name = getattr(method, "_method", b"")
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> AntiphonError:
+    code, label = error.code(), _label_of(method)
+    details = " ".join((error.details() or "").split())
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return UnavailableError(f"{label} did not answer within {timeout_s:g} s")
+    said = details.lower() if code is grpc.StatusCode.UNAVAILABLE else ""
+    if any(word in said for word in _NOT_BELIEVED) and not any(word in said for word in _CUT_OFF):
+        return ContractError(
+            f"{label}: the two sides do not believe each other's certificates ({details[:200]}); use bundles "
+            "of one authority, and an address that the services' certificate names"
+        )
+    if said and all(word in said for word in _HUNG_UP):
+        return UnavailableError(
+            f"{label}: the other side hung up at once ({details[:200]}); it may want credentials "
+            "(--credentials FOLDER or ANTIPHON_CREDENTIALS), or those of another run"
+        )
+    kind = _ERROR_OF.get(code, AntiphonError)
+    return kind(details or f"{label} failed with {code.name}")
+
+
+async def stop_server(server: grpc.aio.Server, grace_s: float = 1.0) -> None:
+    """Stop a server: no new calls, running ones get `grace_s` seconds."""
+    await asyncio.wait_for(server.stop(grace_s), grace_s + 5.0)

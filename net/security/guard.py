@@ -1,0 +1,296 @@
+"""Guard: every call over a network is let in by name, scope and rate, or refused in a sentence.
+
+An RPC that is not in the table below is refused, so a new one cannot be forgotten. A call is let in by its
+headers, before its message is read; a message is weighed before it is parsed. A call that is refused reaches
+no service and changes nothing but the caller's rate.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from antiphon.core.errors import ContractError
+from antiphon.core.trust.access_tokens import Denial, Refusal, Scope, TokenClaims, refuse_claims
+from antiphon.core.trust.rate_limit import Rate, TokenBucket
+from antiphon.core.trust.worker_names import name_of_worker
+from antiphon.net.security.access_tokens import load_claims
+from antiphon.protos import broadcast_pb2, coordinator_pb2, records_pb2, rollout_pb2
+
+_BY_SERVICE: dict[str, dict[Scope, str]] = {
+    "Coordinator": {
+        Scope.LEASE: "Register Work",
+        Scope.PULL: "LatestManifest PlanTransfer WorkerKit",
+        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
+        "AnnounceSnapshot VoidBatch Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
+        "SubmitAudit Drain",
+    },
+    "Broadcast": {Scope.PULL: "GetChunks GetHeld Where GetBlocks"},
+    "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
+}
+SCOPE_OF: dict[str, Scope] = {
+    f"/antiphon.{service}/{method}": scope
+    for service, scopes in _BY_SERVICE.items()
+    for scope, methods in scopes.items()
+    for method in methods.split()
+}
+"""Full name of each RPC -> the scope that a token needs for it."""
+_STREAM = "/antiphon.Coordinator/Work"
+_REGISTER = "/antiphon.Coordinator/Register"
+WORKER_NAMED_IN: dict[type[Any], Callable[[Any], str | None]] = {
+    rollout_pb2.WorkerHello: lambda request: str(request.worker_name),
+    rollout_pb2.WorkerHeartbeat: lambda request: name_of_worker(request.worker_id),
+    rollout_pb2.LeaseRequest: lambda request: name_of_worker(request.worker_id),
+    records_pb2.GroupSubmission: lambda request: name_of_worker(request.worker_id),
+    rollout_pb2.WorkRequest: lambda request: None,
+    rollout_pb2.WorkRequests: lambda request: None,
+    coordinator_pb2.OptionalVersionRequest: lambda request: None,
+    coordinator_pb2.KitRequest: lambda request: None,
+    coordinator_pb2.TransferRequest: lambda request: name_of_worker(request.worker_id),
+    broadcast_pb2.ChunksRequest: lambda request: None,
+    broadcast_pb2.HeldRequest: lambda request: None,
+    broadcast_pb2.PlaceRequest: lambda request: None,
+    broadcast_pb2.BlocksRequest: lambda request: None,
+}
+"""Each request that a worker may make -> the worker it speaks for; None where it speaks for none."""
+_SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}
+"""What each request within a worker's stream needs."""
+OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+"""RPCs for which a certificate is enough."""
+CALLS_AT_ONCE = 16
+"""Most calls of one worker that have not ended; it needs one for its work and a few for weights."""
+LONGEST_WAIT_S = 30.0
+"""Longest wait that a refusal names."""
+BUCKETS_KEPT = 4096
+"""Workers whose rate is remembered; the longest silent are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLimits:
+    """What one worker may ask for."""
+
+    requests: Rate
+    payload_bytes: Rate
+    registrations: Rate
+    """Each one is written to the journal."""
+    releases: Rate
+    """Leases given back unused; each one is written to the journal twice, with its grant."""
+
+
+DEFAULT_LIMITS = GuardLimits(
+    requests=Rate(100.0, 200.0),
+    payload_bytes=Rate(8 << 20, 64 << 20),
+    registrations=Rate(0.1, 30.0),
+    releases=Rate(0.5, 256.0),
+)
+"""A worker needs a few requests a second; these are far beyond that."""
+
+
+class Guard:
+    """Admits or refuses the calls to one server of one run."""
+
+    def __init__(
+        self,
+        token_key: bytes,
+        run_id: str,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float],
+        limits: GuardLimits = DEFAULT_LIMITS,
+        revoked: Callable[[], Collection[str]] = tuple,
+        note_quota: Callable[[str, int], None] = lambda worker_id, max_leases: None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            token_key: public key that tokens are signed with, 32 bytes.
+            run_id: the run that is served.
+            wall_clock: Unix seconds; tokens expire by it.
+            clock: seconds that never go back; rates are counted by it.
+            limits: of each worker.
+            revoked: returns the token ids and worker names that count no more.
+            note_quota: told the id of each worker that asks for leases, and how many it may hold at the
+                same time; the quota is checked where they are granted, since requests wait for that.
+        """
+        self._token_key = token_key
+        self._run_id = run_id
+        self._wall_clock = wall_clock
+        self._clock = clock
+        self._limits = limits
+        self._revoked = revoked
+        self._note_quota = note_quota
+        self._known: dict[str, TokenClaims] = {}
+        """Digest of a token -> its claims, once the signature was found right."""
+        self._meters: dict[str, _Meters] = {}
+
+    def enter(
+        self, method: str, authorization: str, certificate_names: Collection[str]
+    ) -> "Caller | Refusal | None":
+        """Return who makes a call, or why it is refused, before anything of its message is read.
+
+        None is a call for which a certificate is enough. A caller that was let in must `leave`.
+
+        Args:
+            method: full name of the RPC.
+            authorization: the header, `Bearer TOKEN`, or "".
+            certificate_names: names in the certificate of the connection.
+        """
+        if method in OPEN_TO_CERTIFICATES:
+            return None
+        scope = SCOPE_OF.get(method)
+        if scope is None:
+            return Refusal(Denial.FORBIDDEN, f"{method} is not served here; use the same version of Antiphon")
+        claims = self._claims(authorization)
+        if isinstance(claims, Refusal):
+            return claims
+        caller = Caller(method, scope, claims, certificate_names)
+        refusal = self._refuse(caller, scope)
+        if refusal is not None or caller.is_admin:
+            return refusal or caller
+        name, now = claims.worker_name, self._clock()
+        meters = self._meters_of(name)
+        if meters.calls >= CALLS_AT_ONCE:
+            return _busy(name, 1.0)
+        wait_s = meters.requests.take(1.0, now)
+        if wait_s == 0.0 and method == _REGISTER:
+            wait_s = meters.registrations.take(1.0, now)
+        if wait_s > 0.0:
+            return _busy(name, wait_s)
+        meters.calls += 1
+        return caller
+
+    def leave(self, caller: "Caller") -> None:
+        """Note that a call has ended."""
+        if not caller.is_admin:
+            self._meters_of(caller.claims.worker_name).calls -= 1
+
+    def weigh(self, caller: "Caller", size: int) -> Refusal | None:
+        """Return why a message of `size` bytes is refused before it is parsed, or None."""
+        if caller.is_admin:
+            return None
+        name, now = caller.claims.worker_name, self._clock()
+        meters = self._meters_of(name)
+        wait_s = meters.requests.take(1.0, now) if caller.read else 0.0
+        caller.read += 1
+        if wait_s == 0.0:
+            wait_s = meters.payload_bytes.take(size, now)
+        return _busy(name, wait_s) if wait_s > 0.0 else None
+
+    def admit(self, caller: "Caller", request: Any) -> Refusal | None:
+        """Return why a message is refused, or None."""
+        parts = [(caller.scope, request)]
+        if caller.method == _STREAM:
+            parts = [_part(caller.scope, message) for message in request.requests] or parts
+            meters, more = self._meters_of(caller.claims.worker_name), len(parts) - 1
+            # The first of them was counted with the message.
+            if more and not caller.is_admin and (wait_s := meters.requests.take(more, self._clock())) > 0.0:
+                return _busy(caller.claims.worker_name, wait_s)
+        for needed, asked in parts:
+            refusal = self._refuse(caller, needed)
+            if refusal is None and not caller.is_admin:
+                refusal = _wrong_name(caller.claims, asked) or self._releases_too_much(caller, asked)
+                if refusal is None and isinstance(asked, rollout_pb2.LeaseRequest):
+                    self._note_quota(asked.worker_id, caller.claims.max_leases)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _releases_too_much(self, caller: "Caller", request: Any) -> Refusal | None:
+        if not isinstance(request, rollout_pb2.WorkerHeartbeat) or not request.released_leases:
+            return None
+        meters, now = self._meters_of(caller.claims.worker_name), self._clock()
+        wait_s = meters.releases.take(len(request.released_leases), now)
+        return _busy(caller.claims.worker_name, wait_s) if wait_s > 0.0 else None
+
+    def _refuse(self, caller: "Caller", scope: Scope) -> Refusal | None:
+        return refuse_claims(
+            caller.claims,
+            run_id=self._run_id,
+            scope=scope,
+            certificate_names=caller.certificate_names,
+            revoked=self._revoked(),
+            now=self._wall_clock(),
+        )
+
+    def _claims(self, authorization: str) -> TokenClaims | Refusal:
+        kind, _, text = authorization.partition(" ")
+        if kind.lower() != "bearer" or not text:
+            return Refusal(
+                Denial.UNKNOWN, "this call carries no access token; make one with `antiphon token create`"
+            )
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        known = self._known.get(digest)
+        if known is not None:
+            return known
+        try:
+            claims = load_claims(text, self._token_key)
+        except ContractError as error:
+            return Refusal(Denial.UNKNOWN, str(error))
+        if len(self._known) >= BUCKETS_KEPT:
+            self._known.clear()
+        self._known[digest] = claims
+        return claims
+
+    def _meters_of(self, name: str) -> "_Meters":
+        meters = self._meters.pop(name, None)
+        if meters is None:
+            meters = _Meters(self._limits)
+            idle = (other for other, known in self._meters.items() if not known.calls)
+            if len(self._meters) >= BUCKETS_KEPT and (oldest := next(idle, None)) is not None:
+                del self._meters[oldest]
+        self._meters[name] = meters
+        return meters
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who makes a call that was let in, until it ends."""
+
+    method: str
+    scope: Scope
+    claims: TokenClaims
+    certificate_names: Collection[str]
+    read: int = 0
+    """Messages of the call so far."""
+
+    @property
+    def is_admin(self) -> bool:
+        return Scope.ADMIN in self.claims.scopes
+
+
+class _Meters:
+    """What one worker has asked for of late."""
+
+    def __init__(self, limits: GuardLimits) -> None:
+        self.requests = TokenBucket(limits.requests)
+        self.payload_bytes = TokenBucket(limits.payload_bytes)
+        self.registrations = TokenBucket(limits.registrations)
+        self.releases = TokenBucket(limits.releases)
+        self.calls = 0
+        """Calls that have not ended."""
+
+
+def _busy(name: str, wait_s: float) -> Refusal:
+    wait_s = min(wait_s, LONGEST_WAIT_S)
+    return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
+
+
+def _part(scope: Scope, message: Any) -> tuple[Scope, Any]:
+    """Return what one request of a stream needs, and what it says."""
+    part = message.WhichOneof("body")
+    if part not in _SCOPE_OF_PART:
+        return scope, message
+    return _SCOPE_OF_PART[part], getattr(message, part)
+
+
+def _wrong_name(claims: TokenClaims, request: Any) -> Refusal | None:
+    """A worker speaks for itself alone."""
+    named_in = WORKER_NAMED_IN.get(type(request))
+    if named_in is None:
+        return Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {type(request).__name__}")
+    said = named_in(request)
+    if said is not None and said != claims.worker_name:
+        return Refusal(
+            Denial.FORBIDDEN,
+            f"the token is of worker {claims.worker_name}, but the call speaks for {said[:64]!r}",
+        )
+    return None

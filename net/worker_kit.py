@@ -1,0 +1,279 @@
+"""Worker kit: what a worker needs of a model to start without its weights, in one signed archive.
+
+The learner packs its model folder without weights: configuration, tokenizer, chat template and a table of
+the tensors. A worker whose machine has no such folder fetches the kit from the coordinator, starts its engine
+on random weights, and serves once the first snapshot is loaded and the engine has tested itself on that.
+
+The archive is a deflated ustar file, and some files make one such file only. It comes from the network, so
+it is read strictly: the signature and the digest first, sizes before memory is taken, names from a list,
+and in the end the files packed again must be the same bytes. No path, link, header or padding of anybody's
+choice survives that, and no general reader of archives sees it.
+"""
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import structlog
+
+from antiphon.api.coordinator import KitPart
+from antiphon.core.digests import check_digest, digest_bytes
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.patience import Patience
+from antiphon.models.directory import TENSOR_TABLE, tensor_table
+from antiphon.net.rpc.retry import MOST_PAUSE_S
+from antiphon.net.security.keys import SIGNATURE_BYTES, SigningKey, verifies
+from antiphon.system.files import write_atomically
+
+KIT_FILE = "worker_kit"
+"""In a run's folder: 64 bytes of signature, then the archive."""
+KIT_BYTES = 20 << 20
+"""Largest archive."""
+KIT_PART_BYTES = 256 << 10
+"""Of one answer: a link of 0.2 Mbit/s still brings it within a call's deadline."""
+UNPACKED_BYTES = 128 << 20
+"""Most bytes of its files together."""
+KIT_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    TENSOR_TABLE,
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""The only files that a kit may hold: no weights, and nothing that anyone runs."""
+_IN_TOKENIZER = ("merges.txt", "vocab.json")  # tokenizer.json says the same
+_PURPOSE = b"antiphon worker kit\n"
+"""Keeps a signature made for one thing from being shown for another."""
+
+_log = structlog.get_logger(__name__)
+
+
+def pack_kit(model_dir: Path) -> bytes:
+    """Return the kit of a model folder.
+
+    Raises:
+        ConfigError: when the folder holds no model, or its tokenizer does not fit into `KIT_BYTES`.
+    """
+    table = [[name, dtype, list(shape)] for name, dtype, shape in tensor_table(model_dir)]
+    files = {TENSOR_TABLE: json.dumps(table, separators=(",", ":")).encode()}
+    for name in KIT_FILES:
+        path = model_dir / name
+        skipped = name in _IN_TOKENIZER and (model_dir / "tokenizer.json").is_file()
+        if path.is_file() and name not in files and not skipped:
+            files[name] = path.read_bytes()
+    archive = _packed(files)
+    if len(archive) > KIT_BYTES or len(_tar(files)) > UNPACKED_BYTES:
+        largest = max(files, key=lambda name: len(files[name]))
+        raise ConfigError(
+            f"model.path={model_dir} has {largest} of {len(files[largest]) >> 20} MiB, too large for a "
+            f"worker kit of {KIT_BYTES >> 20} MiB; workers need the model's folder on their own machine"
+        )
+    return archive
+
+
+def read_kit(archive: bytes) -> dict[str, bytes]:
+    """Return the files of a kit by name.
+
+    Raises:
+        IntegrityError: when the bytes are not exactly what `pack_kit` makes of some files.
+    """
+    if len(archive) > KIT_BYTES:
+        raise _broken(f"it has {len(archive)} bytes, more than {KIT_BYTES}")
+    inflate = zlib.decompressobj()
+    try:
+        plain = inflate.decompress(archive, UNPACKED_BYTES + tarfile.RECORDSIZE)
+    except zlib.error as error:
+        raise _broken(f"it cannot be inflated ({error})") from error
+    if not inflate.eof or inflate.unused_data:
+        raise _broken(f"it is cut off, goes on behind its end, or holds more than {UNPACKED_BYTES} bytes")
+    files = _files_of(plain)
+    if "config.json" not in files or TENSOR_TABLE not in files:
+        raise _broken(f"it lacks config.json or {TENSOR_TABLE}")
+    if _tar(files) != plain:
+        raise _broken("it holds something besides its files")
+    return files
+
+
+def _files_of(plain: bytes) -> dict[str, bytes]:
+    """Return what lies at the places that the headers of a tar name; whatever else they say is left aside."""
+    files: dict[str, bytes] = {}
+    at = 0
+    while any(header := plain[at : at + tarfile.BLOCKSIZE]):
+        name = header[:100].rstrip(b"\0").decode("ascii", "replace")
+        try:
+            size = int(header[124:135], 8)
+        except ValueError:
+            raise _broken(f"{name[:80]!r} has no size") from None
+        at += tarfile.BLOCKSIZE
+        if name not in KIT_FILES or name in files:
+            raise _broken(f"it holds {name[:80]!r}, which no kit holds, or holds twice")
+        if not 0 <= size <= len(plain) - at:
+            raise _broken(f"{name} claims {size} of {len(plain) - at} bytes")
+        files[name] = plain[at : at + size]
+        at += -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return files
+
+
+def write_kit(model_dir: Path, run_id: str, run_dir: Path, signer: SigningKey | None) -> None:
+    """Put the kit of a run's model into the run's folder, where the coordinator finds it.
+
+    A model of which no kit can be made is no reason to stop: the log says it, and workers need its folder.
+    """
+    try:
+        archive = pack_kit(model_dir)
+    except ConfigError as error:
+        _log.warning("worker_kit.not_made", reason=str(error))
+        return
+    signature = bytes(SIGNATURE_BYTES)
+    if signer is not None:
+        signature = signer.sign(_signed(run_id, digest_bytes(archive)))
+    write_atomically(run_dir / KIT_FILE, signature + archive)
+    _log.info("worker_kit.made", bytes=len(archive))
+
+
+class KitFile:
+    """The kit in a run's folder, handed out part by part."""
+
+    def __init__(self, path: Path) -> None:
+        """Look at `path` when the first part is asked for, and again once it has changed."""
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._content, self._digest = b"", ""
+
+    def part(self, offset: int) -> KitPart | None:
+        """Return `KIT_PART_BYTES` of the archive from `offset` on, or its rest; None while there is none."""
+        try:
+            facts = self._path.stat()
+            if (seen := (facts.st_mtime_ns, facts.st_size)) != self._seen:
+                self._content = self._path.read_bytes()
+                self._digest = digest_bytes(self._content[SIGNATURE_BYTES:])
+                self._seen = seen
+        except OSError:
+            return None
+        start = SIGNATURE_BYTES + max(0, offset)
+        data = self._content[start : start + KIT_PART_BYTES]
+        total = max(0, len(self._content) - SIGNATURE_BYTES)
+        return KitPart(self._digest, total, self._content[:SIGNATURE_BYTES], data)
+
+
+async def fetch_kit(
+    ask: Callable[[int], Awaitable[KitPart | None]],
+    run_id: str,
+    learner_key: bytes,
+    root: Path,
+    stall_timeout_s: float,
+    arrived: Callable[[int], None],
+) -> Path:
+    """Bring the kit of a run here and return its folder, a model folder without weights.
+
+    Args:
+        ask: asks the coordinator for the part that begins at an offset.
+        run_id: the run that the kit must be signed for.
+        learner_key: public key of the learner, 32 bytes; empty where the run signs nothing.
+        root: folder for kits, each under its digest; one that is there already is not fetched again.
+        stall_timeout_s: longest time without a byte.
+        arrived: called with the bytes of each part.
+
+    Raises:
+        IntegrityError: when it is not signed by the learner, or not what was signed; nothing is unpacked.
+        UnavailableError: when nothing comes for `stall_timeout_s`.
+    """
+    clock = asyncio.get_running_loop().time
+    patience, held = Patience(clock()), bytearray()
+    first: KitPart | None = None
+    while first is None or len(held) < first.total_bytes:
+        part = await ask(len(held))
+        if part is None:
+            if patience.still_s(len(held), clock()) > stall_timeout_s:
+                raise UnavailableError(
+                    f"the coordinator of {run_id} had no worker kit for {stall_timeout_s:g} s; see the "
+                    "learner's log, or put the model's folder on this machine"
+                )
+            await asyncio.sleep(MOST_PAUSE_S)
+            continue
+        if first is None or part.digest != first.digest:
+            _check_offer(part, run_id, learner_key)
+            if first is not None:
+                raise UnavailableError(
+                    f"the worker kit of {run_id} changed while it was fetched; start again"
+                )
+            first = part
+            if (root / part.digest).is_dir():
+                return root / part.digest
+        if not part.data or len(held) + len(part.data) > first.total_bytes:
+            raise _broken(f"{len(part.data)} bytes came at {len(held)} of {first.total_bytes}")
+        held += part.data
+        arrived(len(part.data))
+        patience.still_s(len(held), clock())
+    return await asyncio.to_thread(_unpack, bytes(held), first.digest, root)
+
+
+def _check_offer(part: KitPart, run_id: str, learner_key: bytes) -> None:
+    """Check what a part says of the whole, before memory is taken for it."""
+    try:
+        check_digest(part.digest)
+    except ContractError as error:
+        raise _broken(str(error)) from None
+    if learner_key and not verifies(learner_key, _signed(run_id, part.digest), part.signature):
+        raise IntegrityError(
+            f"the worker kit of {run_id} is not signed by the learner of this run; nothing of it was "
+            "unpacked: see that learner.pub is the run's own"
+        )
+    if not 0 < part.total_bytes <= KIT_BYTES:
+        raise _broken(f"it claims {part.total_bytes} bytes, not 1..{KIT_BYTES}")
+
+
+def _unpack(archive: bytes, digest: str, root: Path) -> Path:
+    if (found := digest_bytes(archive)) != digest:
+        raise _broken(f"its digest is {found[:12]}, but {digest[:12]} was signed")
+    files = read_kit(archive)
+    root.mkdir(parents=True, exist_ok=True)
+    folder, place = Path(tempfile.mkdtemp(dir=root, prefix=".unpacking-")), root / digest
+    try:
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+        os.rename(folder, place)
+    except OSError:
+        if not place.is_dir():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    _log.info("worker_kit.unpacked", bytes=len(archive), files=len(files))
+    return place
+
+
+def _signed(run_id: str, digest: str) -> bytes:
+    return _PURPOSE + f"{run_id}\n{digest}".encode()
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    return zlib.compress(_tar(files), 6)
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    """Return the one ustar file of some files: sorted, without owners and times."""
+    into = io.BytesIO()
+    with tarfile.open(fileobj=into, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in sorted(files):
+            member = tarfile.TarInfo(name)
+            member.size = len(files[name])
+            tar.addfile(member, io.BytesIO(files[name]))
+    return into.getvalue()
+
+
+def _broken(reason: str) -> IntegrityError:
+    return IntegrityError(f"the worker kit is not sound: {reason}; nothing of it was unpacked")

@@ -1,0 +1,1 @@
+"""The HTML report of a run, its plots, and the comparison of runs."""

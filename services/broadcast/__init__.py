@@ -1,1 +1,0 @@
-"""Broadcast: published weights as a manifest and chunks by digest."""

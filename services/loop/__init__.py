@@ -1,1 +1,0 @@
-"""Loop: what the stages of a run ask of its services."""

@@ -1,0 +1,54 @@
+"""A record whose message has the same field names is translated by one table."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from antiphon.api.coordinator import HeartbeatReply, StageReply
+from antiphon.core.errors import ContractError
+from antiphon.core.records import StepCommit
+from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
+from antiphon.core.trust.audit import SampleStatistics
+from antiphon.net.rpc.codec import codec
+from antiphon.net.wire import rewards, status, steps, work
+from antiphon.protos import coordinator_pb2, records_pb2
+
+COMMIT = StepCommit(3, 4, "a" * 64, "b" * 64, {"b": 1.0, "a": 0.5}, True)
+
+
+def test_tuples_maps_nested_and_absent_fields_come_back_as_they_were() -> None:
+    worker = WorkerRecord("w-1", WorkerState.ACTIVE, None, 2, 10, 0.5, 1.0)
+    run = RunStatus(
+        "run-1", 9, 4, 5, 4, 0, 1, 2, 3, 4, 5, 6, 7,
+        staleness_histogram={2: 1, 0: 5},
+        workers=(worker,),
+        evaluations=(EvaluationRecord(0, 4, 4, 0.5, 8.0),),
+        last_commit=COMMIT,
+    )  # fmt: skip
+    found = status.run_status_from_proto(status.run_status_to_proto(run))
+    assert found == run
+    assert list(found.staleness_histogram) == [0, 2]  # in the order of the keys, whatever a message says
+    assert found.newest_version == 0 and found.workers[0].held_version is None
+    nothing = StageReply(False, "w-1", 0.0)
+    assert status.stage_reply_from_proto(status.stage_reply_to_proto(nothing)) == nothing
+    assert steps.step_commit_from_proto(steps.step_commit_to_proto(COMMIT)) == COMMIT
+
+
+def test_a_message_that_is_invalid_is_refused() -> None:
+    good = SampleStatistics(0, 5, 1, 0, 0.1)
+    assert rewards.sample_statistics_from_proto(rewards.sample_statistics_to_proto(good)) == good
+    with pytest.raises(ContractError, match="sample 2 are invalid: 6 missed"):
+        rewards.sample_statistics_from_proto(records_pb2.SampleStatistics(sample_index=2, tokens=5, missed=6))
+    pause = work.heartbeat_reply_to_proto(HeartbeatReply(True, (), None, False, next_s=float("inf")))
+    with pytest.raises(ContractError, match="no pause between two heartbeats"):
+        work.heartbeat_reply_from_proto(pause)
+
+
+def test_a_field_that_the_message_lacks_is_found_at_once() -> None:
+    @dataclass(frozen=True)
+    class Other:
+        version: int
+        prompt: int
+
+    with pytest.raises(AssertionError, match="EvaluationRecord has other fields"):
+        codec(Other, coordinator_pb2.EvaluationRecord)

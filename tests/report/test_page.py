@@ -1,0 +1,318 @@
+"""The report: one page from a journal, complete, self-contained and repeatable."""
+
+import dataclasses
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from antiphon.core.config import build_config, dump_config
+from antiphon.core.loop.events import (
+    BatchSealed,
+    EvaluationFinished,
+    EvaluationOpened,
+    GroupRewarded,
+    GroupSubmitted,
+    JournalEvent,
+    LeaseExpired,
+    LeaseGranted,
+    RunOpened,
+    RunResumed,
+    SnapshotAnnounced,
+    SnapshotDelivered,
+    StepCommitted,
+    WorkerLoaded,
+    dump_event,
+    load_event,
+)
+from antiphon.core.status import Event, RunStatus
+from antiphon.core.voided_batch import VoidedBatch
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.report import lanes
+from antiphon.report.page import build_report
+from antiphon.report.timeline import Bar, RunDrawer, RunPicture, fold, merge
+from tests.support.loop_model import LoopModel, make_config, run_to_end
+from tests.support.run_logs import write_run_log
+
+STEP_S, GROUPS, STARTUP_S = 4.0, 6, 60.0
+
+
+BASE = "ba" * 32
+METRICS = {"entropy_estimate": 1.2, "kl_k3": 0.002, "ratio_mean": 1.0, "clip_share": 0.01}
+METRICS |= {"effective_sample_share": 0.99, "gradient_norm": 0.3, "ratio_max": 2.5}
+
+
+def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) -> list[Event]:
+    """A plausible overlapped run: sampling never stops, training and broadcast run beside it."""
+    opening = (RunOpened("demo-1", {}, -STARTUP_S), SnapshotAnnounced(0, BASE, "127.0.0.1:1"))
+    moments: list[tuple[float, JournalEvent]] = [(-STARTUP_S, event) for event in opening]
+    for step in range(steps):
+        began = 2.0 + step * STEP_S
+        version = max(0, step - 1)
+        for group in range(GROUPS):
+            name, worker = f"g{step}-{group}", f"worker-{group % workers}"
+            leased, done = began + 0.3 * group - 1.5, began + 1.0 + 0.5 * group
+            tokens = tuple(30 + (7 * group + 3 * step + i) % 40 for i in range(8))
+            moments += [
+                (leased, LeaseGranted(name, f"l{name}", worker, 1, version, leased)),
+                (done, GroupSubmitted(name, f"l{name}", worker, 1, "d" * 64, version, tokens, 1.0, done)),
+                (done + 0.2, GroupRewarded(name, (0.0, 1.0) * 4, "judge", done + 0.2)),
+            ]
+        reward = min(0.8, 0.2 + 0.6 * step / max(1, steps) + 0.03 * (-1) ** step)
+        digest = store.put(f"batch {step}".encode()) if store else "b" * 64
+        histogram = ((0, 16), (1, 32)) if step else ((0, 48),)
+        sealed, committed = began + 3.8, began + 6.4
+        batch = BatchSealed(
+            step, ("g",), (), digest, "t" * 64, 48, 1, 0, 2400, reward, 50.0 - step / 4, histogram
+        )
+        metrics = {"train/loss": 0.1 / (step + 1), "train/train_s": 2.5} | METRICS
+        moments += [
+            (sealed, batch),
+            (committed, StepCommitted(step, step + 1, f"{step:064x}", digest, metrics, True, committed)),
+            (committed + 0.3, SnapshotAnnounced(step + 1, f"{step:064x}", "127.0.0.1:1")),
+            *((committed + 0.9 + w / 2, WorkerLoaded(f"worker-{w}", step + 1)) for w in range(workers)),
+        ]
+    for version in range(0, steps + 1, 5):
+        at = 2.0 + version * STEP_S
+        score = 0.2 + 0.6 * version / max(1, steps)
+        moments += [
+            (at, EvaluationOpened(version, 192)),
+            (at + 3, EvaluationFinished(version, score, 44.0)),
+        ]
+    moments.sort(key=lambda moment: moment[0])
+    return [Event(i, 1.7e9 + at, e.kind, dump_event(e)) for i, (at, e) in enumerate(moments)]
+
+
+def status(steps: int, **changes: object) -> RunStatus:
+    plain = dict.fromkeys(("opened_steps", "sealed_steps", "groups_open", "groups_leased"), 0)
+    plain |= dict.fromkeys(("groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered"), 0)
+    facts = {**plain, "run_id": "demo-1", "steps_total": steps, "committed_steps": steps}
+    facts |= {"newest_version": steps, "groups_requeued": 0, "finished": True, **changes}
+    return RunStatus(**facts)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., str]:
+    def build(steps: int, picture: RunPicture | None = None, **changes: object) -> str:
+        (tmp_path / "config.yaml").write_text(dump_config(build_config({"run": {"name": "demo"}})))
+        store = ArtifactStore(tmp_path / "store")
+        events = journal(steps, store=store) if steps >= 0 else []
+        write_run_log(tmp_path, [load_event(event.kind, event.data_json) for event in events])
+        picture = picture or fold(events)
+        out = tmp_path / "report.html"
+        build_report(tmp_path, store, picture, status(max(steps, 0), **changes), out)
+        return out.read_text()
+
+    return build
+
+
+class Outline(HTMLParser):
+    """Collects headings, tags and anything that would reach for the network."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attributes:
+            if name in {"src", "href", "xlink:href"}:
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+
+def test_the_page_is_complete_and_needs_nothing_else(make: Callable[..., str]) -> None:
+    page = make(20)
+    outline = Outline(page)
+    wide_and_narrow = ("learning", "timeline", "timeline-zoom")
+    small = ("staleness", "busy", "throughput", "length", "filtered", "loss", "entropy_estimate", "kl_k3")
+    small += ("ratio_mean", "clip_share", "effective_sample_share", "gradient_norm")
+    drawings = [f"{name}-{kind}" for name in wide_and_narrow for kind in ("wide", "narrow")]
+    assert {f"{name}-figure_1" for name in (*drawings, *(f"{name}-narrow" for name in small))} <= set(
+        outline.ids
+    )
+    assert outline.tags.count("svg") == 2 * len(wide_and_narrow) + len(small)
+    assert outline.tags.count("script") == 1 and "link" not in outline.tags
+    assert all(link.startswith("#") for link in outline.links)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert not re.findall(r"url\((?!#)", page) and "@import" not in page
+    assert not re.findall(r"\b(?:fetch|XMLHttpRequest|WebSocket|import)\b\s*\(", page)
+    for words in ("demo-1", "20 of 20 steps", "20.0% → 80.0%", "best 80.0%", "bound 2", "max_staleness: 2"):
+        assert words in page, words
+    assert page.count("<tr>") == 22 and f"{19:064x}" in page
+    assert not re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page), "a colour that follows no palette"
+
+
+def test_the_page_shows_how_weights_came_to_the_workers(make: Callable[..., str]) -> None:
+    assert "<h2>Weights</h2>" not in make(5)
+    lying = {"w1": "sent <b>other</b> bytes"}
+    delivered = (
+        SnapshotDelivered(2, "w0", 2.5, 0.5, {"": 3_000_000, "w1": 1_000_000}, {}, lying, 0.25, 0.125),
+        SnapshotDelivered(2, "w1", 4.5, 0.5, {name: 1_000_000 for name in "abcdef"}),
+        SnapshotDelivered(3, "w0"),
+    )
+    told = [Event(1000 + i, 1.7e9 + 30, e.kind, dump_event(e)) for i, e in enumerate(delivered)]
+    picture = fold([*journal(5), *told])
+    assert [(v.version, v.seconds_to_last) for v in picture.deliveries.in_order()] == [(2, 4.5), (3, 0.0)]
+    page = make(5, picture)
+    assert "<h2>Weights</h2>" in page and 'id="deliveries-wide-figure_1"' in page
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(<td>.*?)</tr>", page)]
+    wrong = "w1 sent &lt;b&gt;other&lt;/b&gt; bytes"
+    assert rows[:3] == [
+        ["3", "w0", "0.0", "linked on the origin&#39;s machine", "0.00", "0.00", "", "", ""],
+        ["2", "w1", "6.0", "a 1.0, b 1.0, c 1.0, d 1.0, 2 others 2.0", "0.50", "4.50", "", "", ""],
+        ["2", "w0", "4.0", "origin 3.0, w1 1.0", "0.50", "2.50", "0.25", "0.12", wrong],
+    ]
+
+
+def test_the_versions_begin_with_the_one_that_the_run_began_with(make: Callable[..., str]) -> None:
+    rows = re.findall(r"<tr>(<td>.*?)</tr>", make(5))
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+    assert [row[0] for row in cells] == ["0", "1", "2", "3", "4", "5"]
+    assert cells[0][3] == "20.0%" and BASE in cells[0][8] and cells[0][1] == cells[0][2] == "–"
+    assert [row[3] for row in cells[1:]] == ["–", "–", "–", "–", "80.0%"]
+
+
+def test_the_clock_stands_still_in_a_break(make: Callable[..., str]) -> None:
+    events = journal(4)
+    half = len(events) // 2
+    before = events[half - 1].at
+    resumed = RunResumed(at_s=before - 1.7e9, break_s=3600.0)
+    late = [dataclasses.replace(event, at=event.at + 3600.0) for event in events[half:]]
+    told = [*events[:half], Event(0, before + 3600.0, resumed.kind, dump_event(resumed)), *late]
+    picture, whole = fold(told), fold(events)
+    assert lanes.break_marks(picture, *picture.window) == [(pytest.approx(before - 1.7e9 - 0.5), "break")]
+    assert picture.window[1] == pytest.approx(whole.window[1], abs=STEP_S), "but for a start-up"
+    assert "interrupted and continued once" in make(4, picture=picture)
+    page = make(4)
+    assert "started for 60.5 s before they worked" in page and "interrupted" not in page
+
+
+def test_the_page_shows_what_became_of_the_work(make: Callable[..., str]) -> None:
+    seconds = {"useful": 300.0, "preempted": 60.0, "idle": 40.0, "stale": 0.0, "starting": 70.0}
+    page = make(3, worker_seconds=seconds, tokens_by_use={"useful": 12345, "preempted": 600})
+    section = page[page.index("What became of the work") : page.index("Versions and what they came from")]
+    for words in ("useful: 300 s, 12,345 tokens", "preempted: 60 s, 600 tokens", "idle: 40 s"):
+        assert words in section, words
+    assert "stale:" not in section and "starting:" not in section
+    assert "The 70.0 s until their first leases" in section
+    assert "What became of the work" not in make(3)
+
+
+def test_equal_journals_give_equal_pages(make: Callable[..., str]) -> None:
+    assert make(6) == make(6)
+
+
+@pytest.mark.parametrize("steps", [-1, 0, 1, 2])
+def test_a_run_that_hardly_began_has_a_page_too(make: Callable[..., str], steps: int) -> None:
+    assert "How to read this" in make(steps)
+
+
+def test_an_unfinished_run_says_so(make: Callable[..., str]) -> None:
+    page = make(4, steps_total=60, finished=False, paused_reason="loss is <nan>")
+    voided = VoidedBatch(2, "cd" * 32, 4, 0, 8, "loss is <nan>", "ada")
+    assert "ada voided batch cdcd" in make(4, voided=(voided,)) and "voided batch" not in page
+    assert "paused: loss is &lt;nan&gt;" in page and "metrics are partial" in page
+
+
+def test_groups_that_were_offered_again_are_explained(make: Callable[..., str]) -> None:
+    assert "offered again" not in make(2)
+    events = journal(2)
+    at = events[-1].at + 1.0
+    told = [
+        LeaseExpired("g", f"l{i}", "w", reason, waste=waste)
+        for i, (reason, waste) in enumerate(
+            (
+                ("no sign of life for 60 s", "preempted"),
+                ("no sign of life for 60 s", "preempted"),
+                ("handed over by its worker", "preempted"),
+                ("a duplicate was handed in first", "duplicate"),
+            )
+        )
+    ]
+    picture = fold([*events, *(Event(0, at, event.kind, dump_event(event)) for event in told)])
+    assert picture.offered_again == {"no sign of life": 2, "handed over by its worker": 1}
+    page = make(2, picture=picture)
+    assert "3 groups were offered again" in page
+    assert "(2 x no sign of life, 1 x handed over by its worker)" in page
+
+
+def test_the_head_names_command_and_commit(make: Callable[..., str], tmp_path: Path) -> None:
+    assert "<dl>" not in make(-1), "a run that noted neither"
+    starts = [
+        {"command": "./antiphon run <x>.yaml", "commit": "ab" * 20, "modified": True, "at": 1.0},
+        {"command": "./antiphon run <x>.yaml", "commit": "cd" * 20, "modified": False, "at": 2.0},
+    ]
+    (tmp_path / "starts.json").write_text(json.dumps(starts))
+    head = make(-1).partition("</header>")[0]
+    assert "<code>./antiphon run &lt;x&gt;.yaml</code>continued once<" in head
+    assert "abababababab</span></code>with uncommitted changes<" in head
+    assert "<dt>continued with</dt>" in head and f'title="{"cd" * 20}"' in head
+
+
+def test_a_drawer_remembers_nothing_of_groups_that_ended() -> None:
+    model = LoopModel(make_config(steps=30), workers=3)
+    run_to_end(model, np.random.default_rng(2), faults=0.1)
+    drawer = RunDrawer()
+    for number, event in enumerate(model.journal, 1):
+        drawer.take(Event(number, float(number), event.kind, dump_event(event)))
+    living = set(model.state.groups)
+    for known in (drawer._leases, drawer._submitted, drawer._epochs):
+        assert set(known) <= living
+    assert set(drawer._sealed) == set(range(len(model.state.commits), model.state.next_seal))
+
+
+def test_gaps_too_narrow_to_be_seen_are_not_drawn() -> None:
+    bars = [Bar(float(i), i + 0.9, 0) for i in range(1000)]
+    assert merge(bars, 0.0, 1000.0, gap_s=0.2) == [(0.0, 999.9)]
+    assert len(merge(bars, 0.0, 1000.0, gap_s=0.05)) == 1000
+
+
+def test_the_picture_folds_what_the_journal_says() -> None:
+    picture = fold(journal(5))
+    assert [step.step for step in picture.steps] == list(range(5))
+    assert picture.steps[0].metrics["train/loss"] == 0.1
+    assert {worker: len(bars) for worker, bars in picture.rollout.items()} == {"worker-0": 15, "worker-1": 15}
+    assert [round(bar.seconds, 6) for bar in picture.training] == [2.5] * 5
+    assert [round(bar.seconds, 6) for bar in picture.publishing] == [0.3] * 5
+    assert [round(bar.seconds, 6) for bar in picture.broadcast] == [1.1] * 5
+    assert [e.version for e in picture.evaluations] == [0, 5] and picture.evaluations[0].prompts == 192
+    assert sum(tokens for _, tokens in picture.generated) == sum(
+        sum(json.loads(event.data_json)["token_counts"])
+        for event in journal(5)
+        if event.kind == "group.submitted"
+    )
+    shares = picture.busy_shares()
+    assert set(shares) == {"rollout worker-0", "rollout worker-1", "reward", "training", "broadcast"}
+    assert all(0 < share <= 1 for share in shares.values())
+
+
+def test_busy_time_counts_no_moment_twice() -> None:
+    picture = RunPicture(training=[Bar(0, 6, 0), Bar(4, 8, 1)], rollout={"w": [Bar(0, 10, 0)]})
+    assert picture.window == (0, 0)
+    picture.steps = fold(journal(1)).steps
+    picture.steps[0].at_s = 10.0
+    assert picture.busy_shares()["training"] == pytest.approx(0.8)
+
+
+def test_each_plot_of_a_page_stands_by_itself(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "store")
+    files = build_report(tmp_path, store, fold(journal(6)), status(6), tmp_path / "report.html")
+    assert (
+        list(files)[:3] == ["learning.svg", "timeline.svg", "timeline-zoom.svg"] and "work.svg" not in files
+    )
+    page = (tmp_path / "report.html").read_text()
+    for name, text in files.items():
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "--ink:" in text and re.search(
+            rf'id="{name.removesuffix(".svg")}-(wide|narrow)-figure_1"', page
+        )

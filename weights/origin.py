@@ -1,0 +1,236 @@
+"""Origin: the process that serves a learner's payloads, beside the learner and apart from its training.
+
+Training holds the interpreter for long stretches, and sending needs it for each chunk; in two processes
+neither waits for the other. The learner starts it and starts it again when it dies; it dies with
+the learner.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from antiphon.core.errors import UnavailableError
+from antiphon.net.rpc.serving import Security, start_server, stop_server
+from antiphon.net.security.credentials import Credentials, needed_token_key
+from antiphon.net.security.guard import Guard
+from antiphon.system.clock import wall_clock
+from antiphon.system.ports import is_free
+from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
+from antiphon.system.tasks import end_tasks
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import BroadcastService
+from antiphon.weights.transports.lattica import FOLDER, LatticaService
+from antiphon.weights.transports.lattica_node import LatticaNode
+from antiphon.weights.transports.object_store import object_place
+from antiphon.weights.transports.object_store_mirror import ObjectStoreMirror
+
+PORT_FILE = "origin.json"
+"""In the payload store: JSON {pid, port}, the learner's process and the port of its origin."""
+AGAIN_S, MOST_AGAIN_S = 1.0, 30.0
+"""Pause before a process that died is started again: it doubles while starts fail or do not last."""
+LASTED_S = 60.0
+"""A process that lived so long did not die of its start."""
+LEAVE_S = 5.0
+"""Longest wait for it to end when it is asked to."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OriginOrder:
+    """What the process serves, and where."""
+
+    root: str
+    """Folder of the payload store."""
+    run_id: str
+    host: str
+    port: int
+    """0 picks a free one."""
+    uplink_bytes_per_s: float | None
+    start_timeout_s: float
+    object_store: str | None = None
+    """Where copies of the payloads are kept, as `broadcast.object_store` says."""
+    object_endpoint: str | None = None
+    lattica_port: int | None = None
+    """Where it is a peer of a Lattica network, too."""
+
+
+@asynccontextmanager
+async def serving_origin(order: OriginOrder, credentials: Credentials | None) -> AsyncIterator[int]:
+    """Have a process serve for as long as the block lasts; gives its port, that of the last time if it may.
+
+    Raises:
+        UnavailableError: when it does not come up in time, or the folder cannot be written.
+    """
+    known = Path(order.root) / PORT_FILE
+    if not order.port:
+        order = replace(order, port=_last_port(known, order.host))
+    process, port = await _start(order, credentials)
+    write_ready_file(known, port)
+
+    async def keep() -> None:
+        nonlocal process
+        clock = asyncio.get_running_loop().time
+        started_s, pause_s = clock(), 0.0
+        while True:
+            status = await process.wait()
+            pause_s = next_pause_s(pause_s, clock() - started_s)
+            _log.warning("origin.died", status=status, port=port, again_s=pause_s)
+            while True:
+                await asyncio.sleep(pause_s)
+                try:
+                    process, _ = await _start(replace(order, port=port), credentials)
+                    started_s = clock()
+                    break
+                except UnavailableError as error:
+                    pause_s = next_pause_s(pause_s, 0.0)
+                    _log.warning("origin.not_back", reason=str(error), again_s=pause_s)
+
+    keeping = asyncio.create_task(keep())
+    try:
+        yield port
+    finally:
+        try:
+            await end_tasks(keeping)
+        finally:
+            await _end(process)
+
+
+def next_pause_s(before_s: float, lived_s: float) -> float:
+    """Return the pause before the next start, from the pause before the last one and how long that lived."""
+    return AGAIN_S if lived_s >= LASTED_S else min(max(AGAIN_S, 2 * before_s), MOST_AGAIN_S)
+
+
+def _last_port(known: Path, host: str) -> int:
+    """Return the port of the last time while it is free, or 0: forwarded ports should not change."""
+    try:
+        port = int(json.loads(known.read_text())["port"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return port if 0 < port < 1 << 16 and is_free(port, host) else 0
+
+
+async def _start(
+    order: OriginOrder, credentials: Credentials | None
+) -> tuple[asyncio.subprocess.Process, int]:
+    """Start the process and return it with its port. Secrets go through a pipe, where no one else looks."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", __spec__.name),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    told = {name: getattr(order, name) for name in order.__slots__}
+    told["credentials"] = None if credentials is None else _to_text(credentials)
+    try:
+        async with asyncio.timeout(order.start_timeout_s):
+            process.stdin.write(json.dumps(told).encode() + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        return process, int(line)
+    except (TimeoutError, ValueError, OSError) as error:
+        await _end(process)
+        raise UnavailableError(
+            f"the process that serves {order.root} on {order.host}:{order.port} did not come up "
+            f"(status {process.returncode}); see the learner's log"
+        ) from error
+    except asyncio.CancelledError:
+        await _end(process)
+        raise
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(LEAVE_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _to_text(credentials: Credentials) -> dict[str, str]:
+    names = ("authority", "certificate", "private_key", "token_key")
+    return {name: base64.b64encode(getattr(credentials, name) or b"").decode() for name in names}
+
+
+async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
+    security = None
+    if credentials is not None:
+        clock = asyncio.get_running_loop().time
+        guard = Guard(needed_token_key(credentials), order.run_id, wall_clock, clock)
+        security = Security(credentials, guard)
+    service = _service(order)
+    server, port = await start_server(
+        order.host, order.port, lambda s: register_broadcast(s, service), [SERVICE_NAME], security
+    )
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+    try:
+        with _mirrored(order, service):
+            await asyncio.Event().wait()  # until the learner ends it, or ends
+    finally:
+        await stop_server(server)
+
+
+def _service(order: OriginOrder) -> BroadcastService:
+    store = PayloadStore(Path(order.root))
+    if order.lattica_port is None:
+        return BroadcastService(store, order.uplink_bytes_per_s)
+    node = LatticaNode(store.root / FOLDER, order.host, order.lattica_port)
+    return LatticaService(store, order.uplink_bytes_per_s, node, order.lattica_port)
+
+
+@contextlib.contextmanager
+def _mirrored(order: OriginOrder, service: BroadcastService) -> Iterator[None]:
+    """Keep copies in the object store, where there is one, for as long as the block lasts."""
+    if order.object_store is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def pace(length: int) -> None:
+        # The cap holds for copies and receivers together.
+        asyncio.run_coroutine_threadsafe(service.uplink.take(length), loop).result()
+
+    place = object_place(order.object_store, order.object_endpoint)
+    capped = order.uplink_bytes_per_s is not None
+    store = PayloadStore(Path(order.root))
+    mirror = ObjectStoreMirror(store, place, order.run_id, pace if capped else None)
+    mirror.start()
+    try:
+        yield
+    finally:
+        mirror.stop()
+
+
+def _main() -> int:
+    told: dict[str, Any] = json.loads(sys.stdin.readline())
+    secrets = told.pop("credentials")
+    credentials = None
+    if secrets is not None:
+        read = {name: base64.b64decode(text) for name, text in secrets.items()}
+        credentials = Credentials(
+            read["authority"],
+            read["certificate"],
+            read["private_key"],
+            token_key=read["token_key"] or None,
+        )
+    return run_service(lambda stop: _serve(OriginOrder(**told), credentials))
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,303 @@
+"""Relay, the receiving side: bring a payload here from whoever holds it, while others take it from here.
+
+The decisions are `core.dissemination.requests`; this module carries them out. A chunk is kept when its
+digest matches the manifest's, whoever sent it, and from then on others may have it.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import structlog
+
+from antiphon.api.snapshots import Broadcast
+from antiphon.core.dissemination.plan import Assignment
+from antiphon.core.dissemination.requests import Request, Transfer
+from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
+from antiphon.system.tasks import end_tasks
+from antiphon.system.wakeup import Wakeup
+from antiphon.weights.payload_files import IncomingPayload
+from antiphon.weights.relay_service import Arrivals
+
+_log = structlog.get_logger(__name__)
+
+CURIOUS_S = 0.25
+"""Between two questions to a holder about what it has."""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What a transfer took, and from whom."""
+
+    seconds: float = 0.0
+    first_chunk_s: float = 0.0
+    """From the beginning until the first chunk was here."""
+    bytes_from: dict[str, int] = field(default_factory=dict)
+    """Source -> bytes that it sent, those of chunks that came twice or were refused among them."""
+    best_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    """Source -> highest rate at which it sent: at least so fast is its uplink."""
+    duplicate_bytes: int = 0
+    """Of chunks that were here already."""
+    stalled: list[str] = field(default_factory=list)
+    culprits: dict[str, str] = field(default_factory=dict)
+    """Source -> what it sent wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a transfer waits."""
+
+    stall_s: float = 5.0
+    """Without a byte from a source that was asked."""
+    give_up_s: float = 600.0
+    """Without a chunk, or more than a drip of bytes, from anyone."""
+    refused_s: float = inf
+    """Without progress from anyone, while every source is away or refuses: others may be known by now."""
+
+
+async def fetch_payload(
+    incoming: IncomingPayload,
+    sources: Mapping[str, Sequence[Broadcast]],
+    assignment: Assignment,
+    arrivals: Arrivals,
+    culprits: MutableMapping[str, str],
+    patience: Patience = Patience(),
+    *,
+    seed: int = 0,
+    arrived: Callable[[int], None] = lambda count: None,
+) -> Delivery:
+    """Bring all chunks that `incoming` lacks; it is not finished here.
+
+    Whatever happens, what has arrived stays, and another call goes on from there.
+
+    Args:
+        incoming: the payload; chunks are verified and written by it, on threads.
+        sources: name -> connections to it, over which requests are spread; those that `assignment` names
+            and that are not here are not asked.
+        assignment: whom to ask.
+        arrivals: told of each chunk, for those who wait here for it.
+        culprits: who sent something wrong in this run, and is not asked; added to.
+        patience: with sources.
+        seed: makes members of a swarm choose differently.
+        arrived: called with the bytes of each piece that came.
+
+    Raises:
+        IntegrityError: when every source sent something wrong; names them.
+        UnavailableError: when nothing but a drip came for `patience.give_up_s`, or the disk is full.
+    """
+    receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, patience, seed, arrived)
+    return await receiver.run()
+
+
+class _Receiver:
+    def __init__(
+        self,
+        incoming: IncomingPayload,
+        sources: Mapping[str, Sequence[Broadcast]],
+        assignment: Assignment,
+        arrivals: Arrivals,
+        culprits: MutableMapping[str, str],
+        patience: Patience,
+        seed: int,
+        arrived: Callable[[int], None],
+    ) -> None:
+        self._incoming, self._sources, self._arrivals = incoming, sources, arrivals
+        self._payload = incoming.payload
+        self._patience, self._arrived = patience, arrived
+        self._clock = asyncio.get_running_loop().time
+        self._begun_s = self._clock()
+        known = Assignment(
+            tuple(name for name in assignment.parents if name in sources),
+            tuple(name for name in assignment.others if name in sources),
+            assignment.depth,
+            assignment.bytes_per_s,
+            assignment.swarm,
+        )
+        self._transfer = Transfer(
+            incoming.held,
+            self._payload.chunk_bytes,
+            known,
+            culprits,
+            self._begun_s,
+            calls_at_once=max((len(lanes) for lanes in sources.values()), default=1),
+            stall_s=patience.stall_s,
+            seed=seed,
+        )
+        self._change = Wakeup()
+        self._calls: dict[asyncio.Task[None], Request] = {}
+        self._questions: dict[str, asyncio.Task[None]] = {}
+        self._busy = {name: [0] * len(lanes) for name, lanes in sources.items()}
+        self._broken: AntiphonError | None = None
+        self._refusals: dict[str, str] = {}
+        """Source -> why it did not send, the last time."""
+        self._delivery = Delivery()
+
+    async def run(self) -> Delivery:
+        """Ask until everything is here."""
+        transfer = self._transfer
+        try:
+            while not transfer.complete:
+                self._check()
+                now = self._clock()
+                for name in transfer.stalled(now):
+                    self._delivery.stalled.append(name)
+                    self._hang_up(name)
+                for request in transfer.next_requests(now):
+                    self._calls[asyncio.create_task(self._ask(request))] = request
+                for name in transfer.curious(now):
+                    if name not in self._questions:
+                        self._questions[name] = asyncio.create_task(self._inquire(name))
+                await self._change.wait(min(transfer.retry_s(now), self._patience.refused_s))
+        finally:
+            await end_tasks(*self._calls, *self._questions.values())
+        self._delivery.seconds = self._clock() - self._begun_s
+        self._delivery.best_bytes_per_s = {
+            name: source.best_bytes_per_s for name, source in transfer.sources.items() if source.bytes_in
+        }
+        return self._delivery
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if (found := self._transfer.hopeless()) is not None:
+            lacking = len(self._incoming.missing())
+            said = "; ".join(f"{name or 'the origin'} {what}" for name, what in found.items())
+            raise IntegrityError(
+                f"{lacking} chunks of payload {self._payload.digest} have no source left: "
+                f"{said or 'none is known'}"
+            )
+        still_s = self._clock() - self._transfer.last_progress_s
+        patience_s = self._patience.give_up_s
+        if self._transfer.all_failing():
+            patience_s = min(patience_s, self._patience.refused_s)
+        if still_s >= patience_s:
+            lacking = len(self._incoming.missing())
+            asked = ", ".join(
+                f"{name or 'the origin'}" + (f" ({self._refusals[name]})" if name in self._refusals else "")
+                for name in self._sources
+            )
+            raise UnavailableError(
+                f"{lacking} of {len(self._payload.chunk_digests)} chunks of payload {self._payload.digest} "
+                f"are missing, and nothing came for {patience_s:g} s from any of {asked}; "
+                "try again, what has arrived is kept"
+            )
+
+    async def _ask(self, request: Request) -> None:
+        name, busy = request.source, self._busy[request.source]
+        lane = busy.index(min(busy))
+        busy[lane] += 1
+        try:
+            await self._take(request, self._sources[name][lane])
+        except _WrongError as error:
+            self._wrong(name, str(error))
+        except UnavailableError as error:
+            self._refusals[name] = str(error)
+            self._transfer.failed(name, self._clock())
+        except AntiphonError as error:
+            self._wrong(name, f"answered: {error}")
+        finally:
+            busy[lane] -= 1
+            self._transfer.ended(request)
+            self._calls.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
+            self._change.notify()
+
+    async def _take(self, request: Request, lane: Broadcast) -> None:
+        """Take the chunks of one request, each in one or more pieces, or several in one."""
+        due, coming, pieces, length = set(request.indices), -1, list[bytes](), 0
+        span = self._payload.span
+        replies = lane.get_chunks(self._payload.digest, request.indices)
+        try:
+            async for index, piece in replies:
+                if index not in due:
+                    raise _WrongError(f"sent chunk {index}, which is not due")
+                if pieces and index != coming:
+                    raise _WrongError(f"sent chunk {index} before the end of {coming}")
+                coming = index
+                pieces.append(piece)
+                length += len(piece)
+                if length < span(index)[1] and piece:
+                    self._note(request.source, len(piece), index, length)
+                    continue
+                last, whole = index, span(index)[1]  # of the chunks that this message completes
+                while whole < length and last + 1 in due:
+                    last += 1
+                    whole += span(last)[1]
+                run = range(index, last + 1)
+                if length != whole:
+                    raise _WrongError(f"sent {length} bytes for chunk {index}, which has {whole}")
+                for at in run:
+                    came = len(piece) if last == index else span(at)[1]
+                    self._note(request.source, came, at, span(at)[1])
+                await self._keep(request, run, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                due.difference_update(run)
+                pieces, length = [], 0
+        finally:
+            if (close := getattr(replies, "aclose", None)) is not None:
+                await close()
+        if pieces:  # a source that breaks off says so; this one says that this was all
+            raise _WrongError(f"sent {length} bytes for chunk {coming}, which has {span(coming)[1]}")
+        if due:
+            raise UnavailableError(f"the stream ended before chunk {min(due)}")
+
+    async def _keep(self, request: Request, run: range, data: bytes) -> None:
+        try:
+            # Digesting and writing take milliseconds, for which a worker must not stop sampling.
+            await asyncio.to_thread(self._write, run, memoryview(data))
+        except AntiphonError as error:
+            self._broken = error  # the disk's fault, no source's
+            raise UnavailableError(str(error)) from error
+        self._delivery.first_chunk_s = self._delivery.first_chunk_s or self._clock() - self._begun_s
+        self._arrivals.notify(self._payload.digest)
+        if any([self._transfer.arrived(request, index) for index in run]):
+            self._change.notify()
+
+    def _write(self, run: range, data: memoryview) -> None:
+        begin = self._payload.span(run[0])[0]
+        for index in run:
+            start, length = self._payload.span(index)
+            if self._incoming.held[index]:
+                self._delivery.duplicate_bytes += length
+                continue
+            try:
+                self._incoming.write(index, data[start - begin : start - begin + length])
+            except IntegrityError as error:
+                raise _WrongError(
+                    f"sent chunk {index} of payload {self._payload.digest}, which {error}"
+                ) from None
+
+    def _note(self, name: str, count: int, index: int, so_far: int) -> None:
+        self._transfer.bytes_came(name, count, self._clock(), index, so_far)
+        self._delivery.bytes_from[name] = self._delivery.bytes_from.get(name, 0) + count
+        self._arrived(count)
+
+    async def _inquire(self, name: str) -> None:
+        """Learn what a holder has, and leave some time before it is asked again."""
+        try:
+            async with asyncio.timeout(self._patience.stall_s):
+                self._transfer.told(name, await self._sources[name][0].held(self._payload.digest))
+            self._change.notify()
+            await asyncio.sleep(CURIOUS_S)
+        except IntegrityError as error:
+            self._wrong(name, str(error))
+            self._change.notify()
+        except (AntiphonError, TimeoutError):
+            self._transfer.failed(name, self._clock())
+        finally:
+            self._questions.pop(name, None)
+
+    def _wrong(self, name: str, what: str) -> None:
+        _log.warning("source.wrong", source=name or "origin", payload=self._payload.digest[:12], reason=what)
+        self._transfer.wrong(name, what)
+        self._delivery.culprits[name] = what
+        self._hang_up(name)
+
+    def _hang_up(self, name: str) -> None:
+        for call, request in list(self._calls.items()):
+            if request.source == name and call is not asyncio.current_task():
+                call.cancel()
+                self._transfer.ended(request)  # its chunks are asked of others at once
+
+
+class _WrongError(Exception):
+    """A source sent what it should not have."""

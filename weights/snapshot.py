@@ -1,0 +1,187 @@
+"""Snapshots: the weights of one version as bytes that anyone can check.
+
+The canonical bytes are every tensor's little-endian contiguous bytes, in the order of the names,
+without gaps. The weights digest covers names, dtypes, shapes and bytes; two snapshots with one digest
+are the same policy, bit for bit. A snapshot is written in one pass over the weights, through two buffers
+of fixed size: while one is filled, the other is digested and written.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from blake3 import blake3
+
+from antiphon.api.manifest import DTYPE_BYTES, auto_chunk_bytes
+from antiphon.api.policy_file import policy_header
+from antiphon.core.errors import ContractError
+from antiphon.core.records import SnapshotManifest, TensorEntry
+from antiphon.weights.payload_store import PayloadStore
+
+BUFFER_BYTES = 64 << 20
+"""Of each of the two buffers that weights pass through on their way to digest and file."""
+_UNKNOWN = "0" * 64
+"""Stands for the weights digest where only the length of a header is wanted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """Weights that can be read tensor by tensor, wherever they are."""
+
+    entries: tuple[TensorEntry, ...]
+    """What they are as published."""
+    tensor: Callable[[str], AbstractContextManager[torch.Tensor]]
+    """Gives a tensor whole, on any device and of any dtype that the published one is made from."""
+    check: Callable[[str, torch.Tensor], None] = lambda name, values: None
+    """Gets each tensor's name and values as published, some at a time, and raises if they may not be."""
+    reading: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered around each reading of them all."""
+
+    def digest(self, done: Callable[[int], None] = lambda length: None) -> str:
+        """Read them once and return their digest; `done` gets the bytes of each part that was read."""
+        hasher = weights_hasher(self.entries)
+        _read(self, hasher.update, done)
+        return hasher.hexdigest()
+
+    def copies(self) -> dict[str, torch.Tensor]:
+        """Return them as tensors on the CPU, as published."""
+        copied = {}
+        with self.reading():
+            for entry in self.entries:
+                dtype = getattr(torch, entry.dtype)
+                with self.tensor(entry.name) as tensor:
+                    copied[entry.name] = tensor.detach().to("cpu", dtype, copy=True).contiguous()
+        return copied
+
+
+def weights_of(tensors: Mapping[str, torch.Tensor]) -> Weights:
+    """Return tensors in memory as weights to publish.
+
+    Raises:
+        ContractError: when a tensor's dtype cannot be published.
+    """
+    shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return Weights(published_entries(shapes), lambda name: nullcontext(tensors[name]))
+
+
+def published_entries(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+) -> tuple[TensorEntry, ...]:
+    """Return where tensors lie in the canonical bytes, from the dtype and shape of each.
+
+    Raises:
+        ContractError: when a tensor's dtype cannot be published.
+    """
+    entries = []
+    offset = 0
+    for name in sorted(tensors):
+        kind, shape = tensors[name]
+        dtype = str(kind).removeprefix("torch.")
+        if dtype not in DTYPE_BYTES:
+            raise ContractError(f"tensor {name} has dtype {dtype}, which no snapshot may hold; convert it")
+        length = torch.Size(shape).numel() * DTYPE_BYTES[dtype]
+        entries.append(TensorEntry(name, dtype, shape, offset, length))
+        offset += length
+    return tuple(entries)
+
+
+def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the digest of a policy: blake3 over names, dtypes, shapes and canonical bytes.
+
+    Raises:
+        ContractError: when a tensor's dtype cannot be published.
+    """
+    return weights_of(tensors).digest()
+
+
+def weights_hasher(entries: tuple[TensorEntry, ...]) -> blake3:
+    """Return the hasher of a weights digest before the first byte of the first tensor, on all threads."""
+    listed = [[entry.name, entry.dtype, list(entry.shape)] for entry in entries]
+    text = json.dumps(listed, separators=(",", ":")).encode()
+    return blake3(len(text).to_bytes(8, "little") + text, max_threads=blake3.AUTO)
+
+
+def write_snapshot(
+    store: PayloadStore,
+    run_id: str,
+    version: int,
+    weights: Weights,
+    chunk_bytes: int | None = None,
+    done: Callable[[int], None] = lambda length: None,
+) -> SnapshotManifest:
+    """Write weights as the version's policy file into the store; it is on the disk when this returns.
+
+    Args:
+        store: gets the payload; the manifest is listed by the caller.
+        run_id: the run the version belongs to.
+        version: the policy version.
+        weights: read once; a tied head is to be left out by the caller.
+        chunk_bytes: bytes of each chunk but the last; None: what suits the payload.
+        done: called with the bytes of each part that was read.
+
+    Returns:
+        The manifest, without origin and signature.
+
+    Raises:
+        UnavailableError: when the disk is full or cannot be written; nothing is left then.
+    """
+    entries = weights.entries
+    full_bytes = entries[-1].offset + entries[-1].length if entries else 0
+    head_bytes = len(policy_header(run_id, version, _UNKNOWN, entries))
+    hasher = weights_hasher(entries)
+    payload = store.make(chunk_bytes or auto_chunk_bytes(head_bytes + full_bytes), head_bytes)
+
+    def take(data: memoryview) -> None:
+        payload.write(data)  # the disk has its work while the digest is computed
+        hasher.update(data)
+
+    try:
+        _read(weights, take, done)
+        digest = hasher.hexdigest()
+        finished = payload.finish(policy_header(run_id, version, digest, entries))
+    except BaseException:
+        payload.discard()
+        raise
+    return SnapshotManifest(run_id, version, digest, entries, full_bytes, (finished,), origin="")
+
+
+def _read(weights: Weights, take: Callable[[memoryview], object], done: Callable[[int], None]) -> None:
+    """Hand the canonical bytes to `take`, in order, on a thread of its own, through two buffers."""
+    if sys.byteorder != "little":
+        raise ContractError("snapshots are written on little-endian machines alone; train on one")
+    size = min(BUFFER_BYTES, sum(entry.length for entry in weights.entries))
+    buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+    taken: list[Future[object]] = []
+    turn = used = 0
+
+    with weights.reading(), ThreadPoolExecutor(1, "snapshot") as taker:
+
+        def hand_over() -> None:
+            nonlocal turn, used
+            taken.append(taker.submit(take, memoryview(buffers[turn].numpy())[:used]))
+            done(used)
+            turn, used = 1 - turn, 0
+            if len(taken) > 1:  # the other buffer is filled next
+                taken.pop(0).result()
+
+        for entry in weights.entries:
+            dtype, width = getattr(torch, entry.dtype), DTYPE_BYTES[entry.dtype]
+            with weights.tensor(entry.name) as tensor:
+                flat = tensor.detach().reshape(-1)
+                place, count = 0, entry.length // width
+                while place < count:
+                    if used % width or size - used < width:
+                        hand_over()
+                    part = min(count - place, (size - used) // width)
+                    values = buffers[turn][used : used + part * width].view(dtype)
+                    values.copy_(flat[place : place + part])
+                    weights.check(entry.name, values)
+                    place, used = place + part, used + part * width
+        if used:
+            hand_over()
+        for future in taken:
+            future.result()
