@@ -7,14 +7,12 @@ orders take turns in each pair, the other way round in every second one, on equa
 epochs do not count, nor do the last steps.
 
 With step-scoped batches a worker asks for groups only when all of its own are handed in. `gain_s0`, `gain_s1`
-and `gain_s2` are seconds per step by arrival over those of the best order (named in `best`), medians of the
-pairs; `auto_s1` is the same for the order that a run chooses by itself. `shuffled_s1` is `auto_s1` where
-each lease draws its lengths anew, so that remembered ones say nothing and the run stays with arrival by
-itself, and `streaming_s1` is `auto_s1` with workers as production has them, which ask whenever they have
-places. `same_s1` is arrival over arrival: what the machine alone does to a ratio. `length_bias_worst` is
-|mean tokens of trained groups / of opened ones - 1|. `simulated` has the gains of the same code over arrival
-in virtual time, for fleets of 16 and 128 workers, and `spare` what batches of the first groups that end
-would gain there if a loop opened more than it needs, with the bias by length of what is trained.
+and `gain_s2` are seconds per step by arrival over those by length, the default: medians of the pairs.
+`shuffled_s1` is the same where each lease draws its lengths anew, so that remembered ones say nothing and the
+run stays with arrival by itself, and `streaming_s1` with workers as production has them, which ask whenever
+they have places. `same_s1` is arrival over arrival: what the machine alone does to a ratio.
+`length_bias_worst` is |mean tokens of trained groups / of opened ones - 1|. `simulated` has the gains of each
+order over arrival in virtual time, for fleets of 16 and 128 workers.
 
     .venv/bin/python benchmarks/length_pipeline.py --pairs 3
     .venv/bin/python benchmarks/length_pipeline.py --simulated-only
@@ -30,14 +28,12 @@ from typing import Any
 
 from antiphon.benchmarks.parts.lengths.pipeline import Row, walk_fleets
 from antiphon.benchmarks.parts.lengths.site import EPOCH_STEPS, RunFigures, RunShape, run_once
-from antiphon.benchmarks.parts.lengths.spare_groups import SpareRow, walk_spare
 from antiphon.benchmarks.parts.measure import end_on_sigterm
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.system.logs import configure_logs
 
-ORDERS = ("arrival", "longest_first", "alternating", "two_tier")
+ORDERS = ("arrival", "by_length")
 BOUNDS = (0, 1, 2)
-SPARE = (0.125, 0.25)
 GAIN_LEAST, SHUFFLED_LEAST, BIAS_MOST = 1.15, 0.98, 1e-9
 RUN_LIMIT_S = 1800.0
 
@@ -55,12 +51,6 @@ def measure(shape: RunShape) -> RunFigures:
     return found
 
 
-def best_order(ratios: dict[str, list[float]]) -> tuple[str, list[float]]:
-    """Return the order of the highest median gain over arrival, and its gains."""
-    name = max(ratios, key=lambda order: median(ratios[order]))
-    return name, ratios[name]
-
-
 def table(fleets: list[int], steps: int) -> list[Row]:
     """Walk the fleets and print a line for each."""
     rows = []
@@ -74,29 +64,11 @@ def table(fleets: list[int], steps: int) -> list[Row]:
     return rows
 
 
-def spare_table(workers: int, steps: int) -> list[SpareRow]:
-    """Walk a fleet with spare groups and print a line for each."""
-    rows = []
-    for max_staleness in BOUNDS:
-        for spare in SPARE:
-            row = walk_spare(workers, max_staleness, spare, steps=steps)
-            rows.append(row)
-            print(
-                f"simulated: {workers} workers, S={max_staleness}, {spare:.1%} spare groups: "
-                f"{row.gain:.2f}x, trained lengths {row.length_bias:+.1%} "
-                f"(first batch {row.first_bias:+.1%}), {row.given_up:.1%} given up",
-                flush=True,
-            )
-    return rows
-
-
 def lost(result: dict[str, Any]) -> list[str]:
     """Return a sentence for every gain that is too small."""
     found = []
     if result["gain_s1"] < GAIN_LEAST:
-        found.append(f"at S=1 the best order gains {result['gain_s1']:.3f}x, not at least {GAIN_LEAST}x")
-    if result["auto_s1"] < SHUFFLED_LEAST:
-        found.append(f"the order chosen automatically at S=1 loses: {result['auto_s1']:.3f}x")
+        found.append(f"at S=1 leasing by length gains {result['gain_s1']:.3f}x, not at least {GAIN_LEAST}x")
     if result["shuffled_s1"] < SHUFFLED_LEAST:
         found.append(f"with shuffled ranks: {result['shuffled_s1']:.3f}x, not at least {SHUFFLED_LEAST}x")
     return found
@@ -124,9 +96,8 @@ def main() -> int:
         {**asdict(row), "gains": {name: round(gain, 3) for name, gain in row.gains.items()}}
         for row in table(options.fleets, options.steps)
     ]
-    spare = [asdict(row) for row in spare_table(options.fleets[0], options.steps)] if options.fleets else []
     if options.simulated_only:
-        return finish({"simulated": simulated, "spare": spare}, record=False)
+        return finish({"simulated": simulated}, record=False)
 
     samples: dict[str, list[float]] = {}
     biases: list[float] = []
@@ -136,30 +107,23 @@ def main() -> int:
         biases.append(found.length_bias)
         return found.seconds_per_step
 
-    def compare(orders: tuple[str, ...], bound: int, pair: int, **kind: bool) -> dict[str, float]:
-        """Return the gains over arrival of orders that take turns."""
-        took = {order: run(order, bound, pair, **kind) for order in (orders if pair % 2 else orders[::-1])}
+    def gain(bound: int, pair: int, **kind: bool) -> float:
+        """Return the gain over arrival; the two orders take turns."""
+        took = {order: run(order, bound, pair, **kind) for order in (ORDERS if pair % 2 else ORDERS[::-1])}
         for order, taken in took.items():
             kinds = "".join(f"{name}_" for name in kind)
             samples.setdefault(f"s{bound}_{kinds}{order}_s", []).append(round(taken, 4))
-        return {order: round(took["arrival"] / taken, 4) for order, taken in took.items()}
+        return round(took["arrival"] / took["by_length"], 4)
 
     for pair in range(options.pairs):
         for bound in options.bounds:
-            for order, gain in compare((*ORDERS, "auto") if bound == 1 else ORDERS, bound, pair).items():
-                samples.setdefault(f"s{bound}_{order}", []).append(gain)
+            samples.setdefault(f"gain_s{bound}", []).append(gain(bound, pair))
         again = run("arrival", 1, pair)
         samples.setdefault("same_s1", []).append(round(samples["s1_arrival_s"][-1] / again, 4))
-        for name, kind in (("shuffled_s1", {"shuffled": True}), ("streaming_s1", {"step_scoped": False})):
-            gain = compare(("arrival", "auto"), 1, pair, **kind)["auto"]
-            samples.setdefault(name, []).append(gain)
-    best = {}
-    for bound in options.bounds:
-        gains = {order: samples.pop(f"s{bound}_{order}") for order in ORDERS}
-        best[f"s{bound}"], samples[f"gain_s{bound}"] = best_order(gains)
-    samples["auto_s1"] = samples.pop("s1_auto")
-    medians = {name: median(samples[name]) for name in ("gain_s1", "auto_s1", "shuffled_s1")}
-    result = {"best": best, "length_bias_worst": max(biases), "simulated": simulated, "spare": spare}
+        samples.setdefault("shuffled_s1", []).append(gain(1, pair, shuffled=True))
+        samples.setdefault("streaming_s1", []).append(gain(1, pair, step_scoped=False))
+    medians = {name: median(samples[name]) for name in ("gain_s1", "shuffled_s1")}
+    result = {"length_bias_worst": max(biases), "simulated": simulated}
     violated = []
     if max(biases) > BIAS_MOST:
         violated.append(f"mean lengths of trained and opened groups differ by {max(biases):.3g}")

@@ -52,7 +52,7 @@ def catalogue_page() -> str:
     for title, metrics in (
         ("What a learner step reports", LEARNER_METRICS),
         ("What a commit says of its batch", BATCH_METRICS),
-        ("What it says of the order of leasing, where `loop.order` is not `arrival`", ORDER_METRICS),
+        ("What it says of the order of leasing, where `loop.order` is `by_length`", ORDER_METRICS),
         ("What it says of drafting, where an engine drafts", DRAFTING_METRICS),
     ):
         parts.append(f"{title}:\n\n{_metric_table(metrics)}")

@@ -6,6 +6,7 @@ the name. What can be computed from other fields is a function elsewhere, never 
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -197,19 +198,32 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
         raise ConfigError(f"{path} must hold sections, such as run and loop, each with its fields below it")
     for override in overrides or []:
         _apply_override(tree, override)
+    if overrides is not None and (order := _retired_order(tree)):  # it was written by hand
+        raise ConfigError(
+            f"loop.order={order} is no order any more; write loop.order=by_length, which takes the longest "
+            "first at S=0 and alternates at S>=1, where remembered lengths predict"
+        )
     return build_config(tree)
 
 
 def build_config(tree: dict[str, Any]) -> RunConfig:
-    """Check a tree of plain values and freeze it.
+    """Check a tree of plain values and freeze it; what an older run recorded is read as today's.
 
     Raises:
         ConfigError: with one sentence per wrong field.
     """
+    if _retired_order(tree):
+        tree = {**tree, "loop": {**tree["loop"], "order": "by_length"}}
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(sentences(error, RunConfig)) from error
+
+
+def _retired_order(tree: Mapping[str, Any]) -> str | None:
+    loop = tree.get("loop")
+    order = loop.get("order") if isinstance(loop, dict) else None
+    return order if order in ("auto", "longest_first", "alternating", "two_tier") else None
 
 
 @functools.lru_cache(maxsize=8)

@@ -165,8 +165,9 @@ class LoopSection(Section):
     run_ahead: Literal["measured", "bound"] = "measured"
     """Groups that elastic mode keeps in flight. measured: what covers rollout, reward and broadcast, so
     that staleness stays below the bound where that costs no time; bound: all that max_staleness allows."""
-    order: Literal["auto", "arrival", "longest_first", "alternating", "two_tier"] = "arrival"
-    """Order of leases by remembered lengths, if these predict; auto: of least predicted seconds a step."""
+    order: Literal["by_length", "arrival"] = "by_length"
+    """Order of leases. by_length: by remembered lengths while these predict, the longest first at S = 0 and
+    alternating at S >= 1; arrival: as groups come."""
     prompts_per_step: int = Field(default=32, ge=1, le=65_536)
     """Groups one learner step consumes."""
     group_size: int = Field(default=8, ge=2, le=1024)

@@ -62,11 +62,8 @@ BATCH_METRICS: tuple[Metric, ...] = (
 ORDER_METRICS: tuple[Metric, ...] = (
     Metric("order_correlation", "1", "rank correlation of remembered and sampled lengths, -1..1"),
     Metric("order_by_length", "1", "1 where groups were leased by remembered lengths, 0 where as they came"),
-    Metric("order_step_s", "s", "seconds per step since the order was chosen, of at most 32 steps"),
-    Metric("order_predicted_s", "s", "seconds per step that were predicted of that order"),
-    Metric("order_arrival_s", "s", "seconds per step that were predicted of the order of arrival"),
 )
-"""What a commit says of the order of leasing, where `loop.order` is not arrival, as far as it is known."""
+"""What a commit says of the order of leasing, where `loop.order` is by_length, as far as it is known."""
 
 DRAFTING_METRICS: tuple[Metric, ...] = (
     Metric("drafting_acceptance", "1", "share of the drafted tokens that were right"),

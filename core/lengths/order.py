@@ -10,15 +10,12 @@ before by the staleness bound. A group of an earlier step is always preferred, f
 - alternating: the longest first too, but a worker gets neighbours of the order: who asks first the longest,
   who asks last the shortest. Who had short groups is the first to ask again, so each worker has long and
   short ones in turn: two steps balance, which needs S >= 1, and groups that run together end together.
-- two_tier: the fastest workers take the long groups, and of them few at once, so that each token takes less
-  time; the others take the rest. With one worker and the few longest groups this is isolation.
 
 A worker much slower than the fastest begins at the short end.
 """
 
 import bisect
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,29 +23,21 @@ SLOW = 0.5
 """A worker below this share of the fastest one's pace begins at the short end."""
 
 
-class Policy(StrEnum):
-    """How groups are ordered by length."""
+class LeaseOrder(StrEnum):
+    """How groups are ordered."""
 
     ARRIVAL = "arrival"
-    LONGEST_FIRST = "longest_first"
+    LONGEST_FIRST = "longest first"
     ALTERNATING = "alternating"
-    TWO_TIER = "two_tier"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseOrder:
-    """A policy with what it needs to be carried out."""
+def order_by_length(max_staleness: int) -> LeaseOrder:
+    """Return the order of a run whose remembered lengths predict, see docs/decisions/lease-order.md.
 
-    policy: Policy
-    long_workers: int = 0
-    """two_tier: so many of the fastest workers take the long groups."""
-    long_tokens: float = math.inf
-    """two_tier: a group is long from so many predicted tokens of its longest completion on."""
-    long_groups: int = 0
-    """two_tier: groups that such a worker samples at once."""
-
-
-ARRIVAL = LeaseOrder(Policy.ARRIVAL)
+    >>> order_by_length(0), order_by_length(1)
+    (<LeaseOrder.LONGEST_FIRST: 'longest first'>, <LeaseOrder.ALTERNATING: 'alternating'>)
+    """
+    return LeaseOrder.ALTERNATING if max_staleness else LeaseOrder.LONGEST_FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +56,10 @@ class WaitingGroup:
 class AskingWorker:
     """A worker that asks for groups, among the active ones."""
 
-    rank: int = 0
-    """How many of them are faster."""
     workers: int = 1
     """How many there are."""
     share: float = 1.0
     """Its pace over that of the fastest."""
-    held: int = 0
-    """Groups that it samples."""
 
 
 class WaitingGroups:
@@ -82,8 +67,8 @@ class WaitingGroups:
 
     def __init__(self, order: LeaseOrder, groups: Iterable[WaitingGroup] = ()) -> None:
         self._order = order
-        self._steps: tuple[dict[int, list[tuple[float, int]]], ...] = ({}, {})
-        """Short and long groups: step -> (minus tokens, number), ascending."""
+        self._steps: dict[int, list[tuple[float, int]]] = {}
+        """Step -> (minus tokens, number), ascending."""
         self._count = 0
         for group in groups:
             self.add(group)
@@ -93,35 +78,28 @@ class WaitingGroups:
 
     def add(self, group: WaitingGroup) -> None:
         """Add one group."""
-        order = self._order
-        long = order.policy is Policy.TWO_TIER and group.tokens >= order.long_tokens
-        tokens = 0.0 if order.policy is Policy.ARRIVAL else group.tokens
-        bisect.insort(self._steps[long].setdefault(group.step, []), (-tokens, group.number))
+        tokens = 0.0 if self._order is LeaseOrder.ARRIVAL else group.tokens
+        bisect.insort(self._steps.setdefault(group.step, []), (-tokens, group.number))
         self._count += 1
 
     def take(self, worker: AskingWorker, most: int) -> list[int]:
         """Remove and return the numbers of up to `most` groups for a worker, the first to sample first."""
-        order, taken = self._order, list[int]()
-        tiers: Sequence[dict[int, list[tuple[float, int]]]] = self._steps
-        if order.policy is Policy.TWO_TIER and worker.rank < min(order.long_workers, worker.workers):
-            tiers = (self._steps[1], self._steps[0])
-            most = min(most, max(0, order.long_groups - worker.held)) if self._steps[1] else most
-        for tier in tiers:
-            while tier and len(taken) < most:
-                step = min(tier)
-                taken += self._deal(tier[step], worker, most - len(taken))
-                if not tier[step]:
-                    del tier[step]
+        taken = list[int]()
+        while self._steps and len(taken) < most:
+            step = min(self._steps)
+            taken += self._deal(self._steps[step], worker, most - len(taken))
+            if not self._steps[step]:
+                del self._steps[step]
         self._count -= len(taken)
         return taken
 
     def _deal(self, line: list[tuple[float, int]], worker: AskingWorker, most: int) -> list[int]:
         """Remove up to `most` groups of one step."""
-        policy, count = self._order.policy, min(most, len(line))
-        dealt = policy in (Policy.LONGEST_FIRST, Policy.TWO_TIER)
+        count = min(most, len(line))
+        dealt = self._order is LeaseOrder.LONGEST_FIRST
         stride = max(1, min(worker.workers, len(line) // count)) if dealt else 1
         places = [index * stride for index in range(count)]
-        if policy is not Policy.ARRIVAL and worker.share < SLOW:
+        if self._order is not LeaseOrder.ARRIVAL and worker.share < SLOW:
             places = [len(line) - 1 - place for place in places]
         taken = [line[place][1] for place in places]
         for place in sorted(places, reverse=True):

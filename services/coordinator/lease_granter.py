@@ -12,7 +12,7 @@ from functools import partial
 
 from antiphon.api.coordinator import LeaseReply, LeaseRequest
 from antiphon.core.checks import MOST_PLACES, check_number
-from antiphon.core.lengths.order import ARRIVAL
+from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupState
@@ -116,9 +116,9 @@ class LeaseGranter:
             issued = self._state.batches * places + self._state.training_groups
             room = plan.room(issued, self._fleet.newest_held(), places)
             unused = max(0, plan.unused(member.concurrent_groups, held))
-        if order == ARRIVAL:
+        if order is LeaseOrder.ARRIVAL:
             return (None if plan is None else int(min(unused, room))), None
-        take = partial(planner.order.take, order, member.worker_id, held)
+        take = partial(planner.order.take, order, member.worker_id)
         return (None if plan is None else int(room)), admission.Ordering(take, unused)
 
     def _wanted(self, member: Member) -> int | None:

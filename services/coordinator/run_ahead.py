@@ -66,7 +66,6 @@ class RunAheadPlanner:
         if batches > self._assessed:
             self._assessed = batches
             self.capacity.plan(self.measures, self._supply())
-        await self.order.plan_if_due(self.measures, self._clock())
         if not self.active or not (is_due(batches, self._planned) or (losses and not self._with_losses)):
             return False
         pace = self.measures.pace(self._clock())

@@ -224,8 +224,6 @@ class CoordinatorService(Coordinator):
         order, now = state_machine.planner.order, state_machine.clock()
         commit = dataclasses.replace(commit, metrics={**commit.metrics, **order.metrics()})
         found = acceptance.accept_commit(self._state, commit, now)
-        if found:
-            order.committed(now)
         oldest_kept = commit.step - self._state.payload_retention_steps
         kept = self._state.sealed_groups
         forget = [g for step, ids in kept.items() if step < oldest_kept for g in ids] if found else []

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.core.lengths.order import ARRIVAL
+from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import Ordering, continues, plan_leases
 from antiphon.core.loop.assembly import dropped, plan_seal
@@ -226,9 +226,9 @@ class ModelledRun:
                 self._set_aside[number] = None
                 continue
             openings, ordering = (None if plan is None else int(min(unused, room))), None
-            if order != ARRIVAL:
+            if order is not LeaseOrder.ARRIVAL:
                 openings = None if plan is None else int(room)
-                take = partial(self._planner.order.take, order, engine.name, engine.groups)
+                take = partial(self._planner.order.take, order, engine.name)
                 ordering = Ordering(take, unused)
             found = plan_leases(state, self._config, engine.held, most, (), openings, ordering)
             for opened in found.openings:

@@ -128,13 +128,13 @@ def run(shape: RunShape, fleet: Fleet = Fleet()) -> Run:
     )
 
 
-def auto_and_arrival(shape: RunShape, fleet: Fleet = Fleet()) -> tuple[Run, Run]:
-    return run(replace(shape, order="auto"), fleet), run(shape, fleet)
+def both_orders(shape: RunShape, fleet: Fleet = Fleet()) -> tuple[Run, Run]:
+    return run(replace(shape, order="by_length"), fleet), run(shape, fleet)
 
 
 @pytest.mark.long
 def test_alternation_gains_where_workers_take_a_step_at_a_time_and_no_batch_changes() -> None:
-    alternating, arrival = run(replace(SHAPE, order="alternating")), run(SHAPE)
+    alternating, arrival = run(replace(SHAPE, order="by_length")), run(SHAPE)
     assert alternating.order.startswith("alternating (rank correlation of lengths 0.9")
     assert arrival.seconds / alternating.seconds > 1.1
     assert alternating.batches == arrival.batches and alternating.bias < 1e-9
@@ -143,17 +143,17 @@ def test_alternation_gains_where_workers_take_a_step_at_a_time_and_no_batch_chan
 @pytest.mark.long
 @pytest.mark.parametrize("max_staleness", [0, 1, 2])
 def test_production_workers_lose_nothing(max_staleness: int) -> None:
-    auto, arrival = auto_and_arrival(replace(SHAPE, max_staleness=max_staleness, step_scoped=False))
-    assert arrival.seconds / auto.seconds >= NO_LOSS
-    assert auto.batches == arrival.batches
+    by_length, arrival = both_orders(replace(SHAPE, max_staleness=max_staleness, step_scoped=False))
+    assert arrival.seconds / by_length.seconds >= NO_LOSS
+    assert by_length.batches == arrival.batches
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step_scoped", [False, True])
 def test_with_shuffled_ranks_groups_are_leased_as_they_come(step_scoped: bool) -> None:
-    auto, arrival = auto_and_arrival(replace(SHAPE, shuffled=True, step_scoped=step_scoped))
-    assert auto.order.startswith("arrival (rank correlation of lengths")
-    assert auto.seconds == pytest.approx(arrival.seconds, rel=0.01)
+    by_length, arrival = both_orders(replace(SHAPE, shuffled=True, step_scoped=step_scoped))
+    assert by_length.order.startswith("arrival (rank correlation of lengths")
+    assert by_length.seconds == pytest.approx(arrival.seconds, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,15 @@ def test_with_shuffled_ranks_groups_are_leased_as_they_come(step_scoped: bool) -
 )
 def test_fleets_and_lengths_that_give_nothing_to_gain_lose_nothing(fleet: Fleet) -> None:
     shape = replace(SHAPE, counted=3, step_scoped=False)
-    auto, arrival = auto_and_arrival(shape, fleet)
-    assert arrival.seconds / auto.seconds >= NO_LOSS
-    assert auto.batches == arrival.batches
+    by_length, arrival = both_orders(shape, fleet)
+    assert arrival.seconds / by_length.seconds >= NO_LOSS
+    assert by_length.batches == arrival.batches
     if 10.0 in fleet.paces:
-        assert arrival.seconds / auto.seconds > 1.5
+        assert arrival.seconds / by_length.seconds > 1.5
     if fleet.equal:
-        assert auto.order.startswith("arrival") and auto.seconds == pytest.approx(arrival.seconds, rel=0.01)
+        assert by_length.order.startswith("arrival") and by_length.seconds == pytest.approx(
+            arrival.seconds, rel=0.01
+        )
 
 
 @pytest.mark.long

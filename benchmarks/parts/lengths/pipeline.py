@@ -1,6 +1,6 @@
 """Length pipeline in virtual time: the seconds per step of each order of leasing, for fleets of any size.
 
-The orders and their choice are production's (`core.lengths`); completions are drawn from a recorded
+The orders are production's (`core.lengths.order`); completions are drawn from a recorded
 distribution of lengths. Workers that take a step's groups at a time are compared apart from those that ask
 whenever they have places, as production's do.
 """
@@ -8,14 +8,12 @@ whenever they have places, as production's do.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from antiphon.core.lengths.choice import choose_order, two_tier_orders
-from antiphon.core.lengths.makespan import Loop, WorkerPace, seconds_per_step
+from antiphon.benchmarks.parts.lengths.makespan import Loop, WorkerPace, seconds_per_step
 from antiphon.core.lengths.memory import ComparedGroup
-from antiphon.core.lengths.order import ARRIVAL, LeaseOrder, Policy
+from antiphon.core.lengths.order import LeaseOrder
 
 RECORDED = (
     0.16, 0.42, 0.49, 0.59, 0.71, 0.75, 0.82, 0.91, 1.0, 1.1, 1.16, 1.32, 1.46, 1.69, 2.25, 3.08, 3.92,
@@ -30,8 +28,6 @@ ALPHA_S, BETA_S = 0.01, 0.0005
 """Seconds per token of a completion alone, and what each further one adds."""
 LEARNER_SHARE = 0.3
 """A learner step takes this share of what the workers need for a step's tokens."""
-TIERS_TRIED = 4
-"""Divisions into two tiers that are walked in full: the best by a shorter walk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class Row:
     step_scoped: bool
     shuffled: bool
     seconds: dict[str, float]
-    """Order -> seconds per step; `auto` is what production would choose."""
+    """Order -> seconds per step."""
 
     @property
     def gains(self) -> dict[str, float]:
@@ -107,17 +103,7 @@ def walk_fleet(
     groups = draw_groups(size * 4, samples, 300.0, seed, shuffled)
     work_s = sum(sum(group.counts) for group in groups) / 4 / (workers * pace.tokens_per_s)
     loop = Loop((pace,) * workers, max_staleness, size, LEARNER_SHARE * work_s, step_scoped=step_scoped)
-    walked = partial(seconds_per_step, loop, groups=groups, steps=steps)
-    short = partial(seconds_per_step, loop, groups=groups, steps=2)
-    tiers = sorted(two_tier_orders(groups, loop.workers), key=short)[:TIERS_TRIED]
-    seconds = {
-        "arrival": walked(ARRIVAL),
-        "longest_first": walked(LeaseOrder(Policy.LONGEST_FIRST)),
-        "alternating": walked(LeaseOrder(Policy.ALTERNATING)),
-    }
-    if tiers:
-        seconds["two_tier"] = min(walked(order) for order in tiers)
-    seconds["auto"] = walked(choose_order("auto", groups, loop).order)
+    seconds = {order.value: seconds_per_step(loop, order, groups, steps) for order in LeaseOrder}
     return Row(workers, max_staleness, step_scoped, shuffled, seconds)
 
 

@@ -5,18 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.lengths.order import ARRIVAL, LeaseOrder, Policy
+from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import admission
 from antiphon.core.loop.events import BatchSealed, GroupOpened, LeaseGranted
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.services.coordinator.order import OrderPlanner
 from tests.support.loop_model import LoopModel, make_config, run_to_end
 
-ORDERS = (
-    LeaseOrder(Policy.LONGEST_FIRST),
-    LeaseOrder(Policy.ALTERNATING),
-    LeaseOrder(Policy.TWO_TIER, long_workers=1, long_tokens=4.0, long_groups=1),
-)
+ORDERS = (LeaseOrder.LONGEST_FIRST, LeaseOrder.ALTERNATING)
 
 
 def ordered(model: LoopModel, order: LeaseOrder) -> LoopModel:
@@ -25,8 +21,7 @@ def ordered(model: LoopModel, order: LeaseOrder) -> LoopModel:
     planner = OrderPlanner(model.config, lambda: model.state.lengths, lambda: speeds)
 
     def ordering(name: str) -> admission.Ordering:
-        held = len(next(worker for worker in model.workers if worker.name == name).leases)
-        return admission.Ordering(lambda waiting, most: planner.take(order, name, held, waiting, most), 100)
+        return admission.Ordering(lambda waiting, most: planner.take(order, name, waiting, most), 100)
 
     model.ordering = ordering
     return model
@@ -58,7 +53,7 @@ def test_the_bound_holds_and_every_opened_group_is_trained_or_in_flight(
         assert len(leased) == len(set(leased))
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.policy.value)
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.value)
 @pytest.mark.parametrize("mode", ["elastic", "fixed"])
 def test_each_batch_has_the_groups_that_it_has_in_the_order_of_arrival(order: LeaseOrder, mode: str) -> None:
     """So the lengths of what is trained are those of what is opened, group by group."""
@@ -78,7 +73,7 @@ def test_each_batch_has_the_groups_that_it_has_in_the_order_of_arrival(order: Le
 
 def test_a_worker_is_given_the_longest_of_what_was_opened_for_all() -> None:
     config = make_config(max_staleness=1, prompts_per_step=4, train_size=4, filter_="none")
-    model = ordered(LoopModel(config, workers=1), LeaseOrder(Policy.LONGEST_FIRST))
+    model = ordered(LoopModel(config, workers=1), LeaseOrder.LONGEST_FIRST)
     model.open_step()
     worker = model.workers[0]
     worker.held = 0
@@ -94,9 +89,6 @@ def test_a_worker_is_given_the_longest_of_what_was_opened_for_all() -> None:
 
 def test_without_lengths_that_predict_a_run_leases_by_arrival() -> None:
     model = LoopModel(make_config())
-    for asked in ("auto", "longest_first", "alternating", "two_tier"):
-        section = model.config.loop.model_copy(update={"order": asked})
-        config = model.config.model_copy(update={"loop": section})
-        planner = OrderPlanner(config, lambda: model.state.lengths, list)
-        assert planner.order == ARRIVAL
-        assert planner.describe() == "arrival (rank correlation of lengths not known yet)"
+    planner = OrderPlanner(model.config, lambda: model.state.lengths, list)
+    assert planner.order is LeaseOrder.ARRIVAL
+    assert planner.describe() == "arrival (rank correlation of lengths not known yet)"

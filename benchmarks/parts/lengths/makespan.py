@@ -101,14 +101,11 @@ class Walk:
         fastest = max(pace.tokens_per_s for pace in loop.workers)
         paces = sorted(loop.workers, key=lambda pace: -pace.tokens_per_s)
         self._workers = [
-            _Worker(pace, AskingWorker(rank, len(paces), pace.tokens_per_s / fastest))
-            for rank, pace in enumerate(paces)
+            _Worker(pace, AskingWorker(len(paces), pace.tokens_per_s / fastest)) for pace in paces
         ]
         self._waiting = WaitingGroups(order)
         self._left: dict[int, int] = {}
         """Group -> completions that are not ended."""
-        self._held_by: dict[int, int] = {}
-        """Worker -> groups that it samples."""
         self._events: list[tuple[float, int, int, int]] = []
         """(second, kind, number, how often the worker had changed by then)."""
         self._missing: dict[int, int] = {}
@@ -175,7 +172,6 @@ class Walk:
             self._left[group] -= count
             if not self._left[group]:
                 del self._left[group]
-                self._held_by[number] -= 1
                 yield group
         if self._may_ask(worker):
             self._asking.setdefault(number)
@@ -198,9 +194,7 @@ class Walk:
         for number in list(self._asking):
             worker = self._workers[number]
             room = (worker.pace.places - worker.load) // size
-            held = self._held_by.get(number, 0)
-            asking = AskingWorker(worker.asking.rank, worker.asking.workers, worker.asking.share, held)
-            if not (taken := self._waiting.take(asking, room)):
+            if not (taken := self._waiting.take(worker.asking, room)):
                 continue
             worker.move_to(self._now)
             for group in taken:
@@ -209,7 +203,6 @@ class Walk:
                     heapq.heappush(worker.running, (worker.tokens + count, group, counts.count(count)))
                 self._left[group] = len(counts)
                 worker.load += len(counts)
-            self._held_by[number] = held + len(taken)
             self._plan(worker, number)
             if not self._may_ask(worker):
                 del self._asking[number]
