@@ -1,19 +1,17 @@
-"""SQL schema: the tables of a journal, how older ones come forward, and who may write.
+"""SQL schema: the tables of a journal, in SQLite and in PostgreSQL, and who may write.
 
-A journal is brought to the present schema in one transaction when it is opened, or it is left
-as it was. The same transaction raises the epoch, so that whoever had it open before is fenced
-off: every commit checks the epoch.
+A new journal gets all of its tables in the transaction that opens it, or none. The same transaction raises
+the epoch, so that whoever had it open before is fenced off: every commit checks the epoch.
 """
 
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from antiphon.core.errors import ConfigError, IntegrityError
 
-HEAD = "r1"
-"""The newest revision of the schema. `migrations/versions` holds one file for each."""
+SCHEMA = "r1"
+"""Name of these tables, in the row `schema` of `meta`; older journals have it in a table of Alembic's."""
 
 tables = sa.MetaData()
 _number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -85,11 +83,9 @@ state_entries = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
 )
 
-MIGRATIONS = Path(__file__).parent / "migrations"
-
 
 def prepare(connection: sa.Connection, run_id: str, place: str) -> int:
-    """Bring a journal forward, check whose it is and raise its epoch; call it inside a transaction.
+    """Make the tables of a new journal, check whose it is and raise its epoch; call it inside a transaction.
 
     Args:
         connection: to the place, with its transaction begun.
@@ -105,20 +101,22 @@ def prepare(connection: sa.Connection, run_id: str, place: str) -> int:
     """
     present = set(sa.inspect(connection).get_table_names())
     known = _read_meta(connection) if "meta" in present else {}
-    revision = _revision(connection) if "alembic_version" in present else None
-    if revision != HEAD and (revision or known):
+    name = known.get("schema") or (_revision(connection) if "alembic_version" in present else None)
+    if name != SCHEMA and (name or known):
         raise IntegrityError(
-            f"the journal {place} has schema {revision or 'of no revision'}, but this coordinator reads "
-            f"{HEAD}; use the version of Antiphon that wrote it"
+            f"the journal {place} has schema {name or 'of no name'}, but this coordinator reads "
+            f"{SCHEMA}; use the version of Antiphon that wrote it"
         )
     if known and known.get("run_id") != run_id:
         raise ConfigError(
             f"the journal {place} belongs to run {known.get('run_id')!r}, not to {run_id!r}; "
             "give the run its own folder"
         )
-    if revision is None:
-        _migrate(connection)
-        connection.execute(meta.insert().values(key="run_id", value=run_id))
+    if name is None:
+        tables.create_all(connection, checkfirst=False)  # a table that is there is another program's
+        connection.execute(
+            meta.insert(), [{"key": "run_id", "value": run_id}, {"key": "schema", "value": SCHEMA}]
+        )
     return _raise_epoch(connection)
 
 
@@ -145,14 +143,3 @@ def _read_meta(connection: sa.Connection) -> dict[str, str]:
 
 def _revision(connection: sa.Connection) -> str | None:
     return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
-
-
-def _migrate(connection: sa.Connection) -> None:
-    # A journal at the present schema, which is nearly every one, is opened without this library.
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, HEAD)

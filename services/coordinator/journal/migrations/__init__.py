@@ -1,1 +1,0 @@
-"""Migrations: each brings a journal one schema forward, inside the transaction of whoever opens it."""
