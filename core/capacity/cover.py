@@ -5,9 +5,9 @@ A worker is there with probability A and then gives rate mu. The supply of a set
     sum A mu - z sqrt(sum A (1 - A) mu^2)  >=  need            with the chosen confidence (normal quantile z)
     sum A mu outside g                     >=  survives need   for each group g that can vanish at once
 
-The set is found greedily, by price per unit of what still lacks; after each worker taken this way it is also
-completed by the one worker that makes it enough most cheaply. What is superfluous is dropped, dearest first,
-and workers are exchanged for cheaper ones while the supply stays enough; the cheapest set found is taken.
+A mixed-integer program finds the cheapest set. Its only curved part is the root, the norm of sqrt(A (1 - A)) mu
+over the set. A norm lies above each of its tangents, so the program begins without it, and each set found that
+is not enough adds the tangent there, which rules it out (outer approximation: Duran and Grossmann 1986).
 """
 
 import math
@@ -22,9 +22,10 @@ from antiphon.core.errors import InfeasibleError
 
 MOST_USD_PER_HOUR = 100_000.0
 """Nobody asks more for one worker."""
-MOST_EXCHANGED = 48
-"""Offers up to which exchanges are tried: with more of them the greedy set is within a percent anyway."""
-_SLACK = 1e-9
+_SLACK = 2e-6
+"""Share of the need by which a supply may miss it: more than the solver's tolerance."""
+_GAP, _NODES, _TANGENTS = 1e-3, 20_000, 200
+"""The search ends within this share of the least price, or after so many nodes or tangents: no clock decides."""
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.float64]
@@ -129,21 +130,12 @@ class Fleet:
             (self.means[:, None] * self.outside)[chosen].sum(axis=0),
         )
 
-    def with_each(self, chosen: Flags, sign: float = 1.0) -> Numbers:
-        """Return what lacks when each worker is added to a set, or with sign -1 taken from it."""
-        mean, variance, outside = self.sums(chosen)
-        return self.lacking(
-            mean + sign * self.means,
-            variance + sign * self.variances,
-            outside + sign * self.means[:, None] * self.outside,
-        )
-
     def is_enough(self, chosen: Flags) -> bool:
         return bool(self.lacking(*self.sums(chosen)) <= _SLACK * self.need)
 
 
 def cover(offers: Sequence[WorkerOffer], need: float, redundancy: Redundancy | None = None) -> Cover:
-    """Return the cheapest workers found whose supply is enough; all of them where it never is.
+    """Return the cheapest workers whose supply is enough, within a thousandth; all where it never is.
 
     Equal input gives an equal set, whatever its order.
 
@@ -161,9 +153,8 @@ def cover(offers: Sequence[WorkerOffer], need: float, redundancy: Redundancy | N
     offers = sorted(offers, key=lambda one: (one.usd_per_hour / (one.rate * one.availability), one.name))
     fleet = Fleet(offers, need, redundancy or Redundancy())
     everyone = np.ones(len(offers), dtype=np.bool_)
-    chosen = _cheapest(fleet) if offers and fleet.is_enough(everyone) else None
-    enough = chosen is not None
-    chosen = everyone if chosen is None else chosen
+    enough = bool(offers) and fleet.is_enough(everyone)
+    chosen = _cheapest(fleet) if enough else everyone
     mean, variance, _ = fleet.sums(chosen)
     names = tuple(one.name for one, taken in zip(offers, chosen, strict=True) if taken)
     return Cover(
@@ -176,51 +167,31 @@ def cover(offers: Sequence[WorkerOffer], need: float, redundancy: Redundancy | N
 
 
 def _cheapest(fleet: Fleet) -> Flags:
-    chosen = np.zeros(len(fleet.prices), dtype=np.bool_)
-    best: Flags | None = None
-    while not fleet.is_enough(chosen):
-        lacks = fleet.with_each(chosen)
-        for finisher in np.flatnonzero(~chosen & (lacks <= _SLACK * fleet.need)):
-            if best is None or fleet.prices[chosen].sum() + fleet.prices[finisher] < fleet.prices[best].sum():
-                best = chosen.copy()
-                best[finisher] = True
-        gain = np.where(chosen, 0.0, fleet.lacking(*fleet.sums(chosen)) - lacks)
-        if not gain.max() > 0.0:  # a worker so rarely there that it adds more doubt than supply
-            chosen[:] = True
+    """Return the cheapest set that is enough; everyone where none was found in time."""
+    from scipy.optimize import Bounds, LinearConstraint, milp  # half a second that a configuration has no use for
+
+    need, everyone = fleet.need, np.ones(len(fleet.prices), dtype=np.bool_)
+    rows = [fleet.means / need, *(fleet.means[:, None] * fleet.outside / need).T]
+    least = [1.0, *np.full(fleet.outside.shape[1], fleet.redundancy.survives)]
+    # Of what is free, no more than is needed.
+    prices = fleet.prices + 1e-6 * (fleet.prices.max() or 1.0)
+    for _ in range(_TANGENTS):
+        found = milp(
+            prices,
+            integrality=np.ones(len(prices)),
+            bounds=Bounds(0, 1),
+            constraints=LinearConstraint(np.array(rows), lb=least),
+            options={"mip_rel_gap": _GAP, "node_limit": _NODES},
+        )
+        if found.x is None:
             break
-        ratio = np.where(gain > 0.0, (fleet.prices + _SLACK) / np.maximum(gain, 1e-300), np.inf)
-        chosen[int(ratio.argmin())] = True
-    found = [_improved(fleet, _trimmed(fleet, one)) for one in (chosen, best) if one is not None]
-    return min(found, key=lambda one: float(fleet.prices[one].sum()))
-
-
-def _trimmed(fleet: Fleet, chosen: Flags) -> Flags:
-    """Drop workers that are not needed, dearest first."""
-    chosen = chosen.copy()
-    while True:
-        spare = chosen & (fleet.with_each(chosen, -1.0) <= _SLACK * fleet.need)
-        if not spare.any():
+        chosen: Flags = found.x > 0.5
+        if fleet.is_enough(chosen):
             return chosen
-        chosen[int(np.where(spare, fleet.prices, -1.0).argmax())] = False
-
-
-def _improved(fleet: Fleet, chosen: Flags) -> Flags:
-    """Exchange one worker for a cheaper one, as long as that is enough; the largest saving first."""
-    while len(fleet.prices) <= MOST_EXCHANGED:
-        saved, exchange = _SLACK, None
-        for leaving in np.flatnonzero(chosen):
-            rest = chosen.copy()
-            rest[leaving] = False
-            fits = ~chosen & (fleet.with_each(rest) <= _SLACK * fleet.need)
-            coming = int(np.where(fits, fleet.prices, np.inf).argmin())
-            if fits[coming] and fleet.prices[leaving] - fleet.prices[coming] > saved:
-                saved, exchange = fleet.prices[leaving] - fleet.prices[coming], (leaving, coming)
-        if exchange is None:
-            break
-        chosen = chosen.copy()
-        chosen[exchange[0]], chosen[exchange[1]] = False, True
-        chosen = _trimmed(fleet, chosen)
-    return chosen
+        deviation = math.sqrt(fleet.variances[chosen].sum())
+        rows.append((fleet.means - fleet.z * fleet.variances * chosen / deviation) / need)
+        least.append(1.0)
+    return everyone
 
 
 def _left(offers: Sequence[WorkerOffer], chosen: Flags, need: float) -> float:
