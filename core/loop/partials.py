@@ -254,7 +254,7 @@ def false_author(
 
 
 def _may_follow(last: VersionSpan, first: VersionSpan) -> bool:
-    """Tell whether a span can come right after another: versions never fall, and only a swap keeps a cache."""
+    """Tell whether a span can follow another: versions never fall, and only a swap keeps a cache."""
     if first.version == last.version:
         return last.kept_cache or not first.kept_cache
     return first.version > last.version

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
 STALENESS = 2
 STEPS = 16
-"""Enough that no interruption below comes after the end: what takes long before one has the learner stopped."""
+"""Enough that no interruption below comes after the end: what takes long has the learner stopped."""
 QUIET = ("record.mlflow=false", "record.dvc=false")
 
 

@@ -296,7 +296,7 @@ def test_pieces_keep_the_rules_of_tokens(
 
 
 @pytest.mark.parametrize(
-    ("version", "kept_cache"), [(3, False), (4, True)], ids=["an older version", "a cache kept without a swap"]
+    ("version", "kept_cache"), [(3, False), (4, True)], ids=["older", "kept without a swap"]
 )
 def test_a_piece_that_what_is_kept_cannot_go_on_with_is_left_out(version: int, kept_cache: bool) -> None:
     partial_groups = PartialGroups(1 << 20)
