@@ -215,7 +215,7 @@ def passes(piece: PartialTrajectory) -> bool:
 
 def check_rules(piece: PartialTrajectory) -> None:
     limits = {"samples": SAMPLES, "max_tokens": LENGTH, "version": None, "newest_version": 4}
-    check_piece(piece, "g", rules=TOKEN_RULES, **limits)
+    check_piece(piece, "g", rules=TOKEN_RULES, keeps_cache=True, **limits)
 
 
 @st.composite
@@ -228,7 +228,7 @@ def any_pieces(draw: st.DrawFn) -> PartialTrajectory:
     return PartialTrajectory(
         tokens,
         np.full(tokens.size, draw(st.sampled_from([-1.0, 0.0, 0.5, -60.0])), np.float32),
-        (VersionSpan(draw(st.integers(3, 5)), start, start + tokens.size),),
+        (VersionSpan(draw(st.integers(3, 5)), start, start + tokens.size, draw(st.booleans())),),
         draw(st.sampled_from([None, FinishReason.STOP, FinishReason.LENGTH])),
         sample_index=draw(st.integers(0, SAMPLES - 1)),
     )
@@ -293,3 +293,18 @@ def test_pieces_keep_the_rules_of_tokens(
         return
     with pytest.raises(ContractError, match=words):
         check_rules(piece)
+
+
+@pytest.mark.parametrize(
+    ("version", "kept_cache"), [(3, False), (4, True)], ids=["older", "kept without a swap"]
+)
+def test_a_piece_that_what_is_kept_cannot_go_on_with_is_left_out(version: int, kept_cache: bool) -> None:
+    partial_groups = PartialGroups(1 << 20)
+    partial_groups.begin("lease", "g", SAMPLES, None)
+    partial_groups.take("lease", "a-1", changed(sample_index=0, spans=(VersionSpan(4, 0, 2),)))
+    late = changed(sample_index=0, spans=(VersionSpan(version, 2, 4, kept_cache),))
+    check_rules(late)
+    partial_groups.take("lease", "b-1", late)
+    assert partial_groups.kept("lease") == (2, *(0,) * (SAMPLES - 1))
+    partial_groups.take("lease", "b-1", changed(sample_index=0, spans=(VersionSpan(5, 2, 4, True),)))
+    assert partial_groups.kept("lease")[0] == 4

@@ -11,8 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,6 +200,17 @@ class Job:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         self.when(lambda: self.ready_pid(name) not in (None, pid))
+
+    @contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """Stop a service meanwhile (SIGSTOP), so that the run gets no further than the staleness bound."""
+        pid = self.when(lambda: self.ready_pid(name))
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def wait(self) -> int:
         """Return the exit code."""
