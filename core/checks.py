@@ -22,7 +22,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.reporting.plain_text import plain
-from antiphon.core.spans import check_cover
+from antiphon.core.spans import check_cover, may_follow
 
 _TOKENS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 LOGPROB_CEILING = 1e-6
@@ -174,7 +174,6 @@ def _check_versions(x: Completion, where: str, published: Container[int] | None,
     """Check that what the spans name can be audited: versions that were published, each after older ones, and
     a kept cache only where the run keeps it over a swap: audits do not judge the tokens after that.
     """
-    newest = 0
     before: VersionSpan | None = None
     for span in x.spans:
         if span.kept_cache and not keeps_cache:
@@ -182,24 +181,22 @@ def _check_versions(x: Completion, where: str, published: Container[int] | None,
                 f"{where}: tokens from {span.start} on were sampled over a kept cache, but the run has "
                 "rollout.swap_cache=recompute"
             )
-        swapped = span.start > 0 and (before is None or before.kept_cache or before.version < span.version)
-        if span.kept_cache and not swapped:
-            raise ContractError(
-                f"{where}: tokens from {span.start} on were sampled over a kept cache, but no swap came "
-                "before them"
-            )
-        before = span
         if published is not None and span.version not in published:
             raise ContractError(
                 f"{where}: sampled with version {span.version}, which was never published; "
                 "sample with an announced snapshot"
             )
-        if span.version < newest:
+        if before is not None and span.version < before.version:
             raise ContractError(
-                f"{where}: sampled with version {span.version} after version {newest}; "
+                f"{where}: sampled with version {span.version} after version {before.version}; "
                 "the versions along a completion never fall"
             )
-        newest = span.version
+        if span.kept_cache and (span.start == 0 or (before is not None and not may_follow(before, span))):
+            raise ContractError(
+                f"{where}: tokens from {span.start} on were sampled over a kept cache, but no swap came "
+                "before them"
+            )
+        before = span
 
 
 def _numbers_possible(trajectories: Sequence[Trajectory]) -> bool:

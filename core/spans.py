@@ -66,6 +66,13 @@ def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
     return tuple(found)
 
 
+def may_follow(last: VersionSpan, first: VersionSpan) -> bool:
+    """Tell whether a span can follow another: versions never fall, and only a swap keeps a cache."""
+    if first.version == last.version:
+        return last.kept_cache or not first.kept_cache
+    return first.version > last.version
+
+
 def check_cover(
     spans: Iterable[VersionSpan], start: int, stop: int, where: str, versions: range | None = None
 ) -> None:

@@ -15,8 +15,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import PartialTrajectory, Trajectory, VersionSpan
-from antiphon.core.spans import beginning_of, joined, kept_cache_tokens, merged, rest_of, token_versions
+from antiphon.core.records import PartialTrajectory, Trajectory
+from antiphon.core.spans import (
+    beginning_of,
+    joined,
+    kept_cache_tokens,
+    may_follow,
+    merged,
+    rest_of,
+    token_versions,
+)
 
 PIECE_BYTES = 1024
 """What a piece takes besides its tokens, log-probabilities and spans."""
@@ -93,7 +101,7 @@ class _Growing:
         count = self.count
         ended = self.pieces and self.pieces[-1].finish_reason is not None
         new = None if ended or piece.start > count else rest_of(piece, count)
-        if new is None or (self.pieces and not _may_follow(self.pieces[-1].spans[-1], new.spans[0])):
+        if new is None or (self.pieces and not may_follow(self.pieces[-1].spans[-1], new.spans[0])):
             return
         tokens, logprobs, spans = new.token_ids.copy(), new.logprobs.copy(), merged(new.spans)
         self.pieces.append(replace(new, token_ids=tokens, logprobs=logprobs, spans=spans))
@@ -251,13 +259,6 @@ def false_author(
             except ContractError as error:
                 return worker_id, str(error)
     return None
-
-
-def _may_follow(last: VersionSpan, first: VersionSpan) -> bool:
-    """Tell whether a span can follow another: versions never fall, and only a swap keeps a cache."""
-    if first.version == last.version:
-        return last.kept_cache or not first.kept_cache
-    return first.version > last.version
 
 
 def _held(piece: PartialTrajectory) -> int:
