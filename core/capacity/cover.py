@@ -5,9 +5,9 @@ A worker is there with probability A and then gives rate mu. The supply of a set
     sum A mu - z sqrt(sum A (1 - A) mu^2)  >=  need            with the chosen confidence (normal quantile z)
     sum A mu outside g                     >=  survives need   for each group g that can vanish at once
 
-A mixed-integer program finds the cheapest set. Its only curved part is the root, the norm of sqrt(A (1 - A)) mu
-over the set. A norm lies above each of its tangents, so the program begins without it, and each set found that
-is not enough adds the tangent there, which rules it out (outer approximation: Duran and Grossmann 1986).
+A mixed-integer program finds the cheapest set. Its one curved part is the root, the norm of sqrt(A (1 - A)) mu
+over the set. A norm lies above each of its tangents, so the program begins without it, and each set that is
+too small adds the tangent there, which rules it out (outer approximation: Duran and Grossmann 1986).
 """
 
 import math
@@ -25,7 +25,7 @@ MOST_USD_PER_HOUR = 100_000.0
 _SLACK = 2e-6
 """Share of the need by which a supply may miss it: more than the solver's tolerance."""
 _GAP, _NODES, _TANGENTS = 1e-3, 20_000, 200
-"""The search ends within this share of the least price, or after so many nodes or tangents: no clock decides."""
+"""It ends within this share of the least price, or after this many nodes or tangents."""
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.float64]
@@ -168,7 +168,7 @@ def cover(offers: Sequence[WorkerOffer], need: float, redundancy: Redundancy | N
 
 def _cheapest(fleet: Fleet) -> Flags:
     """Return the cheapest set that is enough; everyone where none was found in time."""
-    from scipy.optimize import Bounds, LinearConstraint, milp  # half a second that a configuration has no use for
+    from scipy.optimize import Bounds, LinearConstraint, milp  # half a second that few callers need
 
     need, everyone = fleet.need, np.ones(len(fleet.prices), dtype=np.bool_)
     rows = [fleet.means / need, *(fleet.means[:, None] * fleet.outside / need).T]
