@@ -68,18 +68,16 @@ class TransferRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., version: _Optional[int] = ..., payload_digest: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("parents", "others", "depth", "bytes_per_s", "swarm")
+    __slots__ = ("parents", "others", "depth", "bytes_per_s")
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
-    SWARM_FIELD_NUMBER: _ClassVar[int]
     parents: _containers.RepeatedScalarFieldContainer[str]
     others: _containers.RepeatedScalarFieldContainer[str]
     depth: int
     bytes_per_s: float
-    swarm: bool
-    def __init__(self, parents: _Optional[_Iterable[str]] = ..., others: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., swarm: _Optional[bool] = ...) -> None: ...
+    def __init__(self, parents: _Optional[_Iterable[str]] = ..., others: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class TransferPlan(_message.Message):
     __slots__ = ("assignment", "addresses")
