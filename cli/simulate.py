@@ -72,7 +72,7 @@ def simulate(
     if overrides:
         raise ConfigError(f"{overrides[0]} changes a run; name a recorded one with --from-run")
     from antiphon.simulator.campaign import Campaign, mute_logs
-    from antiphon.simulator.checks.trace import Tracer
+    from antiphon.simulator.campaign import Tracer
     from antiphon.simulator.report import Summary, failure_lines, outcome_lines
     from antiphon.simulator.scenario import load_scenario
 
