@@ -10,8 +10,8 @@ import pytest
 from antiphon.core.loop.events import dump_event
 from antiphon.core.reporting.run_view import Bar, Rows, RunView, merge, view_of
 from antiphon.core.status import Event
-from antiphon.simulator.checks.golden import read_golden
 from tests.report.test_page import journal
+from tests.support.golden import read_golden
 from tests.support.loop_model import LoopModel, make_config, run_to_end
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
