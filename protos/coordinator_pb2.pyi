@@ -51,6 +51,20 @@ class KitPart(_message.Message):
     data: bytes
     def __init__(self, digest: _Optional[str] = ..., total_bytes: _Optional[int] = ..., signature: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class KitFile(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class Kit(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[KitFile]
+    def __init__(self, files: _Optional[_Iterable[_Union[KitFile, _Mapping]]] = ...) -> None: ...
+
 class OptionalKitPart(_message.Message):
     __slots__ = ("part",)
     PART_FIELD_NUMBER: _ClassVar[int]
