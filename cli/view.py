@@ -22,7 +22,7 @@ from rich.text import Text
 
 from antiphon.core.reporting.figures import share
 from antiphon.core.reporting.plain_text import plain
-from antiphon.core.reporting.run_view import PlaneView, drafting_words, reward_of, unscored_words
+from antiphon.core.reporting.run_display import PlaneView, drafting_words, reward_of, unscored_words
 from antiphon.core.status import RunStatus
 
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -15,7 +15,13 @@ from rich.console import Console
 
 from antiphon.cli.view import LiveView, PlainView, RunHistory, TurnsConsole, make_view, picture, sparkline
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words, planes_of
+from antiphon.core.reporting.run_display import (
+    PlaneView,
+    RunDisplay,
+    SilentDisplay,
+    drafting_words,
+    planes_of,
+)
 from antiphon.core.status import EvaluationRecord, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
 from tests.support.terminal import Terminal, panels
@@ -279,7 +285,7 @@ def test_a_line_without_a_terminal_is_never_longer_than_it_may_be() -> None:
 
 
 def test_every_view_keeps_the_protocol() -> None:
-    views: list[RunView] = [SilentView(), PlainView(Console(file=io.StringIO()))]
+    views: list[RunDisplay] = [SilentDisplay(), PlainView(Console(file=io.StringIO()))]
     for view in views:
         view.started("r", {})
         view.status(status_at(0, newest_version=None, staleness_histogram={}), {})
