@@ -167,7 +167,7 @@ def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool)
     found = verify_all(home, named)
     checked = [(entry.what, entry.result) for entry in found if entry.result is not None]
     if as_json:
-        print(json.dumps([_verified(what, result) for what, result in checked], indent=2))
+        print(json.dumps([_plain_result(what, result) for what, result in checked], indent=2))
     for what, result in checked:
         for finding in () if as_json else result.findings:
             print(finding.sentence)
@@ -212,7 +212,7 @@ def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> 
     return 0
 
 
-def _verified(what: str, result: Any) -> dict[str, Any]:
+def _plain_result(what: str, result: Any) -> dict[str, Any]:
     findings = [asdict(finding) | {"paths": list(map(str, finding.paths))} for finding in result.findings]
     return {"checked": what, "files": result.files, "bytes": result.bytes, "findings": findings}
 
