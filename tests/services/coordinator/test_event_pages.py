@@ -12,8 +12,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.status import Event
 from antiphon.net.rpc.serving import stream
-from antiphon.net.wire.calls import CALLS
-from antiphon.net.wire.status import event_to_proto
+from antiphon.net.wire import CALLS, event_to_proto
 from antiphon.report.timeline import RunDrawer, fold
 from antiphon.runs.attach import draw_events
 from antiphon.services.coordinator import service as coordinator_service
