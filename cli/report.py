@@ -12,10 +12,10 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
         out: file to write; by default report.html in the run's folder.
     """
     from antiphon.core.config import load_config
+    from antiphon.core.reporting.run_view import RunView
     from antiphon.lineage.store.artifact_store import ArtifactStore
     from antiphon.report.page import build_report
-    from antiphon.report.timeline import RunDrawer
-    from antiphon.runs.attach import attached, draw_events
+    from antiphon.runs.attach import attached, read_events
     from antiphon.runs.directory import home_directory, store_directory
     from antiphon.runs.finding import find_run
     from antiphon.runs.samples import explainer
@@ -25,12 +25,12 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
 
     async def write() -> Path:
         async with attached(directory, store_directory(home)) as (coordinator, _):
-            picture = await draw_events(coordinator, RunDrawer())
+            view = await read_events(coordinator, RunView())
             status = await coordinator.status()
         store = ArtifactStore(store_directory(home))
         target = out or directory / "report.html"
         build_report(
-            directory, store, picture, status, target, explainer(load_config(directory / "config.yaml"))
+            directory, store, view, status, target, explainer(load_config(directory / "config.yaml"))
         )
         return target
 

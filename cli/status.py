@@ -34,7 +34,7 @@ def status(
         watch: keep looking until the run is finished.
     """
     from antiphon.core.config import load_config
-    from antiphon.core.reporting.alarms import audit_alarm, heldout_alarm, swap_alarm
+    from antiphon.core.reporting.alarms import alarms_of, audit_alarm, heldout_alarm, swap_alarm
     from antiphon.lineage.run_figures import read_figures
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
     from antiphon.runs.attach import commits_of, coordinator_address, look, run_credentials
@@ -51,7 +51,7 @@ def status(
         return _show_resting(directory, as_json)
     if watch:
         return _watch(address, directory.name, credentials)
-    alarms = list(current_alarms(asyncio.run(commits_of(address, credentials)), config, directory))
+    alarms = list(current_alarms(alarms_of(asyncio.run(commits_of(address, credentials))), config, directory))
     asked = audit_alarm(found), swap_alarm(found), heldout_alarm(found)
     alarms += [alarm for alarm in asked if alarm is not None]
     if as_json:
@@ -62,7 +62,7 @@ def status(
     from rich.console import Console
 
     from antiphon.cli.view import RunHistory, picture
-    from antiphon.core.reporting.run_view import planes_of
+    from antiphon.core.reporting.run_display import planes_of
 
     history = RunHistory()
     history.take(found)
@@ -80,7 +80,7 @@ def status(
 
 def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
     from antiphon.cli.view import make_view
-    from antiphon.core.reporting.run_view import planes_of
+    from antiphon.core.reporting.run_display import planes_of
     from antiphon.runs.attach import look
 
     view = make_view()

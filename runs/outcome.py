@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import ALARMS, no_signal_words, untrained
+from antiphon.core.reporting.alarms import ALARMS, StepAlarms
 from antiphon.core.reporting.figures import RunFigures, share
 from antiphon.core.status import RunStatus
 from antiphon.runs.context import StageSpan
@@ -104,18 +104,15 @@ def epochs_words(by_epoch: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(epochs)
 
 
-def closing_lines(
-    commits: Sequence[StepCommit], run_dir: Path, home: Path, max_tokens: int | None = None
-) -> list[str]:
+def closing_lines(shown: StepAlarms, run_dir: Path, home: Path, max_tokens: int | None = None) -> list[str]:
     """Return what the end of a run says when none of its steps trained anything; nothing when one did.
 
     First a sentence with the fix, then a few completions of the newest version that has any.
     """
-    why = untrained(commits)
-    if not commits or not all(why):
+    if not shown.count or shown.idle.count < shown.count:
         return []
     fix = next(kind.fix for kind in ALARMS if kind.name == "no_signal")
-    said = [f"no_signal: this run taught nothing; {no_signal_words(commits, why, max_tokens)}; {fix}"]
+    said = [f"no_signal: this run taught nothing; {shown.idle.words(max_tokens)}; {fix}"]
     try:
         found = samples_of(run_dir, home, count=1)[:SHOWN]
     except AntiphonError as error:

@@ -6,8 +6,8 @@ A worker is there with probability A and then gives rate mu. The supply of a set
     sum A mu outside g                     >=  survives need   for each group g that can vanish at once
 
 A mixed-integer program finds the cheapest set. Its one curved part is the root, the norm of sqrt(A (1 - A))
-mu over the set. A norm lies above each of its tangents, so the program begins without it, and each set that is
-too small adds the tangent there, which rules it out (outer approximation: Duran and Grossmann 1986).
+mu over the set. A norm lies above each of its tangents, so the program begins without it, and each set that
+is too small adds the tangent there, which rules it out (outer approximation: Duran and Grossmann 1986).
 """
 
 import math

@@ -46,8 +46,7 @@ def test_every_measurement_has_its_script() -> None:
 
 
 def test_every_script_has_a_smallest_form() -> None:
-    others = {"__init__", "drafting_replay"}  # the latter replays a corpus that the caller has
-    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - others
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__"}
     assert scripts == set(pages.SMALLEST)
 
 
