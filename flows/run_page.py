@@ -25,6 +25,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures, share
+from antiphon.core.reporting.run_display import status_rows
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.flows.told import ToldView
@@ -282,12 +283,9 @@ def _plan(facts: PageFacts) -> str:
     parts = [
         f"# {facts.run_id}",
         "\n".join(f"- {line}" for line in facts.outcome),
-        _table("now", _now(facts).items()) if not facts.outcome else "",
+        _table("now", _now(facts.status)) if not facts.outcome else "",
         "\n".join(f"- **{line}**" for line in facts.alarms),
         _table("figures up to the last recorded step", facts.figures.rows() if facts.figures.steps else ()),
-        _table("groups are leased by", [("order", facts.status.order)])
-        if facts.status and facts.status.order
-        else "",
         _table("asked for", _asked(facts.config).items()),
         _table(f"differs from {base or 'the defaults'} in", fields.items()),
         _table(
@@ -299,16 +297,10 @@ def _plan(facts: PageFacts) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _now(facts: PageFacts) -> dict[str, str]:
-    status = facts.status
+def _now(status: RunStatus | None) -> list[tuple[str, str]]:
     if status is None:
-        return {"state": "the services are starting; this usually takes less than two minutes"}
-    return {
-        "committed": f"{status.committed_steps} of {status.steps_total} steps",
-        "workers": ", ".join(f"{w.worker_id} ({w.state})" for w in status.workers) or "none",
-        "waiting for": status.paused_reason or status.waiting or "nothing",
-        "not scored": f"{status.trajectories_failed} answers",
-    }
+        return [("state", "the services are starting; this usually takes less than two minutes")]
+    return [(row.label, row.text) for row in status_rows(status)]
 
 
 def _asked(config: RunConfig) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.figures import share
+from antiphon.core.reporting.figures import UNKNOWN, share
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 
 
@@ -74,13 +74,67 @@ def planes_of(
         ),
         ("broadcast", f"newest version {status.newest_version}", _failing_swaps(status)),
     ]
-    if status.run_ahead:
-        views.append(("run-ahead", status.run_ahead, ""))
-    if status.capacity is not None:
-        views.append(("capacity", status.capacity.describe(), ""))
-    if status.order:
-        views.append(("lease order", status.order, ""))
     return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that is said of a run at the moment."""
+
+    label: str
+    value: str
+    unit: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.value} {self.unit}".rstrip()
+
+
+def status_rows(status: RunStatus) -> list[Row]:
+    """Say how a run goes; what did not happen has no row."""
+    commit, scores = status.last_commit, status.scores
+    of_step = "" if commit is None else f" (step {commit.step})"
+    score = share(scores[-1].reward_mean if scores else None)
+    if len(scores) > 1:
+        score += f", from {share(scores[0].reward_mean)} at version {scores[0].version}"
+    rows = [
+        Row("step", f"{status.committed_steps} of {status.steps_total}", "steps"),
+        Row("reward", share(reward_of(commit)) + of_step),
+        Row("held-out pass@1", score),
+        Row("staleness", staleness_words(status.staleness_histogram), "in all steps"),
+    ]
+    if drafts := drafting_words(commit):
+        rows.append(Row("drafts", drafts + of_step))
+    rows += [
+        Row("voided", f"batch {batch.digest[:12]} of step {batch.step}, by {batch.operator}: {batch.reason}")
+        for batch in status.voided
+    ]
+    capacity = "" if status.capacity is None else status.capacity.describe()
+    workers = ", ".join(f"{w.worker_id} ({w.state})" for w in status.workers)
+    said = {
+        "not scored": unscored_words(status),
+        "run-ahead": status.run_ahead,
+        "capacity": capacity,
+        "lease order": status.order,
+        "paused": status.paused_reason,
+        "workers": workers or "none",
+        "waiting for": status.waiting or "nothing",
+    }
+    return [*rows, *(Row(label, value) for label, value in said.items() if value)]
+
+
+def staleness_words(histogram: Mapping[int, int]) -> str:
+    """Say how stale the trajectories were: mean, maximum and the share of each staleness.
+
+    >>> staleness_words({0: 1, 2: 3})
+    'mean 1.50, max 2   0: 25%  2: 75%'
+    """
+    total = sum(histogram.values())
+    if not total:
+        return UNKNOWN
+    mean = sum(s * n for s, n in histogram.items()) / total
+    shares = "  ".join(f"{s}: {n / total:.0%}" for s, n in sorted(histogram.items()))
+    return f"mean {mean:.2f}, max {max(histogram)}   {shares}"
 
 
 def unscored_words(status: RunStatus) -> str:

@@ -90,7 +90,7 @@ def test_the_page_shows_progress_the_newest_versions_and_the_plan() -> None:
     assert "| time | 320.0 s |" in content.plan and "| learner idle | 25.0% |" in content.plan
     assert json.loads(json.dumps(content.versions)) == content.versions
     ordered = replace(facts, status=replace(status(160), order="alternating; measured: 2.00 s a step"))
-    assert "| order | alternating; measured: 2.00 s a step |" in page_content(ordered).plan
+    assert "| lease order | alternating; measured: 2.00 s a step |" in page_content(ordered).plan
 
 
 def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end() -> None:
