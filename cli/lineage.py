@@ -47,8 +47,7 @@ def lineage(
     if verify:
         return _verify(home, named, rest, as_json) or _prove(home, named, verify_version, as_json)
     from antiphon.cli.verify_all import ledger_of
-    from antiphon.lineage.documents.graph import build_graph
-    from antiphon.lineage.documents.graph_reader import all_documents
+    from antiphon.lineage.documents.graph import all_documents, build_graph
     from antiphon.runs.finding import find_run
     from antiphon.runs.pulled import pulled_runs
 
