@@ -162,7 +162,7 @@ def check_host(host: str) -> None:
     """
     if not is_loopback(host):
         raise ConfigError(
-            f"services.host={host} would serve without encryption; make certificates with `antiphon certs "
+            f"services.host={host} would serve without encryption; make certificates with `antiphon invite "
             "--host NAME` and set services.credentials to the folder of the services, or use 127.0.0.1 "
             "and forward the port"
         )
