@@ -339,7 +339,7 @@ class RecordSection(Section):
     """Address of the S3 server, such as `http://127.0.0.1:8333`; null: AWS_ENDPOINT_URL_S3, else Amazon's."""
     samples: int = Field(default=2, ge=0, le=16)
     """Completions kept of the filtered groups of each step, and of each evaluation: so many of the best, of
-    the worst and at random (`antiphon samples`); 0 keeps none."""
+    the worst and at random (`antiphon evaluate --samples`); 0 keeps none."""
     traces: int = Field(default=3, ge=0, le=32)
     """Trajectories of each evaluated version that MLflow shows as traces; 0 shows none."""
     system_metrics_s: float = Field(default=10.0, ge=0.0, le=YEAR_S)
@@ -381,7 +381,7 @@ class ServicesSection(Section):
     """Name or address by which other machines reach the services, where that is not the host; the
     certificate must name it."""
     credentials: str | None = None
-    """Folder with the services' certificate and token, made by `antiphon certs`; null serves the run's
+    """Folder with the services' certificate and token, made by `antiphon invite`; null serves the run's
     owner alone, on loopback, with a certificate that the run makes for itself."""
     coordinator_port: int = Field(default=0, ge=0, le=65535)
     """Port of the coordinator; 0 picks a free one."""

@@ -27,7 +27,7 @@ from antiphon.net.security.credentials import (
 )
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import SigningKey
-from antiphon.net.wire.calls import LEARNER_CALLS
+from antiphon.net.wire import LEARNER_CALLS
 from antiphon.net.worker_kit import write_kit
 from antiphon.protos import learner_pb2_grpc
 from antiphon.services.coordinator.client import CoordinatorClient

@@ -233,7 +233,12 @@ class ModelledRun:
         self._there: list[WorkerSpeed] = []
         self._now = 0.0
         self._planner = RunAheadPlanner(
-            config, lambda: self._now, lambda: self._there, lambda: self._state.lengths, self._supply
+            config,
+            lambda: self._now,
+            lambda: self._there,
+            lambda: self._state.lengths,
+            self._supply,
+            lambda: sum(groups for _, _, groups in self._there),
         )
         self._lengths = Lengths(calibration, seed, workers <= EXACT_WORKERS)
         self._random = generator("modelled", seed)

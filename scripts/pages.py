@@ -1,15 +1,24 @@
-"""Catalogue: docs/catalogue.md, written from the words that the code itself carries.
+"""Writes the generated pages under docs/; with --check only tells whether they are current.
 
-Metrics, journal events, verbs and errors are listed from their own declarations, so that a new
-one is on the page or a test fails.
+docs/configuration.md comes from the configuration's own words. docs/catalogue.md lists metrics, journal
+events, alarms, verbs and errors from their own declarations, so that none is left out.
 """
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-from antiphon.cli.app import app
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from antiphon.cli.verbs import REPLACED, VERBS
 from antiphon.core import errors
+from antiphon.core.config import RunConfig
 from antiphon.core.loop.events import JournalEvent
 from antiphon.core.metrics import (
     BATCH_METRICS,
@@ -27,16 +36,11 @@ from antiphon.core.metrics import (
 from antiphon.core.reporting.alarms import ALARMS
 from antiphon.lineage.tracking.charts import SECTIONS
 
-INTRODUCTION = """\
+CATALOGUE = """\
 # Catalogue
 
 Generated from the code by `scripts/docs`; a test compares the two.
 """
-
-
-def verbs() -> list[tuple[str, str]]:
-    """Return every verb of the command line with its help, by name."""
-    return [(name, str(app[name].help)) for name in sorted(app) if not name.startswith("-")]
 
 
 def event_classes() -> list[type[JournalEvent]]:
@@ -48,7 +52,7 @@ def event_classes() -> list[type[JournalEvent]]:
 
 def catalogue_page() -> str:
     """Return the page as Markdown."""
-    parts = [INTRODUCTION, "## Metrics\n"]
+    parts = [CATALOGUE, "## Metrics\n"]
     for title, metrics in (
         ("What a learner step reports", LEARNER_METRICS),
         ("What a commit says of its batch", BATCH_METRICS),
@@ -86,7 +90,12 @@ def catalogue_page() -> str:
     )
     parts.append(table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.fix) for a in ALARMS]))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
-    parts.append(table(("verb", "does"), [(f"`antiphon {name}`", text) for name, text in verbs()]))
+    parts.append(
+        table(("verb", "does"), [(f"`antiphon {name}`", VERBS[name].help) for name in sorted(VERBS)])
+    )
+    parts.append("What took the place of verbs that went:\n")
+    replaced = [(f"`antiphon {name}`", f"`antiphon {now}`") for name, now in REPLACED.items()]
+    parts.append(table(("before", "now"), replaced))
     parts.append("## Errors\n\nHow to read them: [operations](operations.md#errors).\n")
     classes = [
         cls
@@ -118,3 +127,76 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+CONFIGURATION = """\
+# Configuration
+
+Generated from `core/config.py` by `scripts/docs`; a test compares the two.
+
+One YAML file gives the sections below; whatever it leaves out has the default shown. On the command
+line, `section.field=value` replaces a field (the value is read as YAML). `antiphon config FILE
+[section.field=value ...]` prints the whole tree, and everything is checked before anything starts: an
+unknown key, an impossible value or an invalid combination is one sentence and exit code 2.
+"""
+
+
+def configuration_page() -> str:
+    """Return the page as Markdown, one table for each section."""
+    parts = [CONFIGURATION]
+    for name, info in RunConfig.model_fields.items():
+        section = info.annotation
+        assert isinstance(section, type) and issubclass(section, BaseModel)
+        parts.append(f"## {name}\n\n{inspect.cleandoc(section.__doc__ or '')}\n")
+        rows = [_field_row(name, field, detail) for field, detail in section.model_fields.items()]
+        parts.append(table(("field", "type", "default", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def _field_row(section: str, field: str, info: FieldInfo) -> tuple[str, str, str, str]:
+    default = yaml.safe_dump(info.get_default(call_default_factory=True), default_flow_style=True)
+    default = default.replace("...", "").strip()
+    meaning = " ".join((info.description or "").split())
+    return f"`{section}.{field}`", _kind(info), f"`{default}`", meaning
+
+
+def _kind(info: FieldInfo) -> str:
+    bounds = []
+    for rule in info.metadata:
+        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+            limit = getattr(rule, attribute, None)
+            if limit is not None:
+                bounds.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
+        pattern = getattr(rule, "pattern", None)
+        if pattern is not None:
+            bounds.append(f"`{pattern}`")
+    kind = _type_words(info.annotation)
+    return f"{kind}, {', '.join(bounds)}" if bounds else kind
+
+
+def _type_words(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(annotation))
+    if origin in (Union, UnionType):
+        return " or ".join(_type_words(part) for part in get_args(annotation))
+    names = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "none"}
+    if origin is dict:
+        return "mapping"
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write both pages, or with --check name the one that is not current."""
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    for name, page in (("configuration.md", configuration_page()), ("catalogue.md", catalogue_page())):
+        if list(arguments) != ["--check"]:
+            (docs / name).write_text(page, encoding="utf-8")
+        elif (docs / name).read_text(encoding="utf-8") != page:
+            print(f"docs/{name} is not current; run scripts/docs", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
