@@ -298,7 +298,7 @@ class Coordinator(Protocol):
         """
 
     async def skip_step(self, step: int, reason: str, operator: str) -> VoidedBatch:
-        """Put an empty batch in place of the sealed one of a step, which trains nothing; return what that was.
+        """Let a step train nothing: an empty batch takes the place of its sealed one, which is returned.
 
         Skipping the same step again changes nothing.
 

@@ -161,17 +161,25 @@ def _field_row(section: str, field: str, info: FieldInfo) -> tuple[str, str, str
 
 
 def _kind(info: FieldInfo) -> str:
-    bounds = []
+    limits: dict[str, str] = {}
+    pattern = None
     for rule in info.metadata:
-        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
-            limit = getattr(rule, attribute, None)
+        for bound in ("ge", "gt", "le", "lt"):
+            limit = getattr(rule, bound, None)
             if limit is not None:
-                bounds.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
-        pattern = getattr(rule, "pattern", None)
-        if pattern is not None:
-            bounds.append(f"`{pattern}`")
-    kind = _type_words(info.annotation)
-    return f"{kind}, {', '.join(bounds)}" if bounds else kind
+                whole = isinstance(limit, int) and bound == "lt"
+                bound, limit = ("le", limit - 1) if whole else (bound, limit)
+                limits[bound] = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+        pattern = getattr(rule, "pattern", pattern)
+    parts = [_type_words(info.annotation)]
+    if limits.keys() == {"ge", "le"}:
+        parts.append(f"{limits['ge']}..{limits['le']}")
+    else:
+        signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+        parts += [f"{signs[bound]} {limit}" for bound, limit in limits.items()]
+    if pattern is not None:
+        parts.append(f"`{pattern}`")
+    return ", ".join(parts)
 
 
 def _type_words(annotation: Any) -> str:
