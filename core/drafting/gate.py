@@ -5,8 +5,8 @@ step should draft and how probable a token must be to be worth a row of it.
 
 Symbols: B requests in a step, x drafted tokens in it, so B + x rows; u(B) seconds of an undrafted
 step; k u(B) seconds of a drafted one; c seconds that one more drafted token adds to it; y tokens the
-step emitted. k is a share, learnt from neighbouring steps: how fast the machine
-is at the time does not matter, so other programs that slow it down close no gate.
+step emitted. k is a share, learnt from neighbouring steps: how fast the machine is at the time does not
+matter, so other programs that slow it down close no gate.
 
 **Floor.** A set of drafted tokens j with path probabilities q_j (all before it and itself accepted)
 yields B + sum q_j tokens in u + d + c x seconds. The largest ratio L = tokens / seconds is where
