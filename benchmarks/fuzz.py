@@ -30,7 +30,7 @@ from antiphon.benchmarks.parts.fuzz.targets import RunningServices, known_values
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.errors import AntiphonError
 from antiphon.net import wire
-from antiphon.net.rpc.codec import known
+from antiphon.net.rpc.unary import known
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.system.logs import configure_logs
 
