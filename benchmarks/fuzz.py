@@ -57,14 +57,12 @@ from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.documents.artifacts import read_document
 from antiphon.lineage.layout import Entry, journal_line, read_journal, read_pointer, read_tree
 from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
-from antiphon.net.rpc.codec import known
+from antiphon.net import wire
+from antiphon.net.rpc.unary import known
 from antiphon.net.security.access_tokens import load_claims, make_token
 from antiphon.net.security.credentials import load_credentials
 from antiphon.net.security.keys import signing_key
-from antiphon.net.wire import calls  # noqa: F401 - registers what its messages stand for
-from antiphon.net.wire import drafting as wire_drafting
-from antiphon.net.wire import work as wire_work
-from antiphon.net.wire.arrays import logprobs_from_bytes
+from antiphon.net.wire import FLOAT32, array_from_bytes
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -104,7 +102,7 @@ def readers(folder: Path) -> Iterator[Reader]:
     )
     yield Reader("history payload", (payloads.dump_history(history),), payloads.load_history)
     yield Reader("packed history", (payloads.dump_history(history),), packed_history)
-    yield Reader("logprobs", (b"\x00" * 8,), logprobs_from_bytes)
+    yield Reader("logprobs", (b"\x00" * 8,), lambda payload: array_from_bytes(payload, FLOAT32))
     yield Reader("batch table", (encode_batch([batch_row()]),), decode_batch)
     yield Reader("timings table", (encode_timings([timing()]),), decode_timings)
     yield from texts()
@@ -535,9 +533,9 @@ def translation_targets() -> Iterator[Target]:
         assert translations is not None, f"no record stands behind {name}"
         yield Target(f"translation {name}", messages(message.DESCRIPTOR), _only_ours(translations[1]))
     verdict = messages(classes["SubmitReply"].DESCRIPTOR)
-    yield Target("translation submit_verdict", verdict, _only_ours(wire_work.submit_verdict_from_proto))
+    yield Target("translation submit_verdict", verdict, _only_ours(wire.submit_verdict_from_proto))
     history = messages(classes["PromptHistory"].DESCRIPTOR)
-    yield Target("translation prompt_history", history, _only_ours(wire_drafting.prompt_history_from_proto))
+    yield Target("translation prompt_history", history, _only_ours(wire.prompt_history_from_proto))
 
 
 def _only_ours(read: Callable[[Any], object]) -> Run:

@@ -13,7 +13,7 @@ def catch_up(run: RunContext) -> None:
     journal has both the commit and the batch, so nothing of them is lost.
     """
     recorder = run.recorder
-    commits = run.commits()
+    commits = run.call(lambda: run.coordinator.commits(-1), None)
     if recorder is None or not commits:
         return
     if base := _manifest(run, 0):

@@ -20,9 +20,12 @@ import structlog
 from antiphon.api.learner import StepResult
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
-from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
+from antiphon.core.records import BatchRef, SnapshotManifest
+from antiphon.core.reporting.run_view import RunView
 from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.store.uploader import Uploader
+from antiphon.runs.attach import read_events
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.stages import LoopStages
@@ -129,10 +132,15 @@ class RunContext:
     manifests: dict[int, SnapshotManifest] = field(default_factory=dict)
     """Snapshots on their way from the broadcast stage to the record, by version."""
     spans: list[StageSpan] = field(default_factory=list)
+    view: RunView = field(default_factory=RunView)
+    """What the journal says, up to the last `read_journal`."""
+    packer: EventPacker = field(default_factory=EventPacker)
+    """The same events as the ledger keeps them."""
     stop_reason: str = ""
     """Why the run was asked to stop; empty while it was not."""
     _stopped: threading.Event = field(default_factory=threading.Event)
     _waiting: "set[Future[Any]]" = field(default_factory=set)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.stages = LoopStages(self.config, self.coordinator, self.learner)
@@ -227,16 +235,14 @@ class RunContext:
             plan = self.call(lambda: self.coordinator.status()).capacity
             self.recorder.record_version(commit, manifest, {} if plan is None else plan.numbers())
 
-    def commits(self) -> list[StepCommit]:
-        """Return every committed step so far, in order."""
-        found: list[StepCommit] = []
-        more = True
-        while more:
-            after = found[-1].step if found else -1
-            page = self.call(partial(self.coordinator.commits_after, after))
-            found.extend(page.commits)
-            more = page.more
-        return found
+    async def read_journal(self) -> None:
+        """Bring `view` up to the end of the journal.
+
+        Raises:
+            UnavailableError: when no page of it came in time; what came is kept.
+        """
+        async with self._reading:
+            await read_events(self.coordinator, self.view, self.packer)
 
 
 _RUNS: dict[str, RunContext] = {}
