@@ -46,8 +46,7 @@ def lineage(
         raise ConfigError("--verify-version names a version for --verify of one run; give both, RUN --verify")
     if verify:
         return _verify(home, named, rest, as_json) or _prove(home, named, verify_version, as_json)
-    from antiphon.lineage.documents.graph import build_graph
-    from antiphon.lineage.documents.graph_reader import all_documents
+    from antiphon.lineage.documents.graph import all_documents, build_graph
     from antiphon.runs.finding import find_run
     from antiphon.runs.pulled import pulled_runs
 

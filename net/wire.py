@@ -1,6 +1,6 @@
 """Wire: records as protobuf messages and back, and which calls of the .proto files stand for which methods.
 
-Most records have a message of the same fields, which `rpc.codec` translates by one table. Reading what was
+Most records have a message of the same fields, which `rpc.unary` translates by one table. Reading what was
 written gives an equal record; arrays travel as little-endian bytes. Messages that are invalid raise
 ContractError before anything is done. What concerns drafting alone never refuses a message: it can change no
 token and no batch, so a history that cannot be read is no history, impossible statistics are no statistics,
@@ -30,8 +30,7 @@ from antiphon.core.message_sizes import MOST_SPANS
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
-from antiphon.net.rpc.codec import by_hand, codec
-from antiphon.net.rpc.unary import unary_calls
+from antiphon.net.rpc.unary import by_hand, codec, unary_calls
 from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, rollout_pb2
 
 _FINISH_REASONS = {reason.value: reason for reason in r.FinishReason}

@@ -8,8 +8,7 @@ import pytest
 
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.status import EvaluationRecord
-from antiphon.lineage.documents.graph import build_graph
-from antiphon.lineage.documents.graph_reader import all_documents
+from antiphon.lineage.documents.graph import all_documents, build_graph
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.names import name_of
 from antiphon.lineage.samples import Sample, SampleFiles, read_samples, sampled_versions

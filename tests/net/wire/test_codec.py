@@ -11,7 +11,7 @@ from antiphon.core.records import StepCommit
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.net import wire
-from antiphon.net.rpc.codec import Pair, codec, known
+from antiphon.net.rpc.unary import Pair, codec, known
 from antiphon.protos import coordinator_pb2, records_pb2
 
 COMMIT = StepCommit(3, 4, "a" * 64, "b" * 64, {"b": 1.0, "a": 0.5}, True)

@@ -10,7 +10,7 @@ from antiphon.core.checks import submission_digest
 from antiphon.core.records import BatchRef, DraftingStatistics, GroupSubmission
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.net import wire
-from antiphon.net.rpc.codec import known
+from antiphon.net.rpc.unary import known
 from antiphon.protos import records_pb2
 
 STATISTICS = DraftingStatistics(100, 40, 90, 70, 60, 2, 0.25, 0.5, 1.75)
