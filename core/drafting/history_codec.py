@@ -41,11 +41,18 @@ class EncodedHistory:
 
 
 def encode_history(history: PromptHistory) -> EncodedHistory:
-    """Encode a history of one completion or more."""
+    """Encode a history."""
     past = history.completions
-    rows = zip(*[(p.token_ids.size, p.version, p.epoch, p.sample_index, p.reward) for p in past], strict=True)
-    packed = zlib.compress(b"".join(_raw(one.token_ids) for one in past), _LEVEL)
-    return EncodedHistory(history.prompt_key, history.epoch, *rows, packed)
+    return EncodedHistory(
+        prompt_key=history.prompt_key,
+        epoch=history.epoch,
+        lengths=tuple(one.token_ids.size for one in past),
+        versions=tuple(one.version for one in past),
+        epochs=tuple(one.epoch for one in past),
+        sample_indices=tuple(one.sample_index for one in past),
+        rewards=tuple(one.reward for one in past),
+        tokens=zlib.compress(b"".join(_raw(one.token_ids) for one in past), _LEVEL),
+    )
 
 
 def decode_history(encoded: EncodedHistory) -> PromptHistory:
