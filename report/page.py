@@ -49,7 +49,7 @@ DELIVERY_COLUMNS = (
 )
 SPLITS = {"heldout": "Held-out answers", "train": "Completions of training groups"}
 LONGEST_SAMPLE = 4000
-"""Characters of a prompt or an answer on the page; `antiphon samples` has all."""
+"""Characters of a prompt or an answer on the page; `antiphon evaluate --samples` has all."""
 
 
 def build_report(

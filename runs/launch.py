@@ -408,6 +408,5 @@ def ways_to_join(config: RunConfig, address: str, run_id: str) -> tuple[str, ...
         return (f"{joining} --run {run_id}",)
     return (
         f"{joining} --name NAME --credentials FOLDER",
-        f"where FOLDER is keys/workers/NAME of this home, after `{command()} certs --worker NAME` and "
-        f"`{command()} token create --worker NAME --run {run_id}`",
+        f"where FOLDER is keys/workers/NAME of this home, after `{command()} invite NAME --run {run_id}`",
     )

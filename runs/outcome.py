@@ -26,7 +26,7 @@ EPOCHS_SAID = 6
 SHOWN = 3
 """Completions shown of a run that taught nothing."""
 LONGEST = 100
-"""Characters of a prompt or an answer in a line; `antiphon samples` has all."""
+"""Characters of a prompt or an answer in a line; `antiphon evaluate --samples` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ class RunOutcome:
         if self.drafting:
             said.append(f"drafts right by epoch: {epochs_words(self.drafting['by_epoch'])}")
         if waiting := self.records.get("uploads", {}).get("pending", 0):
-            said.append(f"{waiting} artifacts are not in the remote store yet: {antiphon} push sends them")
+            said.append(
+                f"{waiting} artifacts are not in the remote store yet: {antiphon} keep --remote sends them"
+            )
         if self.unscored:
             said.append(self.unscored)
         said.append(f"final weights {self.weights_digest}")
@@ -83,12 +85,14 @@ class RunOutcome:
         if any(writer["name"] == "ledger" for writer in self.records.get("writers", ())):
             said.append(f"for git and for others to pull: {antiphon} keep {self.run_id}")
         said.append(f"report: {report}")
-        said.append(f"answers: {antiphon} samples {self.run_id}")
+        said.append(f"answers: {antiphon} evaluate {self.run_id} --samples")
         said.append(f"the model as a folder: {antiphon} export {self.run_id} best FOLDER")
         said.append(
-            f"beside another run: {antiphon} compare {self.run_id} OTHER   ({antiphon} runs lists them)"
+            f"beside another run: {antiphon} report {self.run_id} OTHER   ({antiphon} runs lists them)"
         )
-        said.append(f"look around: {antiphon} up   (Prefect and MLflow pages; {antiphon} down stops them)")
+        said.append(
+            f"look around: {antiphon} up   (Prefect and MLflow pages; {antiphon} up --stop stops them)"
+        )
         return said
 
 
@@ -120,7 +124,7 @@ def closing_lines(shown: StepAlarms, run_dir: Path, home: Path, max_tokens: int 
     for sample in found:
         reason = f" ({sample.reason})" if sample.reason else ""
         said.append(f"  reward {sample.reward:g}: {_short(sample.prompt)} -> {_short(sample.answer)}{reason}")
-    return [*said, f"more of them: {command()} samples {run_dir.name}"] if found else said
+    return [*said, f"more of them: {command()} evaluate {run_dir.name} --samples"] if found else said
 
 
 def _short(text: str) -> str:

@@ -5,7 +5,6 @@ that shows it again.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,11 +134,3 @@ def outcome_lines(outcome: Outcome) -> list[str]:
     )
     found.append(f"journal digest {outcome.digest}")
     return found
-
-
-def summarise(outcomes: Iterable[Outcome]) -> Summary:
-    """Add up outcomes."""
-    summary = Summary()
-    for outcome in outcomes:
-        summary.add(outcome)
-    return summary

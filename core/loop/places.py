@@ -6,9 +6,9 @@ batch): batches are cut off the front of the line, P by P, and a batch waits unt
 rewarded. A group joins the line at its end when it is opened, and is leased only to a worker whose version v
 meets ``v + S >= step of its place`` (S = loop.max_staleness).
 
-A batch that an operator voids leaves its step without one, and the front of the line goes there first: these
-groups train earlier than their places say, and all others when their places say, since one batch fewer is
-sealed and one step more comes before theirs.
+A batch that an operator voided in older journals leaves its step without one, and the front of the line goes
+there first: these groups train earlier than their places say, and all others when their places say, since one
+batch fewer is sealed and one step more comes before theirs.
 
 Nothing ever moves a group to a later step than that: what leaves the line (sealed, dropped) and what is moved
 behind others only lowers the ranks of the rest. So the bound that was checked at the lease holds when the
@@ -24,10 +24,7 @@ from antiphon.core.loop.run_state import RunState
 
 def training_step(state: RunState, group: GroupState, prompts_per_step: int) -> int:
     """Return the latest step at which a living training group of elastic mode can train."""
-    for rank, other in enumerate(state.training()):
-        if other is group:
-            return state.batches + rank // prompts_per_step
-    raise ValueError(f"group {group.group_id} is no living training group")
+    return state.batches + state.places()[group.group_id] // prompts_per_step
 
 
 def last_step(group: GroupState, max_staleness: int) -> int | None:
@@ -74,7 +71,7 @@ def place_to_move_to(
     what is kept of it may train, None when it is begun anew.
     """
     line = list(state.training())
-    rank = next(index for index, other in enumerate(line) if other is group)
+    rank = state.places()[group.group_id]
     furthest = len(line) - 1
     if last is not None:
         furthest = min(furthest, (last - state.batches + 1) * prompts_per_step - 1)

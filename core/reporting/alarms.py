@@ -74,8 +74,8 @@ ALARMS: tuple[AlarmKind, ...] = (
     AlarmKind(
         "heldout_fall",
         f"the last held-out score lies {FALLEN_ERRORS:g} standard errors below that of an earlier version",
-        "look whether it comes back (`antiphon samples`); else stop, export the version before the fall, and "
-        "start again with a lower learner.learning_rate or loop.max_staleness",
+        "look whether it comes back (`antiphon evaluate --samples`); else stop, export the version before "
+        "the fall, and start again with a lower learner.learning_rate or loop.max_staleness",
     ),
     AlarmKind(
         "entropy_explosion",
@@ -101,8 +101,8 @@ ALARMS: tuple[AlarmKind, ...] = (
         "no_signal",
         f"{IDLE_STEPS} steps in a row, or all of a run, trained nothing: no group's rewards differed, the "
         "gradient was zero, or the weights stayed the same",
-        "read what it answers (`antiphon samples`); take prompts that are neither solved nor hopeless, raise "
-        "sampling.temperature or loop.group_size, and let learner.learning_rate be above 0",
+        "read what it answers (`antiphon evaluate --samples`); take prompts that are neither solved nor "
+        "hopeless, raise sampling.temperature or loop.group_size, and let learner.learning_rate be above 0",
     ),
     AlarmKind(
         "staleness_at_bound",

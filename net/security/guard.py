@@ -22,7 +22,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         Scope.LEASE: "Register Work",
         Scope.PULL: "LatestManifest PlanTransfer WorkerKit",
         Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
-        "AnnounceSnapshot VoidBatch Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
+        "AnnounceSnapshot SkipStep Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit Drain",
     },
     "Broadcast": {Scope.PULL: "GetChunks GetHeld Where GetBlocks"},
@@ -215,7 +215,8 @@ class Guard:
         kind, _, text = authorization.partition(" ")
         if kind.lower() != "bearer" or not text:
             return Refusal(
-                Denial.UNKNOWN, "this call carries no access token; make one with `antiphon token create`"
+                Denial.UNKNOWN,
+                "this call carries no access token; `antiphon invite WORKER --run RUN` makes one",
             )
         digest = hashlib.sha256(text.encode()).hexdigest()
         known = self._known.get(digest)

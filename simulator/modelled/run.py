@@ -46,7 +46,6 @@ class Modelled:
     staleness: dict[int, int]
     """Staleness in versions -> trained completions."""
     account: WorkAccount
-    worker_hours: float
     usd: float
     tokens: int
     """Accepted."""
@@ -233,7 +232,12 @@ class ModelledRun:
         self._there: list[WorkerSpeed] = []
         self._now = 0.0
         self._planner = RunAheadPlanner(
-            config, lambda: self._now, lambda: self._there, lambda: self._state.lengths, self._supply
+            config,
+            lambda: self._now,
+            lambda: self._there,
+            lambda: self._state.lengths,
+            self._supply,
+            lambda: sum(groups for _, _, groups in self._there),
         )
         self._lengths = Lengths(calibration, seed, workers <= EXACT_WORKERS)
         self._random = generator("modelled", seed)
@@ -552,15 +556,13 @@ class ModelledRun:
     def _outcome(self) -> Modelled:
         state, known = self._state, self._known
         account = state.work_accounts.account(self._now)
-        hours = account.total_s / HOUR_S
-        usd = hours * known.worker_usd_per_hour + self._now / HOUR_S * known.learner_usd_per_hour
+        usd = account.total_s * known.worker_usd_per_hour + self._now * known.learner_usd_per_hour
         return Modelled(
             commits_s=tuple(self._commits_s),
             learner_s=self._learner_s,
             staleness=dict(sorted(state.staleness_histogram.items())),
             account=account,
-            worker_hours=hours,
-            usd=usd,
+            usd=usd / HOUR_S,
             tokens=sum(batch.tokens for batch in state.sealed[: len(state.commits)]),
             losses=self._losses,
             events=self._count,

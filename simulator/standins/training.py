@@ -15,7 +15,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import GroupToAudit, SnapshotManifest, TensorEntry, Trajectory
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.services.learner.audits.token_scores import TokenScores
+from antiphon.services.learner.audits.audit_loop import TokenScores
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import TrainedStep
 from antiphon.simulator.standins import arithmetic

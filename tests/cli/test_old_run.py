@@ -25,7 +25,7 @@ def test_its_status_and_events_are_as_they_were(run: Path, capsys: pytest.Captur
     assert execute(["status", RUN, "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert status["run_id"] == RUN and status["figures"]["tokens_trained"] == 1909
-    assert execute(["events", RUN, "--json"]) == 0
+    assert execute(["status", RUN, "--events", "--json"]) == 0
     kinds = [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()]
     assert len(kinds) == 383 and kinds.count("step.committed") == 6 and kinds[-1] == "run.finished"
 
@@ -42,5 +42,5 @@ def test_its_report_is_written_and_it_stands_in_the_list(
 
 
 def test_its_completions_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["samples", RUN]) == 0
+    assert execute(["evaluate", RUN, "--samples"]) == 0
     assert "answer" in capsys.readouterr().out

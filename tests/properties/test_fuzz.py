@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from antiphon.benchmarks.fuzz import Tally, Target, all_targets, claim_targets, feed
-from antiphon.benchmarks.parts.fuzz.claims import claimed_run
-from antiphon.benchmarks.parts.fuzz.targets import open_services
+from antiphon.benchmarks.parts.fuzz.claims import claimed_run, open_services
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop.acceptance import accept_commit
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import StepCommit
-from antiphon.net.wire import status as wire_status
+from antiphon.net import wire
 from antiphon.protos import coordinator_pb2
 
 EXAMPLES = 12
@@ -55,4 +54,4 @@ def test_a_commit_of_a_step_below_0_is_refused() -> None:
 def test_a_worker_state_of_another_version_is_refused_in_words() -> None:
     status = coordinator_pb2.RunStatus(workers=[coordinator_pb2.WorkerRecord(state="asleep")])
     with pytest.raises(ContractError, match="worker state 'asleep' is unknown here"):
-        wire_status.run_status_from_proto(status)
+        wire.run_status_from_proto(status)

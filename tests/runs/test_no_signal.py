@@ -27,7 +27,7 @@ def test_one_sentence_three_completions_and_the_fix(tmp_path):
         f"all rewards were 0; {fix}"
     )
     assert len(shown) == SHOWN and all(line.startswith("  reward ") for line in shown)
-    assert last == "more of them: ./antiphon samples demo-1"
+    assert last == "more of them: ./antiphon evaluate demo-1 --samples"
 
 
 def test_a_run_with_one_step_that_trained_says_nothing(tmp_path):

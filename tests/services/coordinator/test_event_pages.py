@@ -15,8 +15,7 @@ from antiphon.core.status import Event
 from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.run_events import read_events as unpacked
 from antiphon.net.rpc.serving import stream
-from antiphon.net.wire.calls import CALLS
-from antiphon.net.wire.status import event_to_proto
+from antiphon.net.wire import CALLS, event_to_proto
 from antiphon.runs.attach import read_events
 from antiphon.services.coordinator import service as coordinator_service
 from antiphon.simulator.virtual.loop import VirtualLoop
