@@ -189,14 +189,8 @@ class Report:
     def _add_vllm(self, bench: Any) -> None:
         if not self._methods:
             return
-        from antiphon.benchmarks.parts.drafting.bench import suffix_installed
-
         self._add_plain(bench)
         bench.add("ngram", "ngram")
-        if suffix_installed():
-            bench.add("suffix", "suffix")
-        else:
-            self.result["vllm_suffix"] = "absent: arctic-inference is not installed"
 
     def _load(
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, native_alike: bool = False

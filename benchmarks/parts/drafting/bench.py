@@ -2,12 +2,11 @@
 
 Sides of a comparison, an engine each: `native` samples with vLLM's own sampler in an engine built
 without drafting, `keyed` with the keyed sampler in such an engine, `drafted` drafts; `plain`,
-`ngram` and `suffix` are vLLM without any of our hooks. None of them knows an end token: how long each
+`ngram` are vLLM without any of our hooks. None of them knows an end token: how long each
 response is was decided by a keyed engine that does.
 """
 
 import gc
-import importlib.util
 import shutil
 import statistics
 import time
@@ -96,7 +95,7 @@ class RecordedRun:
         }
 
 
-Method = Literal["none", "ngram", "suffix"]
+Method = Literal["none", "ngram"]
 
 SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
     "none": None,
@@ -106,16 +105,7 @@ SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
         "prompt_lookup_min": 2,
         "prompt_lookup_max": 4,
     },
-    "suffix": {"method": "suffix", "num_speculative_tokens": 16},
 }
-
-
-def suffix_installed() -> bool:
-    """Tell whether vLLM's `suffix` method can be measured here."""
-    try:
-        return importlib.util.find_spec("arctic_inference.suffix_decoding") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 class PlainVllm:

@@ -189,7 +189,7 @@ _SIDES = (
     (Direction.HIGHER, 0.0, "steps_equal_share logprobs_equal_share identical_share"),
     (Direction.HIGHER, 0.05, "ratio_min unhelpful unhelpful_to_keyed no_history"),
     (Direction.HIGHER, 0.08, "pass_after pass_last_three"),
-    (Direction.HIGHER, 0.10, "ratio ratio_over_stage_sum ratio_demo_model greedy sampled"),
+    (Direction.HIGHER, 0.10, "ratio ratio_over_stage_sum greedy sampled"),
     (Direction.HIGHER, 0.10, "drafting_acceptance tokens_per_pass drafting_tokens_per_pass"),
     (Direction.HIGHER, 0.15, "pass_gain"),
     (Direction.LOWER, 0.20, "learner_idle_share idle_share heartbeats_core_share"),
