@@ -145,6 +145,7 @@ class Report:
 
     def _policy(self, folder: Path) -> None:
         from antiphon.benchmarks.parts.drafting.bench import (
+            RecordedRun,
             open_bench,
             policy_directory,
             restore_history,
@@ -152,7 +153,6 @@ class Report:
             serve,
             unseen_work,
         )
-        from antiphon.benchmarks.parts.recorded_run import RecordedRun
 
         run = RecordedRun(self._home, self._run)
         epoch = run.epochs - 1
@@ -195,7 +195,7 @@ class Report:
     def _add_vllm(self, bench: Any) -> None:
         if not self._methods:
             return
-        from antiphon.benchmarks.parts.drafting.vllm_baseline import suffix_installed
+        from antiphon.benchmarks.parts.drafting.bench import suffix_installed
 
         self._add_plain(bench)
         bench.add("ngram", "ngram")
@@ -208,7 +208,7 @@ class Report:
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, native_alike: bool = False
     ) -> None:
         """Measure a load where drafts should help."""
-        from antiphon.benchmarks.parts.drafting.load import compare, run_load, with_lengths
+        from antiphon.benchmarks.parts.drafting.bench import compare, run_load, with_lengths
 
         work = with_lengths(bench.ending, work, concurrency)
         found = compare(bench.sides(("native", "drafted"), work, concurrency), self._pairs)
@@ -232,7 +232,7 @@ class Report:
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, keyed: bool = False
     ) -> None:
         """Measure a load where drafts cannot help."""
-        from antiphon.benchmarks.parts.drafting.load import compare, with_lengths
+        from antiphon.benchmarks.parts.drafting.bench import compare, with_lengths
 
         work = with_lengths(bench.ending, work, concurrency)
         plain = [side for side in bench.others if side == "plain"]
@@ -260,7 +260,7 @@ class Report:
         print(f"{load}: drafting is {measured:.3f} of vLLM alone without drafts", flush=True)
 
     def _identity(self, drafted: Any, reference: Any) -> None:
-        from antiphon.benchmarks.parts.drafting.load import identical
+        from antiphon.benchmarks.parts.drafting.bench import identical
 
         self._same += identical(drafted.outputs, reference.outputs)
         self._asked += len(drafted.outputs)

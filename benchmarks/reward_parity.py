@@ -44,8 +44,7 @@ from antiphon.benchmarks.parts.measure import (
 )
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.parity.trl_server import SERVER_VARIABLE, TRL_PACKAGES, served
-from antiphon.benchmarks.parts.race.arithmetic import covered, half_interval
-from antiphon.benchmarks.parts.race.runs import cpu_at
+from antiphon.benchmarks.parts.race.runs import covered, cpu_at, half_interval
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.warmstart.recipe import RECIPES
 from antiphon.core.config import RunConfig, load_config

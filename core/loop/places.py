@@ -6,9 +6,9 @@ batch): batches are cut off the front of the line, P by P, and a batch waits unt
 rewarded. A group joins the line at its end when it is opened, and is leased only to a worker whose version v
 meets ``v + S >= step of its place`` (S = loop.max_staleness).
 
-A batch that an operator voids leaves its step without one, and the front of the line goes there first: these
-groups train earlier than their places say, and all others when their places say, since one batch fewer is
-sealed and one step more comes before theirs.
+A batch that an operator voided in older journals leaves its step without one, and the front of the line goes
+there first: these groups train earlier than their places say, and all others when their places say, since one
+batch fewer is sealed and one step more comes before theirs.
 
 Nothing ever moves a group to a later step than that: what leaves the line (sealed, dropped) and what is moved
 behind others only lowers the ranks of the rest. So the bound that was checked at the lease holds when the

@@ -62,7 +62,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         Scope.LEASE: "Register Work",
         Scope.PULL: "LatestManifest PlanTransfer WorkerKit",
         Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
-        "AnnounceSnapshot VoidBatch Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
+        "AnnounceSnapshot SkipStep Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit Drain",
     },
     "Broadcast": {Scope.PULL: "GetChunks GetHeld Where GetBlocks"},

@@ -6,25 +6,488 @@ without drafting, `keyed` with the keyed sampler in such an engine, `drafted` dr
 response is was decided by a keyed engine that does.
 """
 
+import gc
+import importlib.util
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from antiphon.api.engine import Engine
+from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.benchmarks.parts.drafting.chain_model import ChainModel
-from antiphon.benchmarks.parts.drafting.load import GroupWork, LoadRun, Side, run_load
-from antiphon.benchmarks.parts.drafting.vllm_baseline import Method, PlainVllm
-from antiphon.benchmarks.parts.recorded_run import RecordedRun
+from antiphon.core.config import load_config
 from antiphon.core.drafting.config import DraftingSection
-from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
+from antiphon.core.drafting.statistics import add_statistics
+from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.loop.admission import prompt_place
+from antiphon.core.records import (
+    BatchRow,
+    DraftingStatistics,
+    FinishReason,
+    IntArray,
+    PastCompletion,
+    Prompt,
+    PromptHistory,
+    SamplingParameters,
+)
 from antiphon.core.seeds import derive_seed, request_seeds
-from antiphon.services.rollout.engine.environment import EngineSettings
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.models.codec import resolve_model_path
+from antiphon.runs.directory import is_finished
+from antiphon.runs.finding import find_run
+from antiphon.services.coordinator.prompts import load_prompts
+from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+
+
+@dataclass(frozen=True, slots=True)
+class MissingGroup:
+    """A group that was sampled and left out of its batch."""
+
+    prompt: Prompt
+    epoch: int
+    seeds: tuple[int, ...]
+    version: int
+    """Policy version that sampled the recorded group next to it."""
+
+
+class RecordedRun:
+    """The records of one finished run under an ANTIPHON_HOME."""
+
+    def __init__(self, home: Path, run_id: str | None = None) -> None:
+        """Open the run named, or the newest one.
+
+        Raises:
+            ConfigError: when it is not finished, or kept no ledger of batches and weights.
+        """
+        directory = find_run(home, run_id)
+        self.config = load_config(directory / "config.yaml")
+        self._ledger = home / self.config.record.ledger / directory.name
+        if not is_finished(directory) or not (self._ledger / "versions").is_dir():
+            raise ConfigError(
+                f"run {directory.name} is not finished or has no ledger at {self._ledger}; "
+                "give a finished run with record.dvc=true whose home is the DVC project"
+            )
+        self.model_dir = Path(resolve_model_path(self.config.model.path))
+        self._prompts = load_prompts(self.config)
+        self.prompts = tuple(
+            self._prompts.prompt("train", index) for index in range(self.config.environment.train_size)
+        )
+        self._groups = self._read_groups()
+
+    @property
+    def epochs(self) -> int:
+        """Number of whole epochs that were trained on."""
+        consumed = self.config.run.steps * self.config.loop.prompts_per_step
+        return consumed // self.config.environment.train_size
+
+    def heldout(self, count: int) -> list[Prompt]:
+        """Return prompts that were never trained on."""
+        size = self.config.environment.heldout_size
+        return [self._prompts.prompt("heldout", index) for index in range(min(count, size))]
+
+    def weights(self, version: int) -> dict[str, Any]:
+        """Return the published tensors of a version.
+
+        Raises:
+            ConfigError: when the ledger does not hold it.
+        """
+        from safetensors.torch import load_file
+
+        path = self._ledger / "versions" / f"v{version:06d}.safetensors"
+        if not path.exists():
+            raise ConfigError(f"there are no weights of version {version} at {path}; give another version")
+        tensors: dict[str, Any] = load_file(path)
+        return tensors
+
+    def middle_version(self, epoch: int) -> int:
+        """Return the version in the middle of an epoch."""
+        config = self.config
+        return int((epoch + 0.5) * config.environment.train_size / config.loop.prompts_per_step)
+
+    def completions(self, epoch: int) -> dict[str, tuple[PastCompletion, ...]]:
+        """Return prompt key -> recorded completions of an epoch, by sample index."""
+        found = {}
+        for number, rows in self._groups.items():
+            if number // self.config.environment.train_size == epoch:
+                found[rows[0].prompt_key] = tuple(_past(row, epoch) for row in rows)
+        return found
+
+    def missing(self, epoch: int) -> list[MissingGroup]:
+        """Return the groups of an epoch that no batch holds, in their order."""
+        size = self.config.environment.train_size
+        lost = []
+        for number in range(epoch * size, (epoch + 1) * size):
+            if number in self._groups:
+                continue
+            index, _ = prompt_place(self.config, number)
+            prompt = self.prompts[index]
+            nearest = min(self._groups, key=lambda other: abs(other - number))
+            version = min(row.oldest_version for row in self._groups[nearest])
+            seeds = request_seeds(self.config.run.seed, prompt.key, epoch, self.config.loop.group_size)
+            lost.append(MissingGroup(prompt, epoch, seeds, version))
+        return lost
+
+    def _read_groups(self) -> dict[int, list[BatchRow]]:
+        """Return group number -> its rows by sample index."""
+        groups: dict[int, list[BatchRow]] = defaultdict(list)
+        for path in sorted((self._ledger / "batches").glob("t*.parquet")):
+            if path.name.endswith(".timings.parquet"):
+                continue
+            for row in decode_batch(path.read_bytes()):
+                groups[self._number(row.group_id)].append(row)
+        if not groups:
+            raise ConfigError(f"{self._ledger} holds no batches; give a run that trained on something")
+        return {n: sorted(rows, key=lambda row: row.sample_index) for n, rows in groups.items()}
+
+    def _number(self, group_id: str) -> int:
+        """Return the place of a group in the order of the run; spare groups come out beyond it."""
+        fixed = re.fullmatch(r"s(\d+)-g(\d+)", group_id)
+        if fixed is None:
+            return int(group_id.removeprefix("g"))
+        places = self.config.loop.prompts_per_step
+        index = int(fixed[2])
+        return int(fixed[1]) * places + index if index < places else 10**9 + int(fixed[1]) * 10**4 + index
+
+
+def _past(row: BatchRow, epoch: int) -> PastCompletion:
+    return PastCompletion(
+        token_ids=row.token_ids,
+        version=row.oldest_version,
+        epoch=epoch,
+        sample_index=row.sample_index,
+        reward=row.reward,
+    )
+
+
+Method = Literal["none", "ngram", "suffix"]
+
+SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
+    "none": None,
+    "ngram": {
+        "method": "ngram",
+        "num_speculative_tokens": 8,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    },
+    "suffix": {"method": "suffix", "num_speculative_tokens": 16},
+}
+
+
+def suffix_installed() -> bool:
+    """Tell whether vLLM's `suffix` method can be measured here."""
+    try:
+        return importlib.util.find_spec("arctic_inference.suffix_decoding") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+class PlainVllm:
+    """An engine core of vLLM behind the Engine protocol, with the directory's weights and no end tokens."""
+
+    version = 0
+    weights_digest = None
+    drafts = False
+    continues = False
+    numerics = ""
+    vocabulary_size = 0
+    """No request comes with a prefix to check."""
+
+    def __init__(self, model_dir: Path, method: Method, max_model_len: int, max_num_seqs: int = 64) -> None:
+        """Start it; other engines of this process may live beside it."""
+        prepare_environment(EngineSettings(model_dir=model_dir))
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+
+        speculative = SPECULATIVE[method]
+        room = int(speculative["num_speculative_tokens"]) if speculative else 0
+        config = EngineArgs(
+            model=str(model_dir),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=max_model_len + room,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max(2048, max_model_len, max_num_seqs * (1 + room)),
+            kv_cache_memory_bytes=256 << 20,
+            block_size=32,
+            enable_prefix_caching=False,
+            enforce_eager=True,
+            async_scheduling=False,
+            disable_log_stats=True,
+            generation_config="vllm",
+            seed=0,
+            speculative_config=speculative,
+        ).create_engine_config()
+        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._live: dict[str, tuple[str, Any]] = {}
+        self._counter = 0
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Refuse: this engine keeps the weights it started with."""
+        raise ConfigError("the plain engine keeps its weights; start it from another model directory")
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests queued or running."""
+        return len(self._live)
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests; seeds, groups and history are left aside."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine import EngineCoreRequest
+
+        for request in requests:
+            sampling = request.sampling
+            self._counter += 1
+            core_request, wave = self._core.preprocess_add_request(
+                EngineCoreRequest(
+                    request_id=str(self._counter),
+                    prompt_token_ids=list(request.prompt_token_ids),
+                    mm_features=None,
+                    sampling_params=SamplingParams(
+                        temperature=sampling.temperature,
+                        top_k=sampling.top_k,
+                        top_p=sampling.top_p,
+                        max_tokens=sampling.max_tokens,
+                        detokenize=False,
+                        output_kind=RequestOutputKind.FINAL_ONLY,
+                    ),
+                    pooling_params=None,
+                    arrival_time=0.0,
+                    lora_request=None,
+                    cache_salt=None,
+                    data_parallel_rank=None,
+                )
+            )
+            self._core.add_request(core_request, wave)
+            self._live[core_request.request_id] = (request.request_id, core_request)
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every running request and return those that finished, without log-probabilities."""
+        outputs, executed = self._core.step_fn()
+        self._core.post_step(executed)
+        finished = []
+        for done in outputs[0].outputs if outputs else ():
+            if done.finish_reason is None:
+                continue
+            name, request = self._live.pop(done.request_id)
+            tokens = np.array(request.output_token_ids, dtype=np.int32)
+            none = np.empty(0, dtype=np.float32)
+            reason = FinishReason(str(done.finish_reason))
+            finished.append(EngineOutput(tokens, none, (), reason, request_id=name))
+        return finished
+
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        """Tell nothing: this engine keeps no log-probabilities."""
+        return []
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; unknown ids are ignored."""
+        gone = [internal for internal, (name, _) in self._live.items() if name in set(request_ids)]
+        self._core.abort_requests(gone)
+        for internal in gone:
+            del self._live[internal]
+
+    def close(self) -> None:
+        """Free the engine; it is not used again."""
+        self._core.shutdown()
+
+
+SLICE_S = 0.1
+"""CPU seconds of a side's turn: long against a step, short against the moods of a shared machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """One group to sample."""
+
+    name: str
+    prompt: tuple[int, ...]
+    seeds: tuple[int, ...]
+    """One per sample."""
+    sampling: SamplingParameters
+    history: PromptHistory | None = None
+    lengths: tuple[int, ...] = ()
+    """Tokens of each sample, on engines that know no end token; else `sampling.max_tokens` at most."""
+
+    def requests(self) -> list[EngineRequest]:
+        """Return one request per sample; a group of one stands alone."""
+        group = self.name if len(self.seeds) > 1 else ""
+        lengths = self.lengths or (self.sampling.max_tokens,) * len(self.seeds)
+        return [
+            EngineRequest(
+                f"{self.name}-{i}",
+                self.prompt,
+                seed,
+                replace(self.sampling, max_tokens=length),
+                group,
+                self.history,
+            )
+            for i, (seed, length) in enumerate(zip(self.seeds, lengths, strict=True))
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadResult:
+    """What one run of a load did."""
+
+    tokens: int
+    cpu_s: float
+    """CPU seconds of the process, drafter and index included."""
+    steps: int
+    outputs: Mapping[str, IntArray] = field(repr=False)
+    drafting: DraftingStatistics | None
+    """Sums over all completions; None from an engine that cannot draft."""
+
+    @property
+    def rate(self) -> float:
+        """Return tokens per CPU-second."""
+        return self.tokens / self.cpu_s
+
+
+class LoadRun:
+    """One run of a load on one engine, advanced in slices, so that sides can share a clock."""
+
+    def __init__(self, engine: Engine, work: Sequence[GroupWork], concurrency: int) -> None:
+        """Queue the work; nothing runs before `advance`."""
+        self._engine = engine
+        self._concurrency = concurrency
+        self._waiting = [request for group in work for request in group.requests()][::-1]
+        self._outputs: dict[str, IntArray] = {}
+        self._drafting: list[DraftingStatistics | None] = []
+        self._cpu_s = 0.0
+        self._steps = 0
+
+    @property
+    def done(self) -> bool:
+        """Tell whether every request has ended."""
+        return not self._waiting and not self._engine.unfinished
+
+    def advance(self, cpu_s: float) -> None:
+        """Run engine steps for about `cpu_s` CPU seconds, at least one."""
+        begun = now = time.process_time()
+        while not self.done and (now == begun or now - begun < cpu_s):
+            room = min(len(self._waiting), self._concurrency - self._engine.unfinished)
+            if room > 0:
+                self._engine.add([self._waiting.pop() for _ in range(room)])
+            for output in self._engine.step():
+                self._outputs[output.request_id] = output.token_ids
+                self._drafting.append(output.drafting)
+            self._steps += 1
+            now = time.process_time()
+        self._cpu_s += now - begun
+
+    def result(self) -> LoadResult:
+        """Return what the run did so far."""
+        tokens = sum(len(tokens) for tokens in self._outputs.values())
+        return LoadResult(tokens, self._cpu_s, self._steps, self._outputs, add_statistics(self._drafting))
+
+
+def run_load(engine: Engine, work: Sequence[GroupWork], concurrency: int) -> LoadResult:
+    """Keep `concurrency` requests in flight until all are done."""
+    run = LoadRun(engine, work, concurrency)
+    while not run.done:
+        run.advance(SLICE_S)
+    return run.result()
+
+
+Side = Callable[[], LoadRun]
+"""Begins a run of the load, on one engine in one way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Runs of one load by every side, in alternating order."""
+
+    warm_up: Mapping[str, LoadResult]
+    """The first run of each side, which no ratio below counts."""
+    runs: Mapping[str, Sequence[LoadResult]]
+
+    def ratio(self, side: str, base: str) -> float:
+        """Return the median over rounds of the sides' tokens per CPU-second."""
+        pairs = zip(self.runs[side], self.runs[base], strict=True)
+        return statistics.median(one.rate / other.rate for one, other in pairs)
+
+    def warm_up_ratio(self, side: str, base: str) -> float:
+        """Return the ratio of the first runs."""
+        return self.warm_up[side].rate / self.warm_up[base].rate
+
+    def spread(self, side: str, base: str) -> tuple[float, float]:
+        """Return the least and the largest ratio of a round."""
+        pairs = zip(self.runs[side], self.runs[base], strict=True)
+        ratios = [one.rate / other.rate for one, other in pairs]
+        return min(ratios), max(ratios)
+
+    def rate(self, side: str) -> float:
+        """Return the median of a side's tokens per CPU-second."""
+        return statistics.median(run.rate for run in self.runs[side])
+
+    def drafting(self, side: str) -> DraftingStatistics:
+        """Return what drafting did over the counted runs of a side.
+
+        Raises:
+            ContractError: for a side whose engine cannot draft.
+        """
+        found = add_statistics(run.drafting for run in self.runs[side])
+        if found is None:
+            raise ContractError(
+                f"side {side} has no drafting statistics; its engine was started without drafts"
+            )
+        return found
+
+
+def compare(sides: Mapping[str, Side], rounds: int) -> Comparison:
+    """Run every side once per round, all of them in turns, after one round that is not counted.
+
+    Raises:
+        ContractError: when the sides sampled different numbers of tokens, so that nothing is compared.
+    """
+    first = _round(sides, 0)
+    runs: dict[str, list[LoadResult]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name, result in _round(sides, number).items():
+            runs[name].append(result)
+    return Comparison(first, runs)
+
+
+def _round(sides: Mapping[str, Side], number: int) -> dict[str, LoadResult]:
+    gc.collect()  # what earlier loads left behind is no cost of this one
+    runs = {name: begin() for name, begin in sides.items()}
+    order = list(runs.values()) if number % 2 else list(runs.values())[::-1]
+    while not all(run.done for run in order):
+        for run in order:
+            if not run.done:
+                run.advance(SLICE_S)
+    results = {name: run.result() for name, run in runs.items()}
+    tokens = {name: result.tokens for name, result in results.items()}
+    if len(set(tokens.values())) > 1:
+        raise ContractError(f"the sides sampled {tokens} tokens; give every request one length on all sides")
+    return results
+
+
+def with_lengths(engine: Engine, work: Sequence[GroupWork], concurrency: int) -> list[GroupWork]:
+    """Return the work with the lengths that its samples have on `engine`, which ends at end tokens."""
+    said = run_load(engine, work, concurrency).outputs
+    return [
+        replace(group, lengths=tuple(len(said[f"{group.name}-{i}"]) for i in range(len(group.seeds))))
+        for group in work
+    ]
+
+
+def identical(one: Mapping[str, IntArray], other: Mapping[str, IntArray]) -> int:
+    """Count the requests whose tokens are the same in both."""
+    return sum(bool(len(a) == len(other[k]) and (a == other[k]).all()) for k, a in one.items())
+
 
 GROUP = 8
 """Responses of a group, and of history per prompt."""

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from antiphon.benchmarks.parts.learning.sampling import Sampled
-from antiphon.benchmarks.parts.learning.scoring import Task
+from antiphon.benchmarks.parts.learning.scoring import Sampled, Task
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.admission import prompt_place
 from antiphon.core.loop.advantages import group_advantages, has_variance

@@ -1,4 +1,4 @@
-"""Voiding: a sealed batch may be taken back until its step is committed, and nothing else changes for it."""
+"""Skipping: a sealed batch may be given up until its step is committed, and nothing else changes for it."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.admission import fixed_openings, group_seeds, plan_leases
+from antiphon.core.loop.admission import fixed_openings, group_seeds
+from antiphon.core.loop.assembly import skip_step
 from antiphon.core.loop.group_state import GroupState
-from antiphon.core.loop.voiding import void_batch
 from antiphon.core.seeds import prompt_order
-from tests.support.loop_model import LoopModel, act, make_config, run_to_end
+from tests.support.loop_model import LoopModel, act, empty_batch, make_config, run_to_end
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -26,11 +26,11 @@ def sealed_model(**fields: object) -> LoopModel:
     return model
 
 
-def ask(model: LoopModel, step: int, digest: str = "") -> list[e.JournalEvent]:
-    return void_batch(model.state, model.config, step, digest, "no finite loss", "ada")[1]
+def ask(model: LoopModel, step: int) -> list[e.JournalEvent]:
+    return skip_step(model.state, model.config.run.steps, empty_batch(step), "no finite loss", "ada")[1]
 
 
-def test_only_a_sealed_batch_that_waits_for_the_learner_can_be_voided() -> None:
+def test_only_a_step_whose_batch_waits_for_the_learner_can_be_skipped() -> None:
     model = sealed_model()
     last = model.config.run.steps - 1
     for step, words in (
@@ -41,65 +41,33 @@ def test_only_a_sealed_batch_that_waits_for_the_learner_can_be_voided() -> None:
     ):
         with pytest.raises(ContractError, match=words):
             ask(model, step)
-    with pytest.raises(ContractError, match="the batch of step 1 of run run-1 is"):
-        ask(model, 1, "0" * 64)
-    with pytest.raises(ContractError, match="'0123' names no batch; give 8 digits"):
-        ask(model, 1, "0123")
     digest = model.state.sealed[1].digest
-    assert ask(model, 1) == ask(model, 1, digest) == ask(model, 1, digest[:8])
     assert ask(model, 1)[0] == e.BatchVoided(1, digest, "no finite loss", "ada")
 
 
-def test_repeating_a_void_changes_nothing_also_after_another_batch_was_sealed_and_trained() -> None:
+def test_repeating_a_skip_changes_nothing_also_after_the_step_was_committed() -> None:
     model = sealed_model()
-    digest = model.state.sealed[1].digest
-    assert model.void(1)
-    assert ask(model, 1) == ask(model, 1, digest[:12]) == []
-    with pytest.raises(ContractError, match="has no sealed batch yet"):
-        ask(model, 1, "0" * 64)
+    model.skip(1)
+    assert ask(model, 1) == []
     run_to_end(model, np.random.default_rng(0), faults=0.0)
-    assert model.state.sealed[1].digest != digest
-    assert ask(model, 1, digest) == []
-    with pytest.raises(ContractError, match="is committed"):
-        ask(model, 1)
+    assert model.state.commits[1].batch_digest == empty_batch(1).digest
+    assert ask(model, 1) == []
 
 
-def test_a_command_that_names_no_batch_never_voids_the_one_that_came_in_place_of_another() -> None:
-    model = sealed_model()
-    digest = model.state.sealed[1].digest
-    assert model.void(1)
-    chance = np.random.default_rng(0)
-    while not model.state.is_sealed(1):
-        act(model, chance, faults=0.0)
-    second = model.state.sealed[1].digest
-    with pytest.raises(ContractError, match=f"{digest[:12]} of .*was voided already.*name {second[:12]}"):
-        ask(model, 1)
-    assert ask(model, 1, second)[0].digest == second
-
-
-def test_the_groups_of_a_voided_batch_are_opened_however_much_is_in_flight_behind_it() -> None:
-    model = sealed_model()
-    assert model.void(1)
-    held, places = model.state.newest_version, model.config.loop.prompts_per_step
-    living = model.state.training_groups
-    plan = plan_leases(model.state, model.config, held, groups=100, openings=0)
-    assert len(plan.openings) == max(0, places - living)
-
-
-def test_what_is_voided_is_counted_once_and_kept_with_the_batch_that_replaced_it() -> None:
+def test_what_is_skipped_is_counted_once_and_kept_with_the_batch_in_its_place() -> None:
     model = sealed_model()
     before, spent = model.state.sealed[1], set(model.state.sealed_groups[1])
     trained = dict(model.state.staleness_histogram)
-    model.void(1)
+    model.skip(1)
     for age, count in before.staleness_histogram.items():
         assert model.state.staleness_histogram.get(age, 0) == trained[age] - count
-    assert model.state.next_seal == 1 and not model.state.is_sealed(1)
-    assert spent <= set(model.state.sealed_groups[1])  # their payloads are forgotten in time
-    run_to_end(model, np.random.default_rng(1), faults=0.0)
     after = model.state.sealed[1]
+    assert model.state.is_sealed(1) and (after.groups, after.trajectories) == (0, 0)
+    assert spent <= set(model.state.sealed_groups[1])  # their payloads are forgotten in time
     assert [(v.digest, v.groups, v.reason, v.operator) for v in after.replaced] == [
         (before.digest, before.groups, "test", "operator")
     ]
+    run_to_end(model, np.random.default_rng(1), faults=0.0)
     assert model.state.voided == list(after.replaced)
     assert sum(model.state.staleness_histogram.values()) == sum(
         ref.trajectories for ref in model.state.sealed
@@ -113,45 +81,54 @@ def test_an_event_that_contradicts_the_state_is_refused() -> None:
     for step in (0, model.config.run.steps - 1):
         with pytest.raises(IntegrityError, match="had no batch to void"):
             model.state.apply(e.BatchVoided(step, "", "", ""))
-    model.void(1)
+    model.record(e.BatchVoided(1, model.state.sealed[1].digest, "", ""))
     with pytest.raises(IntegrityError, match="committed out of order"):
         model.state.apply(e.StepCommitted(1, 2, "", "", {}, False))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     SEEDS,
     st.sampled_from(["none", "drop", "refill"]),
-    st.sampled_from([(0, 1), (1, 1), (2, 1), (2, 2), (3, 2)]),
+    st.sampled_from([(0, 1), (1, 1), (2, 2), (3, 2)]),
     st.sampled_from(["elastic", "fixed"]),
-    st.floats(0.0, 0.2),
+    st.booleans(),
 )
-def test_the_bound_holds_and_nothing_trains_twice_whenever_batches_are_voided(
-    seed: int, filter_: str, schedule: tuple[int, int], mode: str, faults: float
+def test_the_bound_holds_and_nothing_trains_twice_whichever_steps_are_skipped(
+    seed: int, filter_: str, schedule: tuple[int, int], mode: str, voided: bool
 ) -> None:
+    """`voided`: as older versions wrote it, other groups make another batch."""
     staleness, interval = schedule
     config = make_config(
         mode=mode, filter_=filter_, max_staleness=staleness, publish_interval=interval, steps=5
     )
-    model, rng, voids = LoopModel(config, workers=3), np.random.default_rng(seed), 0
+    model, rng = LoopModel(config, workers=3), np.random.default_rng(seed)
     spent: set[str] = set()
     for _ in range(20_000):
         if model.done:
             break
-        act(model, rng, faults)
+        act(model, rng, faults=0.1)
         state = model.state
         waiting = [step for step in range(len(state.commits), len(state.sealed)) if state.is_sealed(step)]
-        if voids < 6 and waiting and rng.random() < 0.05:
+        waiting = [step for step in waiting if not state.sealed[step].replaced]
+        if waiting and rng.random() < 0.05:
             step = waiting[int(rng.integers(len(waiting)))]
             spent |= {row[0] for row in model.batches[step]}
-            voids += model.void(step)
+            if voided:
+                model.record(e.BatchVoided(step, state.sealed[step].digest, "test", "operator"))
+                if mode == "fixed":
+                    known = len(state.sealed_groups[step])
+                    opened = fixed_openings(config, step, known + config.loop.prompts_per_step)
+                    model.record(*opened[known:])
+                model.settle()
+            else:
+                model.skip(step)
             assert model.refolded() == state
         for rank, group in enumerate(state.training()):
             if mode == "elastic" and group.phase != "open":
                 oldest = group.held_version if group.phase == "leased" else group.oldest_version
                 assert state.batches + rank // config.loop.prompts_per_step <= oldest + staleness
     assert model.done, f"no end: {[(g.group_id, str(g.phase)) for g in model.state.groups.values()]}"
-    assert len(model.state.voided) == voids
     assert [ref.step for ref in model.state.sealed] == list(range(config.run.steps))
     assert [ref.digest for ref in model.state.sealed] == [
         commit.batch_digest for commit in model.state.commits
@@ -163,29 +140,7 @@ def test_the_bound_holds_and_nothing_trains_twice_whenever_batches_are_voided(
     assert model.refolded() == model.state
 
 
-@settings(max_examples=15, deadline=None)
-@given(SEEDS, SEEDS, st.sampled_from(["none", "drop", "refill"]), st.lists(st.integers(0, 4), max_size=3))
-def test_in_fixed_mode_the_batches_after_the_same_voids_are_the_same(
-    seed: int, other: int, filter_: str, voids: list[int]
-) -> None:
-    config = make_config(mode="fixed", filter_=filter_, steps=5)
-    found = []
-    for chance in (seed, other):
-        model, rng, left = LoopModel(config, workers=3), np.random.default_rng(chance), sorted(voids)
-        while not model.done:
-            step = len(model.state.commits)
-            if left and left[0] <= step and model.state.is_sealed(step):
-                model.void(step)
-                left.pop(0)
-                continue
-            # The learner cannot train on a batch that is going to be voided.
-            model.committable = not (left and left[0] <= step)
-            act(model, rng, faults=0.1)
-        found.append(([ref.digest for ref in model.state.sealed], [v.digest for v in model.state.voided]))
-    assert found[0] == found[1]
-
-
-def test_a_step_that_is_voided_again_and_again_has_other_prompts_or_other_seeds_each_time() -> None:
+def test_a_step_that_was_voided_again_and_again_has_other_prompts_or_other_seeds_each_time() -> None:
     config = make_config(mode="fixed", filter_="none", prompts_per_step=3, train_size=10)
     opened = fixed_openings(config, 2, 40)
     assert [opening.number for opening in opened] == list(range(40))

@@ -1,4 +1,4 @@
-"""A batch that no step can train on is voided by its operator, and the run ends well.
+"""A step whose batch cannot be trained is skipped by its operator, and the run ends well.
 
 Coordinator, journal, learner and command are the real ones; workers hand in made-up tokens, and a reward
 service gives one group a reward so large that the gradient is no number.
@@ -50,7 +50,7 @@ from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 pytestmark = pytest.mark.engine
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
-RUN_ID, STEPS, LENGTH, TOKEN = "void-1", 3, 4, 7
+RUN_ID, STEPS, LENGTH, TOKEN = "skip-1", 3, 4, 7
 POISONED = {"elastic": "g0000002", "fixed": "s000001-g000"}
 """Both modes: a group of step 1."""
 DEADLINE_S = 90.0
@@ -195,7 +195,7 @@ def record(
 
 @pytest.mark.parametrize(("mode", "running"), [("elastic", True), ("fixed", False)])
 @pytest.mark.long
-def test_a_run_whose_batch_cannot_be_trained_ends_well_once_it_is_voided(
+def test_a_run_whose_batch_cannot_be_trained_ends_well_once_the_step_is_skipped(
     mode: str,
     running: bool,
     tmp_path: Path,
@@ -211,43 +211,46 @@ def test_a_run_whose_batch_cannot_be_trained_ends_well_once_it_is_voided(
 
     async def command(step: int, *more: str) -> int:
         return await asyncio.to_thread(
-            execute, ["void", RUN_ID, str(step), "--reason", "no finite loss", *more]
+            execute, ["skip", RUN_ID, str(step), "--reason", "no finite loss", *more]
         )
 
-    async def void(poison: str) -> None:
+    async def skip(poison: str) -> None:
         assert await command(0) == 1  # committed
-        assert "step 0 of run void-1 is committed" in capsys.readouterr().err
-        for _ in range(2):  # with its digest the command may be repeated
-            assert await command(1, "--batch", poison[:12], "--operator", "ada") == 0
+        assert "step 0 of run skip-1 is committed" in capsys.readouterr().err
+        for _ in range(2):
+            assert await command(1, "--operator", "ada") == 0
             out = capsys.readouterr().out
-            assert f"batch {poison[:12]} of step 1, 2 groups, is voided: no finite loss" in out
+            assert f"step 1 is skipped, batch {poison[:12]} of 2 groups: no finite loss" in out
             assert f"is {'paused' if running else 'resting'}; continue it with `antiphon run" in out
 
     published: dict[int, SnapshotManifest] = {}
 
     async def body() -> tuple[list[BatchRef], list[StepCommit]]:
         async with services(config, run_dir) as (coordinator, learner):
-            with pytest.raises(IntegrityError, match=r"step 1 on batch .* `antiphon void RUN 1 --reason"):
+            with pytest.raises(IntegrityError, match=r"step 1 on batch .* `antiphon skip RUN 1 --reason"):
                 await drive(coordinator, learner, published)
             reply = await coordinator.await_stage("reward", 1, 0.0)
             assert reply.batch is not None and (await coordinator.status()).paused_reason
             poison = reply.batch.digest
             if running:
-                await void(poison)
+                await skip(poison)
         if not running:
-            await void(poison)
+            await skip(poison)
         async with services(config, run_dir) as (coordinator, learner):
             await drive(coordinator, learner, published)
             status = await coordinator.status()
             commits = list(await coordinator.commits(-1))
             sealed = [(await coordinator.await_stage("reward", step, 0.0)).batch for step in range(STEPS)]
-            assert await command(1, "--batch", poison) == 0  # long after: still the same batch, nothing more
-            assert await command(1) == 1
+            assert await command(1) == 0  # long after: still the same batch, nothing more
         assert status.finished and len(commits) == STEPS
         assert [c.batch_digest for c in commits] == [b.digest for b in sealed if b is not None]
         assert poison not in {c.batch_digest for c in commits}
-        assert all(math.isfinite(c.metrics["loss"]) for c in commits)
-        assert sum(status.staleness_histogram.values()) == STEPS * 4 and max(status.staleness_histogram) == 0
+        assert all(math.isfinite(c.metrics.get("loss", 0.0)) for c in commits)
+        assert commits[1].weights_digest == commits[0].weights_digest
+        assert (
+            sum(status.staleness_histogram.values()) == (STEPS - 1) * 4
+            and max(status.staleness_histogram) == 0
+        )
         assert [(v.step, v.digest, v.operator) for v in status.voided] == [(1, poison, "ada")]
         assert sealed[1] is not None and sealed[1].replaced == status.voided
         assert status.tokens_by_use["voided"] == 4 * LENGTH

@@ -1,4 +1,4 @@
-"""void: mistakes are one sentence, and its help says what it does."""
+"""skip: mistakes are one sentence, and its help says what it does."""
 
 from pathlib import Path
 
@@ -29,24 +29,23 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["nobody", "1", "--reason", "x"], 2, "there is no run nobody under"),
         (["bare-1", "7", "--reason", "x"], 1, "run bare-1 has no step 7: its steps are 0..2"),
         (["bare-1", "1", "--reason", "x"], 1, "step 1 of run bare-1 has no sealed batch yet"),
-        (["bare-1", "1", "--reason", "x", "--batch", "12"], 1, "'12' names no batch; give 8 digits"),
     ],
 )
 def test_mistakes_are_one_sentence(
     arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert execute(["void", *arguments]) == code
+    assert execute(["skip", *arguments]) == code
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and says in lines[0], lines
 
 
 def test_help_says_what_it_does_and_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["void", "--help"]) == 0
+    assert execute(["skip", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     for words in (
-        "Take a sealed batch back that the learner cannot train on",
+        "Train nothing in a step whose batch the learner cannot train on",
         "RUN STEP",
         "--reason",
-        "--batch",
+        "--operator",
     ):
         assert words in said
