@@ -188,8 +188,8 @@ def test_a_script_that_finds_a_violation_is_a_red_row_and_fails_the_flow(tmp_pat
 
 
 def test_the_deployed_benchmark_runs_every_script_in_its_smallest_form() -> None:
-    (deployed,) = [planned for planned in DEPLOYMENTS if planned.name == "benchmark"]
-    assert BenchmarkPlan.model_validate(deployed.parameters["plan"]).smoke
+    (deployed,) = [planned for planned in DEPLOYMENTS if planned["name"] == "benchmark"]
+    assert BenchmarkPlan.model_validate(deployed["parameters"]["plan"]).smoke
     assert not BenchmarkPlan().smoke and (ROOT / SMOKE.split()[0]).is_file()
 
 

@@ -39,6 +39,7 @@ from antiphon.benchmarks.parts.nightly.table import (
 from antiphon.benchmarks.parts.results import flatten
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.flows.form import label
 from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
 from antiphon.lineage.layout import find_project
@@ -236,7 +237,12 @@ RUN_METRICS = {
 class BenchmarkPlan(BaseModel):
     """What is measured: every configuration with every seed, then every script."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        field_title_generator=lambda name, _: label(name),
+    )
 
     configs: list[str] = Field(default=["examples/quickstart.yaml"])
     """Configurations to run, as paths below the working directory."""
