@@ -56,9 +56,8 @@ from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.report.page import build_report
 from antiphon.runs.attach import read_events
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, TrainedRow
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, StateSnapshots, TrainedRow
 from antiphon.services.coordinator.journal.pinned import pinned_values
-from antiphon.services.coordinator.journal.state_snapshots import StateSnapshots
 from antiphon.services.coordinator.prompts import PromptSource
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.system.processes import run_service, write_ready_file

@@ -68,6 +68,7 @@ def check_submission(
     newest_version: int,
     published: Container[int] | None = None,
     keeps_cache: bool = False,
+    rules: TokenRules | None = None,
 ) -> None:
     """Compare a submission with the lease it answers.
 
@@ -79,6 +80,7 @@ def check_submission(
         newest_version: no token can come from a newer one.
         published: versions that workers could fetch, or None for every one.
         keeps_cache: whether engines of the run keep their cache over a swap (`rollout.swap_cache=keep`).
+        rules: what is known of the model's tokens, or None.
 
     Raises:
         ContractError: naming the group, the field and what was expected.
@@ -102,6 +104,9 @@ def check_submission(
             raise ContractError(f"{where}: seed={trajectory.seed}, but the lease says {seeds[index]}")
         _check_completion(trajectory, 0, where, max_tokens, versions, possible)
         _check_versions(trajectory, where, published, keeps_cache)
+    if rules is not None:
+        for index, trajectory in enumerate(submission.trajectories):
+            _check_tokens(trajectory, f"{group}, trajectory {index}", rules)
 
 
 def check_piece(
@@ -118,7 +123,7 @@ def check_piece(
 ) -> None:
     """Refuse a piece, reported by a heartbeat, that no completion of the lease can have.
 
-    The limits are those of `check_submission` and `check_token_rules`; `samples` is the lease's G, and
+    The limits are those of `check_submission`; `samples` is the lease's G, and
     `rules` are None where nothing is known of the model's tokens.
 
     Raises:
@@ -211,18 +216,6 @@ def _numbers_possible(trajectories: Sequence[Trajectory]) -> bool:
 def _in_range(logprobs: FloatArray) -> bool:
     # What is no number is neither above nor below anything, so it fails this too.
     return float(logprobs.min()) >= LOGPROB_FLOOR and float(logprobs.max()) <= LOGPROB_CEILING
-
-
-def check_token_rules(submission: GroupSubmission, rules: TokenRules) -> None:
-    """Check tokens and finish reasons against the model's own rules.
-
-    Raises:
-        ContractError: naming the trajectory, the token and the rule.
-    """
-    for trajectory in submission.trajectories:
-        if trajectory.token_ids.size:  # else it is refused by the checks against the lease
-            where = f"group {submission.group_id}, trajectory {trajectory.sample_index}"
-            _check_tokens(trajectory, where, rules)
 
 
 def _check_tokens(x: Completion, where: str, rules: TokenRules) -> None:

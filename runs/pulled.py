@@ -26,7 +26,7 @@ from antiphon.lineage.run_events import EVENTS_FILE, read_events
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs.directory import no_such_run
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME
-from antiphon.services.coordinator.journal.recorded import make_journal
+from antiphon.services.coordinator.journal.reading import make_journal
 from antiphon.system.files import flush_folder, write_atomically
 
 

@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from antiphon.core.checks import check_submission, submission_digest
+from antiphon.core.checks import TokenRules, check_submission, submission_digest
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import believed_statistics
 from antiphon.core.errors import ContractError, IntegrityError, RefusedError
@@ -75,6 +75,7 @@ def accept_submission(
     seeds: Sequence[int],
     now: float,
     given: KeptGroup | None = None,
+    rules: TokenRules | None = None,
 ) -> tuple[SubmitVerdict, list[e.JournalEvent]]:
     """Decide on a submission that `early_verdict` left open.
 
@@ -82,7 +83,7 @@ def accept_submission(
     work is not wasted. Only where it is too old for the group's place it does not end what another is
     sampling. Drafting statistics that cannot be true are left out of the event; the group is taken.
     `seeds` are those of the group's lease; `given` is what heartbeats reported of the group, by which
-    it is known who sampled which tokens.
+    it is known who sampled which tokens, and `rules` what is known of the model's tokens.
 
     Raises:
         ContractError: when the trajectories do not fit the lease.
@@ -96,6 +97,7 @@ def accept_submission(
         newest_version=newest_possible_version(state),
         published=state.snapshots,
         keeps_cache=config.rollout.swap_cache == "keep",
+        rules=rules,
     )
     versions = [span.version for trajectory in submission.trajectories for span in trajectory.spans]
     oldest = min(versions)

@@ -34,6 +34,9 @@ WORTH_IT = 0.25
 fresher by so many versions at no cost."""
 BATCHES_FOR_SHARE = 4
 """Before so many batches were trained all places are used: how pace depends on load is not known well."""
+BATCHES_FOR_WINDOW = 4, 8
+"""Before so many batches were trained all that the bound allows is opened, then one step more than planned: the
+longest completions, for which batches wait, are among the last that a run gets to see."""
 SHARES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125)
 """Shares of the fleet's places that are tried."""
 
@@ -93,7 +96,7 @@ def is_due(batches: int, planned: int) -> bool:
 
 def plan_anew(pace: LoopPace, batches: int, config: RunConfig, places: int) -> RunAhead:
     """Return the plan that a pace gives which was measured over so many batches; `places` as in `choose`."""
-    return choose(
+    plan = choose(
         pace,
         max_staleness=config.loop.max_staleness,
         prompts_per_step=config.loop.prompts_per_step,
@@ -102,6 +105,12 @@ def plan_anew(pace: LoopPace, batches: int, config: RunConfig, places: int) -> R
         refill_limit=config.loop.refill_limit if config.loop.filter == "refill" else 1.0,
         shares=SHARES if batches >= BATCHES_FOR_SHARE else SHARES[:1],
     )
+    few, enough = BATCHES_FOR_WINDOW
+    if batches >= enough:
+        return plan
+    size = config.loop.prompts_per_step
+    widest = (config.loop.max_staleness + 1) * size
+    return replace(plan, window=widest if batches < few else min(widest, plan.window + size))
 
 
 def describe(plan: RunAhead, prompts_per_step: int, max_staleness: int) -> str:

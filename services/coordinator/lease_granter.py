@@ -24,7 +24,6 @@ from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.fleet import Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
-from antiphon.system.wakeup import QueuedCall
 
 REMIND_S = 0.2
 """How long a worker that was already asked to load another version is held before it is asked again."""
@@ -47,10 +46,6 @@ class LeaseGranter:
 
         The call also returns, with nothing, when the worker should load another version first.
         """
-        with self._state_machine.work.call(request.worker_id) as call:
-            return await self._lease_within(call, request, wait_s)
-
-    async def _lease_within(self, call: QueuedCall, request: LeaseRequest, wait_s: float) -> LeaseReply:
         state_machine = self._state_machine
         deadline = state_machine.clock() + wait_s
         reminded = False
@@ -61,51 +56,54 @@ class LeaseGranter:
             asking.seen_s = state_machine.clock()
             if self._fleet.holds(asking, request.held_version):
                 state_machine.loaded(asking)
-        while True:
-            state_machine.check_open()
-            member, now = self._fleet.get(request.worker_id), state_machine.clock()
-            if member is None:
-                return self._no_lease(f"worker {request.worker_id!r} is not registered; register again")
-            if member.held_version != request.held_version:
-                return self._no_lease("the worker has loaded another version; ask again with that")
-            # What others of its requests were granted meanwhile counts too.
-            held_back = self._held_back(member.name)
-            wanted = self._wanted(member)
-            goes_back = wanted is not None and wanted < (request.held_version or 0)
-            groups = 0 if held_back or goes_back else self._most_groups(member, request.groups)
-            plan = admission.plan_leases(
-                self._state,
-                self._config,
-                request.held_version,
-                groups,
-                # Only fixed mode asks who else could do a group.
-                self._fleet.held_elsewhere(request.worker_id) if self._config.loop.mode == "fixed" else (),
-                *self._openings(member),
-            )
-            if not groups and (seconds := self._leases.engines.stands_still_s(member.worker_id)):
-                reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
-                plan = dataclasses.replace(plan, reason=reason)
-            if goes_back:
-                plan = dataclasses.replace(plan, reason=f"version {wanted} is to be evaluated")
-            if held_back:
-                plan = dataclasses.replace(plan, reason=held_back)
-            if plan.group_ids:
-                call.took(len(plan.group_ids))
-                return await self._grant(plan, request, now)
-            if groups > 0 and (group_id := self._duplicate(request, now)) is not None:
-                call.took(1)
-                return await self._grant_duplicate(group_id, request, now)
-            # A version that is not announced yet cannot be loaded; its announcement ends the wait.
-            if plan.wanted_version in self._state.snapshots:
-                wanted = plan.wanted_version
-            versions = (self._state.newest_version, wanted)
-            if self._state.finished or reminded or (member.sent_newest, member.sent_wanted) != versions:
-                member.sent_newest, member.sent_wanted = versions
-                return self._no_lease(plan.reason, wanted)
-            reminded = self._should_load(wanted, request)
-            pause_s = min(REMIND_S, deadline - now) if reminded else deadline - now
-            if not await call.wait(pause_s) and not reminded:
-                return self._no_lease(plan.reason, wanted)
+        with state_machine.work.call(request.worker_id) as call:
+            while True:
+                state_machine.check_open()
+                member, now = self._fleet.get(request.worker_id), state_machine.clock()
+                if member is None:
+                    return self._no_lease(f"worker {request.worker_id!r} is not registered; register again")
+                if member.held_version != request.held_version:
+                    return self._no_lease("the worker has loaded another version; ask again with that")
+                # What others of its requests were granted meanwhile counts too.
+                held_back = self._held_back(member.name)
+                wanted = self._wanted(member)
+                goes_back = wanted is not None and wanted < (request.held_version or 0)
+                groups = 0 if held_back or goes_back else self._most_groups(member, request.groups)
+                plan = admission.plan_leases(
+                    self._state,
+                    self._config,
+                    request.held_version,
+                    groups,
+                    # Only fixed mode asks who else could do a group.
+                    self._fleet.held_elsewhere(request.worker_id)
+                    if self._config.loop.mode == "fixed"
+                    else (),
+                    *self._openings(member),
+                )
+                if not groups and (seconds := self._leases.engines.stands_still_s(member.worker_id)):
+                    reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
+                    plan = dataclasses.replace(plan, reason=reason)
+                if goes_back:
+                    plan = dataclasses.replace(plan, reason=f"version {wanted} is to be evaluated")
+                if held_back:
+                    plan = dataclasses.replace(plan, reason=held_back)
+                if plan.group_ids:
+                    call.took(len(plan.group_ids))
+                    return await self._grant(plan, request, now)
+                if groups > 0 and (group_id := self._duplicate(request, now)) is not None:
+                    call.took(1)
+                    return await self._grant_duplicate(group_id, request, now)
+                # A version that is not announced yet cannot be loaded; its announcement ends the wait.
+                if plan.wanted_version in self._state.snapshots:
+                    wanted = plan.wanted_version
+                versions = (self._state.newest_version, wanted)
+                if self._state.finished or reminded or (member.sent_newest, member.sent_wanted) != versions:
+                    member.sent_newest, member.sent_wanted = versions
+                    return self._no_lease(plan.reason, wanted)
+                reminded = self._should_load(wanted, request)
+                pause_s = min(REMIND_S, deadline - now) if reminded else deadline - now
+                if not await call.wait(pause_s) and not reminded:
+                    return self._no_lease(plan.reason, wanted)
 
     def _openings(self, member: Member) -> tuple[int | None, admission.Ordering | None]:
         """Return how many groups may be opened for a worker without running ahead further than is of use, and

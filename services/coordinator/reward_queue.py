@@ -71,7 +71,7 @@ class RewardQueue:
                 await asyncio.sleep(GATHER_LOOK_S)
                 continue
             if waiting:
-                return await self._hand_out(client_id, waiting, now)
+                break
             if self._state.finished:
                 await state_machine.submitted.wait(min(FINISHED_WAIT_S, deadline - now))
                 return ()
@@ -81,6 +81,25 @@ class RewardQueue:
                 (rewarding.deadline_s for rewarding in self._rewarding.values()), default=deadline
             )
             await state_machine.submitted.wait(min(deadline, free_again) - now)
+        for group_id in waiting:
+            self._rewarding[group_id] = _Rewarding(client_id, now + self._time_for(group_id))
+        found = []
+        for group_id in waiting:
+            submission = await state_machine.submissions.find(group_id)
+            if not self._unanswered(group_id):  # rewarded or found stale while a payload was read
+                continue
+            if submission is None:
+                raise state_machine.submissions.lost(group_id)
+            group = self._state.groups[group_id]
+            found.append(
+                GroupToReward(
+                    group_id=group_id,
+                    prompt_key=state_machine.prompts.prompt(group.split, group.prompt_index).key,
+                    completions=tuple(trajectory.token_ids for trajectory in submission.trajectories),
+                    finish_reasons=tuple(trajectory.finish_reason for trajectory in submission.trajectories),
+                )
+            )
+        return found
 
     def _hold_up_a_batch(self) -> bool:
         """Return whether all groups of the next batch were handed in, so that it waits for rewards alone."""
@@ -115,27 +134,6 @@ class RewardQueue:
     def _bytes(self, group_id: str) -> int:
         group = self._state.groups[group_id]
         return group_bytes(group.samples, sum(group.token_counts), 0)
-
-    async def _hand_out(self, client_id: str, group_ids: list[str], now: float) -> list[GroupToReward]:
-        for group_id in group_ids:
-            self._rewarding[group_id] = _Rewarding(client_id, now + self._time_for(group_id))
-        found = []
-        for group_id in group_ids:
-            submission = await self._state_machine.submissions.find(group_id)
-            if not self._unanswered(group_id):  # rewarded or found stale while a payload was read
-                continue
-            if submission is None:
-                raise self._state_machine.submissions.lost(group_id)
-            group = self._state.groups[group_id]
-            found.append(
-                GroupToReward(
-                    group_id=group_id,
-                    prompt_key=self._state_machine.prompts.prompt(group.split, group.prompt_index).key,
-                    completions=tuple(trajectory.token_ids for trajectory in submission.trajectories),
-                    finish_reasons=tuple(trajectory.finish_reason for trajectory in submission.trajectories),
-                )
-            )
-        return found
 
     async def submit(self, groups: Sequence[GroupRewards]) -> list[str]:
         """Take the rewards of groups, in one transaction; return the ids of those that had none yet and

@@ -34,9 +34,15 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.fleet import Fleet, Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.archive import Archive
-from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, Journal, TrainedRow
+from antiphon.services.coordinator.journal.journal import (
+    RETRY_S,
+    SNAPSHOT_EVERY,
+    HistoryEdit,
+    Journal,
+    StateSnapshots,
+    TrainedRow,
+)
 from antiphon.services.coordinator.journal.pinned import check_same_run, check_totals, pinned_values
-from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY, StateSnapshots
 from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource, RestingPrompts
 from antiphon.services.coordinator.run_ahead import RunAheadPlanner

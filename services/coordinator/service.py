@@ -22,7 +22,6 @@ from antiphon.api.coordinator import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.core.checks import check_token_rules
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
@@ -140,10 +139,8 @@ class CoordinatorService(Coordinator):
         given, rules = leases.known_of(submission.lease_id, group), token_rules_of(state_machine.prompts)
         try:
             verdict, found = acceptance.accept_submission(
-                state, self._config, submission, state_machine.seeds(group), now, given
+                state, self._config, submission, state_machine.seeds(group), now, given, rules
             )
-            if rules is not None:
-                check_token_rules(submission, rules)
         except ContractError as error:
             false = self._workers.begin_anew(group, submission.lease_id, given)
             await self._strike(*(false or (submission.worker_id, str(error))), group.group_id)

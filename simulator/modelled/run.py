@@ -31,8 +31,7 @@ from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.core.loop.work_account import WorkAccount
 from antiphon.core.seeds import generator
 from antiphon.core.status import CapacityRecord
-from antiphon.services.coordinator.order import WorkerSpeed
-from antiphon.services.coordinator.run_ahead import RunAheadPlanner
+from antiphon.services.coordinator.run_ahead import RunAheadPlanner, WorkerSpeed
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
 
 

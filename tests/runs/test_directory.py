@@ -24,7 +24,7 @@ from antiphon.runs.directory import (
 )
 from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.journal.pinned import input_files, pinned_values
-from antiphon.services.coordinator.journal.recorded import make_journal
+from antiphon.services.coordinator.journal.reading import make_journal
 from antiphon.services.coordinator.server import JOURNAL_NAME
 
 CONFIG = RunConfig.model_validate({"record": {"dvc": False}})

@@ -29,8 +29,7 @@ from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.net.rpc.serving import stop_server
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.journal import Journal
-from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY
+from antiphon.services.coordinator.journal.journal import SNAPSHOT_EVERY, Journal
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService

@@ -1,17 +1,21 @@
 """Reading a journal that no coordinator has open, without changing a byte of it.
 
-Whoever opens a journal for writing brings it to the present schema and fences others off. A command
-that only looks must do neither.
+Opening a journal for writing brings it to the present schema and fences others off. A command that only
+looks must do neither. A finished run can also be asked through a journal that is made of its recorded events:
+the file that the ledger keeps, which lacks payloads and history.
 """
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from antiphon.services.coordinator.journal.databases import sql_place
+from antiphon.core.errors import IntegrityError
+from antiphon.lineage.run_events import read_events
+from antiphon.services.coordinator.journal.databases import open_sql_store, sql_place
+from antiphon.services.coordinator.journal.store import StoredEvent, TrainedRow, WriteBatch
 
 _ROWS = sa.text("SELECT seq, body FROM events WHERE seq > :after ORDER BY seq LIMIT 1000")
 """What every revision of the schema has."""
@@ -55,3 +59,42 @@ def opened_with(place: Path | str, run_id: str) -> tuple[dict[str, str], bool]:
         opened = next(bodies, None)
         pinned = {} if opened is None else json.loads(opened)["pinned"]
         return pinned, any('"batch_digest"' in body for body in bodies)
+
+
+def make_journal(place: Path, run_id: str, recorded: bytes) -> None:
+    """Write the journal of a run from its recorded events.
+
+    Args:
+        place: path of the SQLite file; there must be none.
+        run_id: the run.
+        recorded: what `lineage.run_events.pack_events` made.
+
+    Raises:
+        IntegrityError: when the bytes are no recorded events, or contradict themselves.
+        UnavailableError: when it cannot be written.
+    """
+    events = [StoredEvent(e.seq, e.at, e.kind, e.data_json) for e in read_events(recorded)]
+    if not events:
+        raise IntegrityError("the recorded events are none at all; take another copy of them")
+    store = open_sql_store(place, run_id)
+    try:
+        store.write(WriteBatch(events=events, trained=_trained(events)))
+    finally:
+        store.close()
+
+
+def _trained(events: Iterable[StoredEvent]) -> list[TrainedRow]:
+    """Return the rows of committed steps, as the coordinator wrote them beside the events."""
+    groups: dict[int, tuple[str, ...]] = {}
+    found = []
+    for event in events:
+        if event.kind == "batch.sealed":
+            sealed = json.loads(event.body)
+            groups[sealed["step"]] = tuple(sealed["group_ids"])
+        elif event.kind == "step.committed":
+            step = json.loads(event.body)
+            if step["step"] not in groups:
+                raise IntegrityError(f"the recorded events commit step {step['step']} before its batch")
+            digests = step["weights_digest"], step["batch_digest"]
+            found.append(TrainedRow(step["step"], step["version"], *digests, groups[step["step"]]))
+    return found

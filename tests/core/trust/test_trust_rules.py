@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.checks import TokenRules, check_token_rules
+from antiphon.core.checks import TokenRules, check_submission
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import RunState
@@ -218,8 +218,9 @@ def test_tokens_obey_the_models_rules(tokens: list[int], reason: str, words: str
         seed=1,
     )
     submission = GroupSubmission("l", "g", "w-1", (trajectory,), 1.0)
+    most = len(tokens) if reason == "length" else 8
     if words is None:
-        check_token_rules(submission, RULES)
+        check_submission(submission, [1], most, None, 0, rules=RULES)
     else:
         with pytest.raises(ContractError, match=words):
-            check_token_rules(submission, RULES)
+            check_submission(submission, [1], most, None, 0, rules=RULES)

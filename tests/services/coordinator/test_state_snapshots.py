@@ -12,8 +12,7 @@ from structlog.testing import capture_logs
 from antiphon.benchmarks.parts.postgres import postgres_server
 from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import RunState, fold, new_state
-from antiphon.services.coordinator.journal.journal import Journal
-from antiphon.services.coordinator.journal.state_snapshots import StateSnapshots
+from antiphon.services.coordinator.journal.journal import Journal, StateSnapshots
 from antiphon.services.coordinator.journal.store import SNAPSHOTS_KEPT
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from tests.support.light_parties import run_parties, served
