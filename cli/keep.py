@@ -36,8 +36,7 @@ def keep(
 
 def _keep_ledger(home: Path, run: str | None) -> int:
     from antiphon.lineage import layout
-    from antiphon.runs.finding import find_run
-    from antiphon.runs.pulled import ledger_folders
+    from antiphon.runs.finding import find_run, ledger_folders
     from antiphon.system.set_up import beside
 
     name = run or find_run(home, None).name
