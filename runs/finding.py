@@ -1,8 +1,8 @@
 """Finding: a run by its name, here or pulled, and its artifacts, here or in a copy that someone brought.
 
-A pulled run is one of another machine or clone whose ledger is in the project. The first command that names it
-takes it in: its folder is made again from the ledger, and its artifacts are linked into the store. From then
-on it is a finished run like any other. The ledger stays as it is.
+A pulled run is one of another machine or clone whose ledger is in the project. The first command that names
+it takes it in: its folder is made again from the ledger, and its artifacts are linked into the store. From
+then on it is a finished run like any other. The ledger stays as it is.
 """
 
 import json
