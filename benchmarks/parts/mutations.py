@@ -16,9 +16,8 @@ from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
 from antiphon.core.records import Lease, SubmitVerdict
-from antiphon.core.trust.rate_limit import TokenBucket
 from antiphon.net.security import guard
-from antiphon.net.security.guard import Guard
+from antiphon.net.security.guard import Guard, TokenBucket
 from antiphon.services.coordinator import audit_queue, reward_queue, sealing, worker_registry
 from antiphon.services.coordinator.journal import journal
 from antiphon.services.coordinator.journal.journal import Journal
