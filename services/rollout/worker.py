@@ -32,13 +32,29 @@ from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
-from antiphon.services.rollout.prepare import Prepare, nothing_to_prepare
 from antiphon.services.rollout.progress import gather
-from antiphon.services.rollout.shutdown import HAND_OVER_S, Shutdown
-from antiphon.services.rollout.submitter import Submitter
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
-from antiphon.services.rollout.work import WorkInFlight, first_leaf, samples_with
+from antiphon.services.rollout.work import (
+    HAND_OVER_S,
+    Shutdown,
+    Submitter,
+    WorkInFlight,
+    first_leaf,
+    samples_with,
+)
 from antiphon.system.wakeup import Wakeup
+
+Prepare = Callable[[RunConfig, WorkerWelcome, Callable[[int], None]], Awaitable[RunConfig]]
+"""Brings what the engine is built from to this machine, and returns the configuration that says where it is;
+called with the run's, the welcome, and what takes the bytes that arrive."""
+
+
+async def nothing_to_prepare(
+    config: RunConfig, welcome: WorkerWelcome, arrived: Callable[[int], None]
+) -> RunConfig:
+    """Return the configuration as it is."""
+    return config
+
 
 REGISTER_TIMEOUT_S = 300.0
 """How long a worker tries to register, before it knows the run's own services.stall_timeout_s."""
