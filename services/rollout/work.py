@@ -164,10 +164,10 @@ class SendHeartbeat(Protocol):
 class Shutdown:
     """The end of one worker, from the moment it is asked to stop, within its grace time.
 
-    It reports to the coordinator what it has, so that a kill costs nothing from then on. It finishes the groups
-    that are surely finished soon, gives the leases of the others back with everything sampled, and says that
-    it leaves. It waits only a short time for a coordinator that does not answer: that one is most likely
-    being stopped too.
+    It reports to the coordinator what it has, so that a kill costs nothing from then on. It finishes the
+    groups that are surely finished soon, gives the leases of the others back with everything sampled, and
+    says that it leaves. It waits only a short time for a coordinator that does not answer: that one is most
+    likely being stopped too.
     """
 
     def __init__(self, worker_name: str, work: WorkInFlight, send: SendHeartbeat, change: Wakeup) -> None:
