@@ -33,7 +33,7 @@ import numpy as np
 import psutil
 
 from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
-from antiphon.benchmarks.parts.measure import end_on_sigterm, tail
+from antiphon.benchmarks.parts.measure import end_on_sigterm, started
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
@@ -61,7 +61,7 @@ from antiphon.services.coordinator.journal.pinned import pinned_values
 from antiphon.services.coordinator.journal.state_snapshots import StateSnapshots
 from antiphon.services.coordinator.prompts import PromptSource
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
-from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
+from antiphon.system.processes import run_service, write_ready_file
 
 REPORT_S = 1200.0
 """Longest that finishing may take before the benchmark gives up."""
@@ -545,26 +545,11 @@ def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.P
     """Run a coordinator process and yield its address and itself."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump_config(config))
-    log = folder / "log"
-    with log.open("wb") as out:
-        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "ANTIPHON_LOG": "warning"}
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "antiphon.benchmarks.coordinator", "--serve", str(folder)],
-            stdout=out,
-            stderr=out,
-            env=environment,
-        )
-    try:
-        deadline = time.monotonic() + START_S
-        while not (folder / "ready").exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the coordinator did not start ({process.poll()})\n{tail(log)}")
-            time.sleep(0.02)
-        port = json.loads((folder / "ready").read_text())["port"]
+    words = [sys.executable, "-P", "-m", "antiphon.benchmarks.coordinator", "--serve", str(folder)]
+    ready = folder / "ready"
+    with started(words, ready, folder / "coordinator.log", {"ANTIPHON_LOG": "warning"}) as process:
+        port = json.loads(ready.read_text())["port"]
         yield f"127.0.0.1:{port}", psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(30.0)
 
 
 def manifest() -> SnapshotManifest:

@@ -23,14 +23,12 @@ The bar can fail: `--no-replacement --headroom 0 --one-case` loses about half an
 
     .venv/bin/python benchmarks/preemption.py
     .venv/bin/python benchmarks/preemption.py --mode moment
-    .venv/bin/python benchmarks/preemption.py --mode trace --trace benchmarks/data/spot_p3.csv
     .venv/bin/python benchmarks/preemption.py --real-processes
     .venv/bin/python benchmarks/preemption.py --curves
 """
 
 import argparse
 import asyncio
-import csv
 import heapq
 import json
 import subprocess
@@ -210,10 +208,6 @@ def steps_per_hour(commits: Sequence[float], train_s: float, span_s: float) -> f
     return 3600.0 * (len(ends) - 1) / (max(ends[-1], span_s - train_s) - ends[0])
 
 
-FULL_QUANTILE = 0.9
-"""A trace's fleet counts as complete at this quantile of its sizes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stay:
     """One worker from its start to its reclaim."""
@@ -258,64 +252,6 @@ def at_one_moment(workers: int, span_s: float, share: float, replacement_s: floa
     middle, hit = span_s / 2, round(share * workers)
     stays = [Stay(slot, 0.0, middle if slot < hit else np.inf) for slot in range(workers)]
     return stays + [Stay(slot, middle + replacement_s, np.inf) for slot in range(hit)]
-
-
-def read_trace(path: Path) -> list[tuple[float, int]]:
-    """Read a recorded trace: a CSV file with lines `seconds,instances`, comments begin with #.
-
-    Raises:
-        ConfigError: when there is no such file, or it is no trace.
-    """
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-        sizes = [(float(row["seconds"]), int(row["instances"])) for row in csv.DictReader(lines)]
-    except OSError as error:
-        raise ConfigError(f"--trace: cannot read {path}: {error.strerror}; give a recorded trace") from error
-    except (KeyError, TypeError, ValueError):
-        sizes = []
-    if not sizes:
-        raise ConfigError(f"--trace: {path} has no lines `seconds,instances` under that header")
-    return sizes
-
-
-def by_trace(sizes: Sequence[tuple[float, int]], workers: int, span_s: float) -> list[Stay]:
-    """Follow the most eventful stretch of a trace, its fleet scaled to `workers`.
-
-    Among the stretches in which at least half of the fleet is there on average, the one that loses
-    most instances is taken. The highest slots are lost first and filled last.
-
-    Raises:
-        ConfigError: when the trace has no such stretch.
-    """
-    times = np.array([at for at, _ in sizes])
-    counts = np.array([count for _, count in sizes], dtype=np.float64)
-    share = np.minimum(1.0, counts / max(1.0, float(np.quantile(counts, FULL_QUANTILE))))
-    targets = np.rint(share * workers).astype(int)
-    best: tuple[int, float] | None = None
-    for begin in times[times <= times[-1] - span_s]:
-        first, last = np.searchsorted(times, begin, "right") - 1, np.searchsorted(times, begin + span_s)
-        inside = targets[first:last]
-        edges = np.clip(np.append(times[first:last], begin + span_s), begin, begin + span_s)
-        losses = int(-np.minimum(0, np.diff(inside)).sum())
-        if float(inside @ np.diff(edges)) >= workers * span_s / 2 and (best is None or losses > best[0]):
-            best = (losses, float(begin))
-    if best is None:
-        raise ConfigError(f"the trace has no stretch of {span_s:g} s with half of its fleet; take another")
-    return _stays(times - best[1], targets, span_s)
-
-
-def _stays(times: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], span_s: float) -> list[Stay]:
-    stays: list[Stay] = []
-    since: list[float] = []
-    first = max(0, int(np.searchsorted(times, 0.0, "right")) - 1)
-    for at, target in zip(times[first:], targets[first:], strict=True):
-        at = max(0.0, float(at))
-        if at > span_s:
-            break
-        while len(since) > target:
-            stays.append(Stay(len(since) - 1, since.pop(), at))
-        since.extend([at] * (int(target) - len(since)))
-    return stays + [Stay(slot, start, np.inf) for slot, start in enumerate(since)]
 
 
 def as_faults(stays: Sequence[Stay], workers: int) -> list[Fault]:
@@ -525,19 +461,11 @@ MOST_APART = 0.05
 
 
 def plan(arguments: argparse.Namespace, seed: int) -> list[Stay]:
-    """Return the disturbed fleet's schedule.
-
-    Raises:
-        ConfigError: when there is no such trace.
-    """
+    """Return the disturbed fleet's schedule."""
     span_s = 3600.0 * arguments.hours
     replacement_s = np.inf if arguments.no_replacement else arguments.replacement
     if arguments.mode == "moment":
         return at_one_moment(arguments.workers, span_s, arguments.share, replacement_s)
-    if arguments.mode == "trace":
-        if arguments.trace is None:
-            raise ConfigError("--mode trace needs --trace FILE, such as benchmarks/data/spot_p3.csv")
-        return by_trace(read_trace(arguments.trace), arguments.workers, span_s)
     return by_chance(arguments.workers, span_s, arguments.share, replacement_s, seed)
 
 
@@ -666,9 +594,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = benchmark_parser(__doc__)
     parser.add_argument(
         "--mode",
-        choices=["chance", "moment", "trace"],
+        choices=["chance", "moment"],
         default="chance",
-        help="chance: each worker by itself; moment: --share of the fleet at once; trace: as recorded",
+        help="chance: each worker by itself; moment: --share of the fleet at once",
     )
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--hours", type=float, default=2.0, help="hours of each fleet (default 2)")
@@ -681,7 +609,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="first schedule, or first pair (default 0)")
     parser.add_argument("--seeds", type=int, default=8, help="schedules (default 8)")
     parser.add_argument("--one-case", action="store_true", help="only the case of lost_throughput")
-    parser.add_argument("--trace", type=Path, help="CSV file with lines seconds,instances")
     parser.add_argument("--real-processes", action="store_true", help="check one schedule with processes")
     parser.add_argument(
         "--scale", type=float, default=60.0, help="seconds per real second of --real-processes (default 60)"

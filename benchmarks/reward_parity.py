@@ -146,7 +146,7 @@ def run_side(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any
 
 def scored(config: RunConfig, weights: Mapping[int, Path], samples: int) -> dict[str, Any]:
     """Return versions, and the held-out reward of each."""
-    from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
+    from antiphon.benchmarks.parts.learning.experiment import heldout_score  # heavy
 
     versions = sorted(weights)
     context = multiprocessing.get_context("spawn")

@@ -1,9 +1,9 @@
 """Stragglers: what a run loses by a worker that never loads, one with a slow link and one whose engine hangs.
 
-Coordinator, learner, reward service and eight workers are those of production and talk over real gRPC; the
-flow walks production's stages. Trainer and engines are light stand-ins that sleep for as long as a step
-takes, so that a run does not depend on how many cores there are. Runs without and with trouble take turns.
-The troubled run has three workers more:
+Coordinator, learner, reward service and eight workers are those of production, and workers and coordinator
+talk over real gRPC; the flow walks production's stages. Trainer, engines and links are light stand-ins that
+sleep for as long as a step or a snapshot takes, so that a run does not depend on how many cores there are.
+Runs without and with trouble take turns. The troubled run has three workers more:
 
 - one whose link is twenty times slower than the others', for snapshots and for finished groups;
 - one that joins after a quarter of the steps and never finishes fetching its first snapshot;
@@ -22,48 +22,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from antiphon.api.coordinator import Coordinator
 from antiphon.api.engine import EngineOutput
-from antiphon.benchmarks.parts.kills.standins import (
-    LightTrainer,
-    LinkedClient,
-    LinkedSource,
-    PacedEngine,
-    open_light_learner,
-)
+from antiphon.benchmarks.parts.imposed_worker import ImposedEngine, WorkerOrder, make_worker
+from antiphon.benchmarks.parts.kills.standins import LinkedClient
 from antiphon.benchmarks.parts.measure import end_on_sigterm
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.errors import AntiphonError
 from antiphon.core.loop.events import GroupDropped, GroupSubmitted, LeaseGranted, load_event
-from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, StoredEvent
-from antiphon.services.coordinator.server import serve_coordinator
-from antiphon.services.learner.client import LearnerClient
-from antiphon.services.learner.server import serve_learner
-from antiphon.services.learner.service import LearnerService
-from antiphon.services.reward.server import serve_reward
-from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.simulator.processes import Flow
-from antiphon.simulator.standins.engines import (
-    ArithmeticEngine,
-    ArithmeticEnvironment,
-    ArithmeticPrompts,
-    JsonDecoder,
-)
+from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.system.logs import configure_logs
-from antiphon.system.processes import StopRequest
-from antiphon.weights.payload_store import PayloadStore
 
-HOST = "127.0.0.1"
 WORKERS = 8
 HANGING = "hanging"
 TRAIN_S = 1.0
@@ -72,11 +47,11 @@ ENGINE_STEP_S = 0.04
 LINK_S = 0.1
 """What a snapshot takes on a usual link."""
 SLOW_LINK = 20.0
+NEVER_S = 1e6
+"""Of a snapshot that does not arrive."""
 JOIN_AT, HANG_AT = 0.25, 0.5
 """Shares of the steps after which trouble begins."""
 WARM_UP_STEPS = 4
-SERVICE_S = 60.0
-"""Longest start of a service."""
 RUN_FACTOR, RUN_S = 4.0, 60.0
 """A run that takes this many times the learner's own seconds, and so many seconds more, has ended."""
 
@@ -126,143 +101,66 @@ class Trouble:
         return (self.begun[-1] - self.begun[WARM_UP_STEPS]) / (len(self.begun) - 1 - WARM_UP_STEPS)
 
 
-class SteadyEngine(PacedEngine):
-    """Takes `ENGINE_STEP_S` for a token of every request; with `trouble`, it hangs when told to."""
+class TroubledEngine(ImposedEngine):
+    """Stands still for good once the trouble says so."""
 
-    def __init__(self, trouble: Trouble | None = None) -> None:
-        super().__init__()
+    def __init__(self, order: WorkerOrder, trouble: Trouble) -> None:
+        super().__init__(order)
         self._trouble = trouble
 
     def step(self) -> list[EngineOutput]:
         """Advance every request by one token, or stand still."""
-        trouble = self._trouble
-        if trouble is not None and trouble.hangs.is_set():
-            trouble.hung_at = trouble.hung_at or time.time()
-            trouble.released.wait()
+        if self._trouble.hangs.is_set():
+            self._trouble.hung_at = self._trouble.hung_at or time.time()
+            self._trouble.released.wait()
             return []
-        time.sleep(ENGINE_STEP_S)
-        return ArithmeticEngine.step(self)
+        return super().step()
 
 
-class Site:
-    """The services and workers of one run, as tasks of this process."""
+async def live(folder: Path, config: RunConfig, trouble: Trouble, troubled: bool) -> list[StoredEvent]:
+    """Run to the last step, all workers as tasks of this process, and return the journal.
 
-    def __init__(self, folder: Path, config: RunConfig, trouble: Trouble) -> None:
-        self._folder, self._config, self._trouble = folder, config, trouble
-        self._tasks: list[asyncio.Task[None]] = []
-        self._address = ""
+    Raises:
+        AntiphonError: when a service, a worker or the flow gave up.
+        TimeoutError: when the run takes far too long.
+    """
+    begins = partial(trouble.train, loop=asyncio.get_running_loop())
+    async with served_run(config, folder, TRAIN_S, begins=begins) as run:
 
-    async def live(self, troubled: bool) -> None:
-        """Run to the last step.
-
-        Raises:
-            AntiphonError: when a service, a worker or the flow gave up.
-            TimeoutError: when the run takes far too long.
-        """
-        try:
-            async with asyncio.timeout(RUN_FACTOR * TRAIN_S * self._config.run.steps + RUN_S):
-                flow = await self._start()
-                for number in range(WORKERS):
-                    self._add_worker(f"worker-{number}")
-                if troubled:
-                    self._add_worker("slow-link", link_s=SLOW_LINK * LINK_S)
-                    self._add_worker(HANGING, hangs=True)
-                    self._spawn(self._join_later())
-                await self._until_done(self._spawn(flow))
-        finally:
-            self._trouble.released.set()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _start(self) -> Coroutine[Any, Any, None]:
-        """Start the services and return the flow."""
-        config, folder, name = self._config, self._folder, self._config.run.name
-        store = folder / "store"
-        store.mkdir(parents=True)
-        port = await self._serve(
-            lambda ready: serve_coordinator(
-                config, name, folder, store, HOST, 0, ready, ArithmeticPrompts(), stop=StopRequest()
-            )
-        )
-        self._address = f"{HOST}:{port}"
-        port = await self._serve(
-            lambda ready: serve_learner(
-                config, name, folder, store, self._address, HOST, 0, ready, self._open_learner
-            )
-        )
-        rewards = (ArithmeticEnvironment(config, reward_rarity=1), JsonDecoder())
-        await self._serve(lambda ready: serve_reward(config, name, self._address, HOST, 0, ready, rewards))
-        return self._drive(CoordinatorClient(self._address), LearnerClient(f"{HOST}:{port}"))
-
-    async def _drive(self, coordinator: CoordinatorClient, learner: LearnerClient) -> None:
-        try:
-            await Flow(self._config, coordinator, learner).run()
-        finally:
-            await coordinator.close()
-            await learner.close()
-
-    def _open_learner(
-        self,
-        config: RunConfig,
-        run_id: str,
-        run_dir: Path,
-        store: ArtifactStore,
-        payloads: PayloadStore,
-        coordinator: Coordinator,
-    ) -> LearnerService:
-        begins = partial(self._trouble.train, loop=asyncio.get_running_loop())
-        make_trainer = partial(LightTrainer, step_s=TRAIN_S, begins=begins)
-        return open_light_learner(config, run_id, run_dir, store, payloads, coordinator, make_trainer)
-
-    def _add_worker(self, name: str, *, link_s: float | None = LINK_S, hangs: bool = False) -> None:
-        client = LinkedClient(self._address, link_s)
-        worker = RolloutWorker(
-            client,
-            name,
-            self._config.run.name,
-            lambda config: SteadyEngine(self._trouble if hangs else None),
-            lambda config: LinkedSource(self._folder / name, config, link_s),
-        )
-
-        async def live() -> None:
+        async def work(name: str, link_s: float = LINK_S, joins: asyncio.Event | None = None) -> None:
+            if joins is not None:
+                await joins.wait()
+            order, hangs = WorkerOrder(name, ENGINE_STEP_S, broadcast_s=link_s), name == HANGING
+            client = LinkedClient(run.address, link_s)
+            engine = partial(TroubledEngine, order, trouble) if hangs else None
             try:
-                await worker.run(lambda: None)
+                await make_worker(order, client, engine).run(lambda: None)
             except AntiphonError:
                 if not hangs:  # one that noticed by itself that its engine hangs may leave
                     raise
             finally:
                 await client.close()
 
-        self._spawn(live())
-
-    async def _join_later(self) -> None:
-        await self._trouble.joins.wait()
-        self._add_worker("joiner", link_s=None)
-
-    async def _serve(self, start: Callable[[Callable[[int], None]], Coroutine[Any, Any, None]]) -> int:
-        """Start a service and return its port."""
-        bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        task = self._spawn(start(bound.set_result))
-        first: set[asyncio.Future[Any]] = {task, bound}
-        await asyncio.wait(first, timeout=SERVICE_S, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        if not bound.done():
-            raise UnavailableError(f"a service was not up after {SERVICE_S:g} s")
-        return bound.result()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        self._tasks.append(asyncio.ensure_future(work))
-        return self._tasks[-1]
-
-    async def _until_done(self, flow: "asyncio.Task[None]") -> None:
-        while not flow.done():
-            running = [task for task in self._tasks if not task.done()]
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in self._tasks:
-                if task.done() and task.exception() is not None:
-                    raise task.exception()  # type: ignore[misc]
+        workers = [work(f"worker-{number}") for number in range(WORKERS)]
+        if troubled:
+            workers += [work("slow-link", SLOW_LINK * LINK_S), work(HANGING)]
+            workers.append(work("joiner", NEVER_S, trouble.joins))
+        flow = asyncio.ensure_future(run.flow.run())
+        tasks = [flow, run.rewarding, *map(asyncio.ensure_future, workers)]
+        try:
+            async with asyncio.timeout(RUN_FACTOR * TRAIN_S * config.run.steps + RUN_S):
+                while not flow.done():
+                    running = [task for task in tasks if not task.done()]
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for task in tasks:
+                        if task.done():
+                            task.result()  # says what went wrong
+            return await run.events()
+        finally:
+            trouble.released.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 RATIO_MOST = 1.03
@@ -285,17 +183,8 @@ def run_once(steps: int, seed: int, troubled: bool) -> Outcome:
     """Run once, in a folder of its own."""
     config, trouble = make_config(steps, seed), Trouble(steps)
     with tempfile.TemporaryDirectory(prefix="antiphon-stragglers-") as place:
-        folder = Path(place)
-
-        async def live() -> list[StoredEvent]:
-            await Site(folder, config, trouble).live(troubled)
-            journal = Journal(folder / JOURNAL_NAME, config.run.name)
-            rows = await journal.read(0, 10**6)
-            await journal.close()
-            return rows
-
         try:
-            rows = asyncio.run(live())
+            rows = asyncio.run(live(Path(place), config, trouble, troubled))
         except (AntiphonError, TimeoutError) as error:
             return Outcome(None, None, f"{type(error).__name__} after {len(trouble.begun)} steps: {error}")
     return Outcome(trouble.seconds_per_step(), recovery_s(rows, trouble.hung_at) if troubled else None)

@@ -33,7 +33,7 @@ _groups = {name: Group(name, sort_key=place) for place, name in enumerate((*GROU
 for _group, _verbs in GROUPS.items():
     for _name, _verb in _verbs.items():
         app.command(
-            f"antiphon.cli.{_verb.place}",
+            f"antiphon.cli.{_verb.place or f'{_name}:{_name}'}",
             name=_name,
             help=_verb.help,
             group=_groups[_group],

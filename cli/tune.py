@@ -22,7 +22,7 @@ def tune(
     Tries precision, threads, cache blocks, prefix caching and compilation, each in an engine of its own on
     the run's model and prompts, then threads of the learner in steps of the run's size, and keeps what saves
     5% of a whole run with the start: a run has to be long for compiling to pay. On a CPU that workers share
-    with the learner CPU seconds are spared, else seconds. Some nine engines and two to five learners start,
+    with the learner CPU seconds count, else seconds. Some nine engines and two to five learners start,
     one after the other. Nothing is written: the last line is what to give
     to `antiphon run`. Other threads or block sizes give other last bits, and another precision more than
     that (docs/guides/tuning.md), so a run keeps what it began with.
@@ -31,7 +31,7 @@ def tune(
         path: the YAML file.
         overrides: key=value pairs, such as rollout.concurrent_groups=8.
         seconds: how long each engine samples and each learner trains.
-        alone: a worker has this machine to itself: seconds are spared, and the learner is not tried.
+        alone: a worker has this machine to itself: seconds count, and the learner is not tuned.
         as_json: print one JSON document.
     """
     from antiphon.cli.plan import measured_run
@@ -74,7 +74,7 @@ def tune(
 
     if not as_json:
         what = "seconds" if unit == "seconds" else "CPU seconds, since the learner shares the cores"
-        print(f"{completions:,} completions a worker; what is spared: {what}")
+        print(f"{completions:,} completions a worker; what counts: {what}")
         print(f"seconds a step as `antiphon plan` has them by run {source}\n" if measured else "")
         print(
             f"{'settings':60s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}"

@@ -17,14 +17,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 from antiphon.api.coordinator import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
-from antiphon.api.engine import EngineOutput, EngineRequest
+from antiphon.api.engine import Engine, EngineOutput, EngineRequest
 from antiphon.benchmarks.parts.kills.standins import WitnessClient
 from antiphon.benchmarks.parts.lengths import BETWEEN_EPOCHS, WITHIN, recorded_quantile
 from antiphon.benchmarks.parts.measure import PROJECT
@@ -210,20 +210,28 @@ class ImposedWeights(WeightSource):
         """Forget nothing."""
 
 
-async def work(order: WorkerOrder, address: str, folder: Path) -> None:
-    """Wait for the time to join, then sample until the run ends or a signal says to leave."""
-    loop, resumed = asyncio.get_running_loop(), threading.Event()
+def make_worker(
+    order: WorkerOrder, client: CoordinatorClient, engine: Callable[[], Engine] | None = None
+) -> RolloutWorker:
+    """Return a worker, with the imposed engine unless another one is given."""
+    resumed = threading.Event()
     resumed.set()
-    await asyncio.sleep(max(0.0, order.start_at - loop.time()))
-    make = StepScopedWitness if order.step_scoped else WitnessClient
-    client = make(address, folder / f"{order.name}.acknowledged")
-    worker = RolloutWorker(
+    return RolloutWorker(
         client,
         order.name,
         "",
-        lambda config: ImposedEngine(order, resumed),
+        lambda config: ImposedEngine(order, resumed) if engine is None else engine(),
         lambda config: ImposedWeights(order, resumed),
     )
+
+
+async def work(order: WorkerOrder, address: str, folder: Path) -> None:
+    """Wait for the time to join, then sample until the run ends or a signal says to leave."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(max(0.0, order.start_at - loop.time()))
+    make = StepScopedWitness if order.step_scoped else WitnessClient
+    client = make(address, folder / f"{order.name}.acknowledged")
+    worker = make_worker(order, client)
     loop.add_signal_handler(signal.SIGTERM, worker.stop)
     try:
         await worker.run(lambda: None)

@@ -14,11 +14,10 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.loop.staleness import StalenessBound
+from antiphon.core.loop.staleness import StalenessBound, VersionWindow
 from antiphon.core.records import Lease, SubmitVerdict
-from antiphon.core.trust.rate_limit import TokenBucket
 from antiphon.net.security import guard
-from antiphon.net.security.guard import Guard
+from antiphon.net.security.guard import Guard, TokenBucket
 from antiphon.services.coordinator import audit_queue, reward_queue, sealing, worker_registry
 from antiphon.services.coordinator.journal import journal
 from antiphon.services.coordinator.journal.journal import Journal
@@ -42,8 +41,7 @@ class Patch(Protocol):
 
 
 def the_gate_stands_open(patch: Patch) -> None:
-    patch.setattr(StalenessBound, "admits", lambda self, oldest_version, step: True)
-    patch.setattr(StalenessBound, "admits_lease", lambda self, held, issued, groups, places: True)
+    patch.setattr(VersionWindow, "admits", lambda self, version: True)
     patch.setattr(StalenessBound, "room", lambda self, held, issued, places: 1000)
 
 

@@ -4,7 +4,7 @@ The trainer takes the seconds that are imposed on it, and the flow walks product
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,6 +72,7 @@ async def served_run(
     train_s: float,
     environment: ArithmeticEnvironment | None = None,
     lease_key: bytes = b"",
+    begins: Callable[[int], None] = lambda step: None,
 ) -> AsyncIterator[ServedRun]:
     """Serve a run until the end of the block; version 0 is published.
 
@@ -81,6 +82,7 @@ async def served_run(
         train_s: seconds of a learner step.
         environment: by default the stand-in whose every group has rewards that differ.
         lease_key: what ids of leases are made with; drawn where not given.
+        begins: hears of each step that begins to train, in the learner's thread.
     """
     folder.mkdir(exist_ok=True)
     name, clock = config.run.name, asyncio.get_running_loop().time
@@ -96,7 +98,7 @@ async def served_run(
     client, scoring = CoordinatorClient(address), CoordinatorClient(address)
     scorer = InProcess(environment or ArithmeticEnvironment(config, 1))
     reward = RewardService(scoring, scorer, JsonDecoder(), name, "reward", JOIN_S)
-    payloads, trainer = PayloadStore(folder / PAYLOADS), partial(LightTrainer, step_s=train_s)
+    payloads, trainer = PayloadStore(folder / PAYLOADS), partial(LightTrainer, step_s=train_s, begins=begins)
     learner = open_light_learner(config, name, folder, store, payloads, client, trainer)
     learner.origin = "127.0.0.1:1"  # the workers' engines take the digest of a snapshot, so none is fetched
     await learner.restore()

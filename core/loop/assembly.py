@@ -9,7 +9,6 @@ digest, the version advances, and the loop continues.
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 from antiphon.core.config import RunConfig
@@ -17,7 +16,7 @@ from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import fixed_limit
 from antiphon.core.loop.group_state import GroupPhase, GroupState, voided_batch
-from antiphon.core.loop.places import batch_size
+from antiphon.core.loop.places import batch_size, groups_of_step
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.core.voided_batch import VoidedBatch
@@ -111,14 +110,8 @@ def step_progress(state: RunState, config: RunConfig, step: int, *phases: GroupP
     """Return the share of a step's groups that are in one of `phases`, 0..1; 1 for a sealed step."""
     if state.is_sealed(step):
         return 1.0
-    places = config.loop.prompts_per_step
-    if config.loop.mode == "fixed":
-        groups = state.of_step(step)
-        return sum(group.phase in phases for group in groups) / max(len(groups), places)
-    # Steps that have no batch get one in their order.
-    before = sum(1 for other in state.unsealed_steps() if other < step)
-    first = before * places
-    return sum(group.phase in phases for group in islice(state.training(), first, first + places)) / places
+    groups = groups_of_step(state, config.loop, step)
+    return sum(group.phase in phases for group in groups) / max(len(groups), config.loop.prompts_per_step)
 
 
 def skip_step(

@@ -15,17 +15,18 @@ import pytest
 from antiphon.benchmarks.parts.nightly.flow import (
     SMOKE,
     BenchmarkPlan,
+    build_benchmark_page,
     check_plan,
     conclude,
+    history_plot,
     measure_script,
     noted,
     run_metrics,
 )
-from antiphon.benchmarks.parts.nightly.page import build_benchmark_page, history_plot
-from antiphon.benchmarks.parts.nightly.regressions import Verdict
 from antiphon.benchmarks.parts.nightly.script import run_script
 from antiphon.benchmarks.parts.nightly.table import (
     BenchmarkTable,
+    Verdict,
     compare_tables,
     name_of_commit,
     pin_table,

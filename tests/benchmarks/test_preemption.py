@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from antiphon.benchmarks import preemption
-from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.benchmarks.preemption import (
     FleetRun,
     Site,
@@ -19,7 +18,6 @@ from antiphon.benchmarks.preemption import (
     simulate_fleet,
     steps_per_hour,
 )
-from antiphon.core.errors import ConfigError
 
 HOUR = 3600.0
 
@@ -47,37 +45,6 @@ def test_at_one_moment_a_share_goes_and_comes_back() -> None:
     stays = preemption.at_one_moment(8, HOUR, 0.4, 600.0)
     assert sorted(stay.stop_s for stay in stays) == [HOUR / 2] * 3 + [math.inf] * 8
     assert [stay.start_s for stay in stays if stay.start_s > 0] == [HOUR / 2 + 600.0] * 3
-
-
-def test_a_trace_is_followed_where_it_is_most_eventful() -> None:
-    sizes = [(0.0, 16), (1000.0, 16), (5000.0, 8), (5100.0, 16), (5200.0, 4), (5400.0, 16), (20_000.0, 16)]
-    stays = preemption.by_trace(sizes, 8, 1000.0)
-    present = [sum(stay.start_s <= at < stay.stop_s for stay in stays) for at in (0.0, 150.0, 250.0, 950.0)]
-    assert present == [4, 8, 2, 8]
-    with pytest.raises(ConfigError, match="no stretch"):
-        preemption.by_trace([(0.0, 1), (1.0, 0), (10_000.0, 0), (10_001.0, 1)], 8, 9000.0)
-
-
-def test_the_recorded_trace_can_be_read() -> None:
-    sizes = preemption.read_trace(PROJECT / "benchmarks" / "data" / "spot_p3.csv")
-    times = [at for at, _ in sizes]
-    assert times == sorted(times) and min(count for _, count in sizes) >= 0
-    stays = preemption.by_trace(sizes, 8, 2 * HOUR)
-    assert preemption.reclaimed(stays, 2 * HOUR) > 4
-
-
-@pytest.mark.parametrize("content", [None, "", "at,what\n1,2\n", "seconds,instances\n1,many\n"])
-def test_a_trace_that_is_none_is_a_sentence_and_exit_code_2(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "trace.csv"
-    if content is not None:
-        path.write_text(content)
-    assert main(["--mode", "trace", "--trace", str(path)]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("--trace: ") and said.err.count("\n") == 1
-    assert main(["--mode", "trace"]) == 2
-    assert "--trace FILE" in capsys.readouterr().err
 
 
 def test_the_simulator_empties_slots_as_the_schedule_says() -> None:

@@ -2,13 +2,11 @@
 
 Sides of a comparison, an engine each: `native` samples with vLLM's own sampler in an engine built
 without drafting, `keyed` with the keyed sampler in such an engine, `drafted` drafts; `plain`,
-`ngram` and `suffix` are vLLM without any of our hooks. None of them knows an end token: how long each
+`ngram` are vLLM without any of our hooks. None of them knows an end token: how long each
 response is was decided by a keyed engine that does.
 """
 
 import gc
-import importlib.util
-import re
 import shutil
 import statistics
 import time
@@ -27,7 +25,6 @@ from antiphon.core.config import load_config
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.errors import ConfigError, ContractError
-from antiphon.core.loop.admission import prompt_place
 from antiphon.core.records import (
     BatchRow,
     DraftingStatistics,
@@ -41,53 +38,25 @@ from antiphon.core.records import (
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.models.codec import resolve_model_path
-from antiphon.runs.directory import is_finished
 from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
 
-@dataclass(frozen=True, slots=True)
-class MissingGroup:
-    """A group that was sampled and left out of its batch."""
-
-    prompt: Prompt
-    epoch: int
-    seeds: tuple[int, ...]
-    version: int
-    """Policy version that sampled the recorded group next to it."""
-
-
 class RecordedRun:
-    """The records of one finished run under an ANTIPHON_HOME."""
+    """Prompts, completions by epoch and weights of the finished run of a home, which left no group out."""
 
-    def __init__(self, home: Path, run_id: str | None = None) -> None:
-        """Open the run named, or the newest one.
-
-        Raises:
-            ConfigError: when it is not finished, or kept no ledger of batches and weights.
-        """
-        directory = find_run(home, run_id)
+    def __init__(self, home: Path) -> None:
+        directory = find_run(home, None)
         self.config = load_config(directory / "config.yaml")
         self._ledger = home / self.config.record.ledger / directory.name
-        if not is_finished(directory) or not (self._ledger / "versions").is_dir():
-            raise ConfigError(
-                f"run {directory.name} is not finished or has no ledger at {self._ledger}; "
-                "give a finished run with record.dvc=true whose home is the DVC project"
-            )
         self.model_dir = Path(resolve_model_path(self.config.model.path))
         self._prompts = load_prompts(self.config)
-        self.prompts = tuple(
-            self._prompts.prompt("train", index) for index in range(self.config.environment.train_size)
-        )
-        self._groups = self._read_groups()
-
-    @property
-    def epochs(self) -> int:
-        """Number of whole epochs that were trained on."""
-        consumed = self.config.run.steps * self.config.loop.prompts_per_step
-        return consumed // self.config.environment.train_size
+        size = self.config.environment.train_size
+        self.prompts = [self._prompts.prompt("train", index) for index in range(size)]
+        self.epochs = self.config.run.steps * self.config.loop.prompts_per_step // size
+        """Whole epochs that were trained on."""
 
     def heldout(self, count: int) -> list[Prompt]:
         """Return prompts that were never trained on."""
@@ -95,80 +64,38 @@ class RecordedRun:
         return [self._prompts.prompt("heldout", index) for index in range(min(count, size))]
 
     def weights(self, version: int) -> dict[str, Any]:
-        """Return the published tensors of a version.
-
-        Raises:
-            ConfigError: when the ledger does not hold it.
-        """
+        """Return the published tensors of a version."""
         from safetensors.torch import load_file
 
-        path = self._ledger / "versions" / f"v{version:06d}.safetensors"
-        if not path.exists():
-            raise ConfigError(f"there are no weights of version {version} at {path}; give another version")
-        tensors: dict[str, Any] = load_file(path)
+        tensors: dict[str, Any] = load_file(self._ledger / "versions" / f"v{version:06d}.safetensors")
         return tensors
 
     def middle_version(self, epoch: int) -> int:
         """Return the version in the middle of an epoch."""
-        config = self.config
-        return int((epoch + 0.5) * config.environment.train_size / config.loop.prompts_per_step)
+        return int((epoch + 0.5) * len(self.prompts) / self.config.loop.prompts_per_step)
 
-    def completions(self, epoch: int) -> dict[str, tuple[PastCompletion, ...]]:
-        """Return prompt key -> recorded completions of an epoch, by sample index."""
-        found = {}
-        for number, rows in self._groups.items():
-            if number // self.config.environment.train_size == epoch:
-                found[rows[0].prompt_key] = tuple(_past(row, epoch) for row in rows)
-        return found
-
-    def missing(self, epoch: int) -> list[MissingGroup]:
-        """Return the groups of an epoch that no batch holds, in their order."""
-        size = self.config.environment.train_size
-        lost = []
-        for number in range(epoch * size, (epoch + 1) * size):
-            if number in self._groups:
-                continue
-            index, _ = prompt_place(self.config, number)
-            prompt = self.prompts[index]
-            nearest = min(self._groups, key=lambda other: abs(other - number))
-            version = min(row.oldest_version for row in self._groups[nearest])
-            seeds = request_seeds(self.config.run.seed, prompt.key, epoch, self.config.loop.group_size)
-            lost.append(MissingGroup(prompt, epoch, seeds, version))
-        return lost
-
-    def _read_groups(self) -> dict[int, list[BatchRow]]:
-        """Return group number -> its rows by sample index."""
-        groups: dict[int, list[BatchRow]] = defaultdict(list)
+    def histories(self, epoch: int) -> dict[str, PromptHistory]:
+        """Return prompt key -> what workers are sent as the history of an epoch."""
+        groups: dict[str, list[BatchRow]] = defaultdict(list)
         for path in sorted((self._ledger / "batches").glob("t*.parquet")):
-            if path.name.endswith(".timings.parquet"):
-                continue
-            for row in decode_batch(path.read_bytes()):
-                groups[self._number(row.group_id)].append(row)
-        if not groups:
-            raise ConfigError(f"{self._ledger} holds no batches; give a run that trained on something")
-        return {n: sorted(rows, key=lambda row: row.sample_index) for n, rows in groups.items()}
-
-    def _number(self, group_id: str) -> int:
-        """Return the place of a group in the order of the run; spare groups come out beyond it."""
-        fixed = re.fullmatch(r"s(\d+)-g(\d+)", group_id)
-        if fixed is None:
-            return int(group_id.removeprefix("g"))
-        places = self.config.loop.prompts_per_step
-        index = int(fixed[2])
-        return int(fixed[1]) * places + index if index < places else 10**9 + int(fixed[1]) * 10**4 + index
-
-
-def _past(row: BatchRow, epoch: int) -> PastCompletion:
-    return PastCompletion(
-        token_ids=row.token_ids,
-        version=row.oldest_version,
-        epoch=epoch,
-        sample_index=row.sample_index,
-        reward=row.reward,
-    )
+            if not path.name.endswith(".timings.parquet"):
+                for row in decode_batch(path.read_bytes()):
+                    if int(row.group_id.removeprefix("g")) // len(self.prompts) == epoch:
+                        groups[row.prompt_key].append(row)
+        return {
+            key: PromptHistory(
+                key,
+                epoch,
+                tuple(
+                    PastCompletion(row.token_ids, row.oldest_version, epoch, row.sample_index, row.reward)
+                    for row in sorted(rows, key=lambda row: row.sample_index)
+                ),
+            )
+            for key, rows in groups.items()
+        }
 
 
-Method = Literal["none", "ngram", "suffix"]
+Method = Literal["none", "ngram"]
 
 SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
     "none": None,
@@ -178,16 +105,7 @@ SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
         "prompt_lookup_min": 2,
         "prompt_lookup_max": 4,
     },
-    "suffix": {"method": "suffix", "num_speculative_tokens": 16},
 }
-
-
-def suffix_installed() -> bool:
-    """Tell whether vLLM's `suffix` method can be measured here."""
-    try:
-        return importlib.util.find_spec("arctic_inference.suffix_decoding") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 class PlainVllm:
@@ -630,61 +548,6 @@ def unseen_work(run: RecordedRun, prompts: int) -> list[GroupWork]:
     """Return held-out prompts, one request each, without history."""
     sampling = run.config.sampling.parameters()
     return [GroupWork(p.key, p.token_ids, _seeds("unseen", p.key, 1), sampling) for p in run.heldout(prompts)]
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredHistory:
-    """An epoch's completions of every training prompt, and where they come from."""
-
-    histories: Mapping[str, PromptHistory]
-    recorded: int
-    """Groups read from the run's batches."""
-    restored: int
-    """Groups that no batch held: sampled again with their seeds under the weights of their time."""
-    repeated: float
-    """Share of recorded completions that came out the same when sampled again in the same way."""
-
-
-def restore_history(run: RecordedRun, engine: VllmEngine, epoch: int, checked: int = 8) -> RestoredHistory:
-    """Return what workers were sent as the history of `epoch`; the engine's weights are changed."""
-    recorded = run.completions(epoch)
-    missing = run.missing(epoch)
-    found = dict(recorded)
-    sampling = run.config.sampling.parameters()
-    for version in sorted({group.version for group in missing}):
-        serve(engine, version, run.weights(version))
-        lost = [group for group in missing if group.version == version]
-        work = [GroupWork(g.prompt.key, g.prompt.token_ids, g.seeds, sampling) for g in lost]
-        said = run_load(engine, work, 64).outputs
-        for group in lost:
-            found[group.prompt.key] = tuple(
-                PastCompletion(said[f"{group.prompt.key}-{i}"], version, epoch, i, 0.0)
-                for i in range(len(group.seeds))
-            )
-    histories = {key: PromptHistory(key, epoch, past) for key, past in found.items()}
-    repeated = _repeated(run, engine, epoch, recorded, checked)
-    return RestoredHistory(histories, len(recorded), len(missing), repeated)
-
-
-def _repeated(
-    run: RecordedRun,
-    engine: VllmEngine,
-    epoch: int,
-    recorded: Mapping[str, tuple[PastCompletion, ...]],
-    checked: int,
-) -> float:
-    prompts = {prompt.key: prompt for prompt in run.prompts}
-    sampling = run.config.sampling.parameters()
-    same = total = 0
-    for key, past in list(recorded.items())[:checked]:
-        if len({p.version for p in past}) != 1:
-            continue
-        serve(engine, past[0].version, run.weights(past[0].version))
-        seeds = request_seeds(run.config.run.seed, key, epoch, len(past))
-        said = run_load(engine, [GroupWork(key, prompts[key].token_ids, seeds, sampling)], 64).outputs
-        same += sum(said[f"{key}-{p.sample_index}"].tolist() == p.token_ids.tolist() for p in past)
-        total += len(past)
-    return same / total if total else 0.0
 
 
 def _seeds(stream: str, name: str | int, count: int) -> tuple[int, ...]:

@@ -134,7 +134,7 @@ def run_here(
 
 def reward_of(config: RunConfig, weights: Path, samples: int) -> float:
     """Return the held-out reward of weights, the samples shared out to the cores."""
-    from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
+    from antiphon.benchmarks.parts.learning.experiment import heldout_score  # heavy
 
     parts = min(samples, len(os.sched_getaffinity(0)))
     counts = [samples // parts + (part < samples % parts) for part in range(parts)]

@@ -36,13 +36,14 @@ from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafte
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
-from antiphon.services.rollout.engine.vllm_compat import spare_foreign_libraries, spare_held_blocks
-from antiphon.services.rollout.engine.weight_swap import (
+from antiphon.services.rollout.engine.vllm_compat import (
     abandon_reload,
     check_readable,
     drop_caches,
     keep_caches,
     repack_heads,
+    spare_foreign_libraries,
+    spare_held_blocks,
 )
 from antiphon.weights.verified_weights import VerifiedWeights
 

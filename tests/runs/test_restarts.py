@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.restarts import MOST_PAUSE_S, WORKED_S, RestartRule
+from antiphon.runs.supervisor import MOST_PAUSE_S, WORKED_S, RestartRule
 
 
 @given(
