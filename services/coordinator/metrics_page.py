@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.core.reporting.alarms import ALARMS, StepAlarms, heldout_alarm
+from antiphon.core.reporting.alarms import ALARMS, StepAlarms, status_alarms
 from antiphon.core.status import RunStatus, WorkerState
 
 HOST = "127.0.0.1"
@@ -151,7 +151,7 @@ def run_families(status: RunStatus, shown: StepAlarms, config: RunConfig) -> Ite
     last = {} if shown.last is None else shown.last.metrics
     finite = {name: value for name, value in last.items() if math.isfinite(value)}
     yield split("step_metric", "Metrics of the last step, as in the catalogue.", "metric", finite)
-    raised = {alarm.name for alarm in shown.find(config.loop.max_staleness, steps=config.run.steps)}
-    raised |= {alarm.name for alarm in (heldout_alarm(status),) if alarm is not None}
+    by_steps = shown.find(config.loop.max_staleness, steps=config.run.steps)
+    raised = {alarm.name for alarm in (*by_steps, *status_alarms(status))}
     watched = {kind.name: float(kind.name in raised) for kind in ALARMS}
     yield split("alarm", "Alarms about the metrics; see operations.", "alarm", watched)
