@@ -35,10 +35,9 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.environment import EngineSettings, device
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
-from antiphon.services.rollout.prepare import Prepare
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.weights import WeightSource
-from antiphon.services.rollout.worker import RolloutWorker
+from antiphon.services.rollout.worker import Prepare, RolloutWorker
 from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual, collect_seldom
 from antiphon.system.processes import StopRequest

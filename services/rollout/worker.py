@@ -37,11 +37,22 @@ from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.group import GroupInFlight
-from antiphon.services.rollout.prepare import Prepare, nothing_to_prepare
 from antiphon.services.rollout.progress import gather, tokens_left
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
 from antiphon.services.rollout.work import Submitter, WorkInFlight, first_leaf, samples_with
 from antiphon.system.wakeup import Wakeup
+
+Prepare = Callable[[RunConfig, WorkerWelcome, Callable[[int], None]], Awaitable[RunConfig]]
+"""Brings what the engine is built from to this machine, and returns the configuration that says where it is;
+called with the run's, the welcome, and what takes the bytes that arrive."""
+
+
+async def nothing_to_prepare(
+    config: RunConfig, welcome: WorkerWelcome, arrived: Callable[[int], None]
+) -> RunConfig:
+    """Return the configuration as it is."""
+    return config
+
 
 FINISHING_SHARE = 0.5
 """Part of the grace time in which a group must surely be finished, or it is handed over at once."""
