@@ -174,7 +174,7 @@ def _model_files(copy: ReplayCopy) -> dict[str, bytes]:
 
 
 def _with_dtype(body: bytes, dtype: str) -> bytes:
-    """Return config.json with the dtype of the weights, so that loading rounds nothing."""
+    """Return config.json with the dtype of the weights, so that loading them rounds nothing."""
     tree = json.loads(body)
     old = [name for name in ("dtype", "torch_dtype") if name in tree] or ["dtype"]
     if all(tree.get(name) == dtype for name in old):

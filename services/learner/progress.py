@@ -1,6 +1,6 @@
 """Progress counter: what one thread of the learner does, and how much of it is done.
 
-The thread counts as it goes; a waiting caller reads, from any thread, and counts its patience
+The thread counts as it goes; callers that wait for it read, from any thread, and count their patience
 from the last change. What works without a break, as writing a checkpoint does, is looked at instead.
 """
 

@@ -1,6 +1,6 @@
 """Training: what the learner service needs of the engine behind it, without naming any engine.
 
-The service decides when to train, commit, checkpoint and publish. The holder of the weights
+The service decides when to train, commit, checkpoint and publish. What holds the weights
 answers here: DeepSpeed's `Trainer` and the `SnapshotPublisher` in production, arithmetic in the
 simulation. Nothing in this module imports torch.
 """
@@ -130,7 +130,7 @@ def read_weights(
         try:
             digest = publisher.write(held.version, held.weights, progress.add)
         except BlockedError as error:
-            progress.begin(str(error), "byte")  # those that watch the learner read why nothing moves
+            progress.begin(str(error), "byte")  # so that those who watch the learner read why nothing moves
             raise
     else:
         digest = publisher.digest(held.weights, progress.add)

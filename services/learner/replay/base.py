@@ -28,7 +28,7 @@ def base_model(copy: ReplayCopy, work: Path, given: Path | None = None) -> str:
     Args:
         copy: the run's artifacts.
         work: an empty folder that stays as long as the replay.
-        given: a folder to take instead; loading compares the digest.
+        given: a folder to take instead; its digest is compared when it is loaded.
 
     Raises:
         ConfigError: when there is no model to start from.
