@@ -68,7 +68,7 @@ class RestartRule:
         self._in_a_row = 0
         """Ends since the service last worked for a while."""
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Forget the restarts so far: what made the service end was taken away."""
         self._restarts.clear()
         self._in_a_row = 0
@@ -225,12 +225,12 @@ class Supervisor:
         """Return how often each service was started again."""
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Forget the restarts so far, and start at once what waits for its next one."""
 
         def forget() -> None:
             for child in self._children.values():
-                child.rule.begin_anew()
+                child.rule.begin_again()
                 if child.restart_at_s is not None:
                     child.restart_at_s = self._clock()
 

@@ -114,6 +114,10 @@ class Browser:
         wish = {"name": "prefers-color-scheme", "value": palette}
         self._ask("Emulation.setEmulatedMedia", {"features": [wish]})
 
+    def print_media(self, on: bool) -> None:
+        """Lay the page out as for paper, or as for a screen again."""
+        self._ask("Emulation.setEmulatedMedia", {"media": "print" if on else ""})
+
     def go(self, url: str) -> None:
         """Open an address; what it draws is waited for with `shows`."""
         answer = self._ask("Page.navigate", {"url": url})
