@@ -175,7 +175,7 @@ class Fleet:
         origin = f"{self._hosts[ORIGIN].address}:{PORT}"
         before, begun_s = self._hosts[ORIGIN].sent_bytes(), time.monotonic()
         question = {"do": "fetch_blocks", "payload": payload, "origin": origin}
-        asked = [self._ask(name, {**question, "seed": number}) for number, name in enumerate(workers)]
+        asked = [self._ask(name, question) for name in workers]
         deliveries = dict(zip(workers, await asyncio.gather(*asked), strict=True))
         sent = self._hosts[ORIGIN].sent_bytes() - before
         for name in self._processes:

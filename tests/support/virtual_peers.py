@@ -204,7 +204,6 @@ class Swarm:
             peer.arrivals,
             peer.culprits,
             Patience(stall_s=2.0, give_up_s=give_up_s),
-            seed=len(worker) + ord(worker[-1]),
         )
 
 
