@@ -157,7 +157,7 @@ class RunPage:
         except AntiphonError as error:
             _log.warning("page.failed", error=str(error))
             return
-        self._figures = RunFigures() if run.recorder is None else run.recorder.figures()
+        self._figures = RunFigures() if run.records is None else run.records.figures()
         for evaluation in status.evaluations:
             if evaluation.complete and evaluation.version not in self._scored:
                 self._scored.add(evaluation.version)

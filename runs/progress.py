@@ -31,7 +31,7 @@ class _Rates:
         tokens = sum(w.tokens_generated for w in status.workers)
         rate = max(0.0, (tokens - self._tokens) / max(1e-6, now - self._at))
         self._tokens, self._at = tokens, now
-        last = self._run.step_results.get(status.committed_steps - 1)
+        last = self._run.last_step
         trained = 0.0
         if last is not None and last.train_s > 0:
             trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s

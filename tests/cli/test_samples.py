@@ -48,11 +48,12 @@ def test_a_run_that_goes_on_shows_what_it_has(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ANTIPHON_HOME", str(run.home))
     assert execute(["samples"]) == 0
     assert capsys.readouterr().out.strip() == "run demo-1, nothing was recorded yet"
-    recorder = run.recorder()
-    run.record(recorder, range(1))
+    records = run.records()
+    run.tell(range(1))
+    records.flush(30.0)
     assert execute(["samples"]) == 0
     assert "training best: reward 1, trained on, step 0 (train/0)" in capsys.readouterr().out
-    recorder.close(30.0)
+    records.close(30.0)
 
 
 @pytest.mark.parametrize(
