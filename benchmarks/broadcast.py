@@ -4,7 +4,7 @@ An origin and workers, each a process in a network namespace of its own, run the
 and server over gRPC with mutual TLS. What a host sends passes a token bucket (tbf). `over_ideal` is the time
 divided by M / B, the time of one copy over one link; headers alone make that 1.05 at an MTU of 1500.
 
-- `star`, `chain`, `tree`, `swarm`: 7 workers, uplinks of 100 Mbit/s, 32 MB.
+- `star`, `chain`, `tree`: 7 workers, uplinks of 100 Mbit/s, 32 MB.
 - `lattica`: the same over a Lattica network, in blocks of 1 MiB; skipped with a reason without the package.
 - `chain_by_n`: the chain with 2, 4, 8 and 15 workers.
 - `slow_peer`: one of the 7 has 10 Mbit/s; the time is that of the last of the others.
@@ -55,7 +55,7 @@ BLOCK_BYTES = 1 << 20
 DOWNLINK = 1e9 / 8
 MOST_OVER = {"chain": 1.15, "slow_peer": 1.15, "relay_killed": 1.3, "wan_loss": 1.5, "small": 1.3}
 MOST_SPREAD_BY_N, MOST_COPIES, LEAST_LOOPBACK = 1.15, 1.2, 300.0
-TOPOLOGIES: tuple[Topology, ...] = ("star", "chain", "tree", "swarm")
+TOPOLOGIES: tuple[Topology, ...] = ("star", "chain", "tree")
 
 
 def main() -> int:

@@ -6,7 +6,11 @@ MLflow and the ledger. `outside_share` is the share of all but workers and learn
 they took after the first lease. `first_lease_s` are the wall seconds from the command to the first lease,
 and `start` says when each part was ready; `cores` of the machine share that work. With `--functions` one
 more job runs, in which every process samples its own stacks, and the functions that cost most are printed:
-seconds with all that a function calls, so they overlap, and the samples cost a tenth more.
+seconds with all that a function calls, so they overlap, and the samples cost a tenth more. With `--against`
+another checkout, which must have been set up, runs the same job in turns; its figures stand below `against`.
+
+Then one job of many small steps runs; `growth_mib_per_step` says by how much the memory of each kind of
+process grows in a step: the median of all slopes (Theil and Sen) after the first fifth.
 
 The share counts start and end, so fewer steps make it larger. It fails when processes are not told apart:
 less than 0.9 of the CPU seconds that the system counted.
@@ -21,16 +25,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from scipy.stats import theilslopes
+
 from antiphon.benchmarks.parts.cpu.functions import read_samples, sampled
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, read_rows, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish, medians
 from antiphon.report.cpu_section import PAYS, outside_share
+from antiphon.system.cpu_time import KINDS
 
 WANTED_SHARE, WANTED_LEASE_S = 0.10, 20.0
 """What is aimed at, printed beside what was measured."""
 COUNTED = 0.9
 RUN_S = 1200.0
 """Longest job."""
+SMALL_STEPS = (
+    *("loop.prompts_per_step=2", "loop.group_size=2", "sampling.max_tokens=16", "loop.filter=none"),
+    *("evaluation.interval=100", "evaluation.prompts=4"),
+)
 STARTS = {
     "coordinator": "run.opened",
     "worker_registered": "worker.registered",
@@ -47,6 +59,10 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="jobs that are measured")
     parser.add_argument("--steps", type=int, default=60, help="learner steps of each job")
+    parser.add_argument(
+        "--growth-steps", type=int, default=500, help="of the job of small steps; 0 leaves it out"
+    )
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, in turns")
     parser.add_argument("--functions", type=int, default=0, metavar="N", help="print N of each process")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
     arguments = parser.parse_args()
@@ -54,7 +70,11 @@ def main() -> int:
     overrides = [f"run.steps={arguments.steps}", *arguments.overrides]
     samples: dict[str, list[float]] = {}
     at_size: list[str] = []
+    against: dict[str, list[float]] = {}
     for number in range(arguments.rounds):
+        if arguments.against:
+            for name, value in measure(overrides, arguments.against.absolute()).items():
+                against.setdefault(name, []).append(value)
         found = measure(overrides)
         if found["counted_share"] < COUNTED:
             at_size.append(f"round {number + 1}: only {found['counted_share']:.0%} of the CPU was told apart")
@@ -70,15 +90,37 @@ def main() -> int:
         "wanted_outside_share": WANTED_SHARE,
         "wanted_first_lease_s": WANTED_LEASE_S,
         **medians(samples),
+        **{f"against.{name}": value for name, value in medians(against).items()},
     }
+    if arguments.growth_steps:
+        grown = growth(arguments.growth_steps)
+        result |= {f"growth_mib_per_step.{kind}": round(value, 4) for kind, value in grown.items()}
     return finish(result, record=arguments.record, samples=samples, at_size=at_size)
 
 
-def measure(overrides: Sequence[str]) -> dict[str, float]:
-    """Run one job; return its figures by name."""
+def growth(steps: int) -> dict[str, float]:
+    """Run a job of many small steps; return by how many MiB each kind of process grows in a step."""
+    with scratch_home() as home:
+        moment = time.time() - time.perf_counter()
+        overrides = [f"run.steps={steps}", *SMALL_STEPS]
+        job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "growth", RUN_S)
+        (run,) = (home / "runs").iterdir()
+        rows = read_rows(
+            run / "journal.db", "SELECT at FROM events WHERE kind = 'step.committed' ORDER BY seq"
+        )
+    ends = np.array([at - moment for (at,) in rows])
+    first, last = ends[len(ends) // 5], ends[-1]
+    looks = [(at, memory) for at, memory in job.memory_curve if first <= at <= last]
+    at_step = np.searchsorted(ends, [at for at, _ in looks])
+    kinds = [kind for kind in KINDS if all(kind in memory for _, memory in looks)]
+    return {kind: float(theilslopes([memory[kind] for _, memory in looks], at_step)[0]) for kind in kinds}
+
+
+def measure(overrides: Sequence[str], checkout: Path = PROJECT) -> dict[str, float]:
+    """Run one job of a checkout; return its figures by name."""
     with scratch_home() as home:
         begun, begun_at = time.perf_counter(), time.time()
-        job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "job", RUN_S)
+        job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "job", RUN_S, checkout)
         starts = start_times(home, begun_at)
     by_kind = job.kinds_after()
     after_s = job.kinds_after(begun + starts["first_lease_s"])

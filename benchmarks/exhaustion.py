@@ -43,7 +43,7 @@ from antiphon.api.manifest import full_payload
 from antiphon.benchmarks.coordinator import LoadPrompts, make_config, manifest, sampled
 from antiphon.benchmarks.parts.measure import end_on_sigterm, tail
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.cli.certs import certs
+from antiphon.cli.invite import invite
 from antiphon.core.config import dump_config, load_config
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress, PartialTrajectory, VersionSpan
@@ -178,7 +178,7 @@ def prepare(home: Path) -> None:
     names = [f"w{number}" for number in range(WORKERS)]
     keys = home / "keys"
     with contextlib.redirect_stdout(sys.stderr):
-        certs(worker=[*names, "hoarder", "overlapper", "stranger"], keys=keys)
+        invite(*names, "hoarder", "overlapper", "stranger", keys=keys)
     for name in (*names, "hoarder", "overlapper"):
         claims = TokenClaims(
             new_token_id(),

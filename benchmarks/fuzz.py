@@ -29,10 +29,8 @@ from antiphon.benchmarks.parts.fuzz.readers import readers
 from antiphon.benchmarks.parts.fuzz.targets import RunningServices, known_values, open_services
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.errors import AntiphonError
-from antiphon.net.rpc.codec import known
-from antiphon.net.wire import calls  # noqa: F401 - registers what its messages stand for
-from antiphon.net.wire import drafting as wire_drafting
-from antiphon.net.wire import work as wire_work
+from antiphon.net import wire
+from antiphon.net.rpc.unary import known
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.system.logs import configure_logs
 
@@ -263,9 +261,9 @@ def translation_targets() -> Iterator[Target]:
         assert translations is not None, f"no record stands behind {name}"
         yield Target(f"translation {name}", messages(message.DESCRIPTOR), _only_ours(translations[1]))
     verdict = messages(classes["SubmitReply"].DESCRIPTOR)
-    yield Target("translation submit_verdict", verdict, _only_ours(wire_work.submit_verdict_from_proto))
+    yield Target("translation submit_verdict", verdict, _only_ours(wire.submit_verdict_from_proto))
     history = messages(classes["PromptHistory"].DESCRIPTOR)
-    yield Target("translation prompt_history", history, _only_ours(wire_drafting.prompt_history_from_proto))
+    yield Target("translation prompt_history", history, _only_ours(wire.prompt_history_from_proto))
 
 
 def _only_ours(read: Callable[[Any], object]) -> Run:

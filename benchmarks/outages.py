@@ -70,7 +70,7 @@ def main() -> int:
         try:
             result = _measure(home, arguments)
         finally:
-            _antiphon(home, "down")
+            _antiphon(home, "up", "--stop")
     return finish(result, record=arguments.record, violated=violations(result))
 
 

@@ -39,7 +39,6 @@ from antiphon.benchmarks.parts.measure import (
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, read_journal
-from antiphon.simulator.modelled.outcome import Modelled
 from antiphon.simulator.modelled.prediction import (
     Recorded,
     RunFigures,
@@ -47,7 +46,7 @@ from antiphon.simulator.modelled.prediction import (
     measured_figures,
     predicted_figures,
 )
-from antiphon.simulator.modelled.run import ModelledRun
+from antiphon.simulator.modelled.run import Modelled, ModelledRun
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 MOST_ERROR, MOST_FLEET_S = 0.10, 60.0

@@ -1,31 +1,71 @@
-"""evaluate: the held-out score of a run's policy versions; a running one measures on request."""
+"""evaluate: held-out scores of a run's versions, and what a version answers: the best, the worst, some."""
 
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from antiphon.cli.arguments import Json
+from antiphon.core.errors import ConfigError
+from antiphon.core.reporting.plain_text import plain
+
+if TYPE_CHECKING:
+    from antiphon.lineage.samples import Sample
+
+_SPLITS = {"heldout": "held-out", "train": "training"}
 
 
 def evaluate(
     run: str | None = None,
     /,
+    version: str | None = None,
     *,
-    version: int | None = None,
+    samples: bool = False,
+    number: Annotated[int, Parameter(name=("--number", "-n"))] = 2,
+    split: Literal["train", "heldout"] | None = None,
     results: Path | None = None,
     timeout_s: float = 600.0,
+    as_json: Json = False,
 ) -> int:
     """Print held-out scores; one that a running run has not measured yet is measured by its workers.
 
+    With --samples completions are shown instead, with rewards and reasons: the best, the worst and random
+    ones. A run that is going on shows what it has recorded so far.
+
     Args:
         run: the run's id; by default the newest.
-        version: the policy version; by default every one that was evaluated.
+        version: a policy version, such as v12, or best; by default every one that was evaluated, and with
+            --samples the newest of which there are completions.
+        samples: show completions of a version.
+        number: with --samples: completions of each kind, of each split.
+        split: with --samples: only completions of training groups, or only held-out answers.
         results: JSON file to write the scores to.
         timeout_s: longest wait for an evaluation, seconds.
+        as_json: print one JSON list.
     """
+    if run is not None and version is None and re.fullmatch(r"v\d+|best", run):
+        run, version = None, run
+    if samples:
+        return _show_samples(run, version, number, split, as_json)
     from antiphon.core.reporting.figures import interval
     from antiphon.runs.directory import home_directory
-    from antiphon.runs.scores import held_out_scores, write_scores
+    from antiphon.runs.finding import find_run
+    from antiphon.runs.samples import version_of
+    from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
-    run_id, scores = held_out_scores(home_directory(), run, version, timeout_s)
+    home = home_directory()
+    directory = find_run(home, run)
+    run_id, scores = held_out_scores(home, directory.name, version_of(directory, version), timeout_s)
     if results is not None:
         write_scores(run_id, scores, results)
+    if as_json:
+        print(json.dumps(plain_scores(scores), indent=2))
+        return 0
     for score in scores:
         print(
             f"version {score.version}: held-out pass@1 {score.reward_mean:.4f} "
@@ -34,3 +74,42 @@ def evaluate(
     if not scores:
         print("nothing was evaluated yet")
     return 0
+
+
+def _show_samples(run: str | None, version: str | None, number: int, split: str | None, as_json: bool) -> int:
+    from antiphon.runs.directory import home_directory
+    from antiphon.runs.samples import samples_of, version_of
+
+    if number < 1:
+        raise ConfigError(f"--number {number} must be at least 1")
+    home = home_directory()
+    directory = _directory(home, run)
+    found = samples_of(directory, home, version=version_of(directory, version), split=split, count=number)
+    if as_json:
+        print(json.dumps([asdict(sample) for sample in found], indent=2))
+        return 0
+    print(f"run {directory.name}, {f'version {found[0].version}' if found else 'nothing was recorded yet'}")
+    print("\n".join(sample_lines(found)))
+    return 0
+
+
+def sample_lines(found: Iterable["Sample"]) -> Iterator[str]:
+    """Spell completions for a terminal, three or more lines each."""
+    for sample in found:
+        use = "" if sample.split == "heldout" else ", trained on" if sample.trained else ", filtered"
+        where = "" if sample.step is None else f", step {sample.step}"
+        yield ""
+        kept = f"{_SPLITS[sample.split]} {sample.kept_as}"
+        yield plain(f"{kept}: reward {sample.reward:g}{use}{where} ({sample.key})")
+        for name, text in (("prompt", sample.prompt), ("answer", sample.answer), ("reason", sample.reason)):
+            if text or name != "reason":
+                shown = plain(text, keep="\n\t")
+                yield f"  {name}  {textwrap.indent(shown, ' ' * 10).strip() or '(empty)'}"
+
+
+def _directory(home: Path, run: str | None) -> Path:
+    from antiphon.runs.finding import find_run
+
+    if run is not None and not (home / "runs" / run / "config.yaml").exists():
+        return home / "runs" / run  # perhaps it was pulled: its ledger is looked for
+    return find_run(home, run)

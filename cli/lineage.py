@@ -2,17 +2,17 @@
 
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from antiphon.core.errors import ConfigError
+from antiphon.cli.arguments import Json
+from antiphon.core.errors import AntiphonError, ConfigError
 
 if TYPE_CHECKING:
     from antiphon.lineage.documents.graph import LineageGraph, Node
+    from antiphon.lineage.ledger.verify import Verification
 
 SHOWN_DIGITS = 16
 """Digits of a digest that are printed; any few of them find the artifact again."""
@@ -24,7 +24,7 @@ def lineage(
     *words: str,
     verify: bool = False,
     verify_version: int | None = None,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    as_json: Json = False,
 ) -> int:
     """Show the parents and children of a run, a policy version, a batch or an evaluation.
 
@@ -34,8 +34,8 @@ def lineage(
         verify: instead, read every artifact of the run and compare it with its digest; without
             a run, of all runs, of every ledger that is here, and the whole store. What ended before
             anything was recorded is left out; nothing to verify is an error. Of a named run that keeps
-            only some weights (record.weights), one version that it does not keep is made anew by replay.
-        verify_version: with --verify, the version that is made anew; by default one in the middle.
+            only some weights (record.weights), one version that it does not keep is made again by replay.
+        verify_version: with --verify, the version that is made again; by default one in the middle.
         as_json: print one JSON document.
     """
     from antiphon.runs.directory import home_directory
@@ -46,9 +46,7 @@ def lineage(
         raise ConfigError("--verify-version names a version for --verify of one run; give both, RUN --verify")
     if verify:
         return _verify(home, named, rest, as_json) or _prove(home, named, verify_version, as_json)
-    from antiphon.cli.verify_all import ledger_of
-    from antiphon.lineage.documents.graph import build_graph
-    from antiphon.lineage.documents.graph_reader import all_documents
+    from antiphon.lineage.documents.graph import all_documents, build_graph
     from antiphon.runs.finding import find_run
     from antiphon.runs.pulled import pulled_runs
 
@@ -79,15 +77,96 @@ def _is_run(home: Path, word: str) -> bool:
     return (home / "runs" / word / "config.yaml").exists()
 
 
-def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
-    from antiphon.cli.verify_all import verify_all
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was looked at: what was found, or why it was left out."""
 
+    what: str
+    result: "Verification | None"
+    left_out: str = ""
+
+
+def verify_all(home: Path, run_id: str | None) -> list[Verified]:
+    """Verify one run, or every run, every ledger that is here, and the whole store.
+
+    A run that ended before anything was recorded is left out, and so is a ledger of which only the ``.dvc``
+    file is here.
+
+    Raises:
+        AntiphonError: when there was nothing to verify.
+        ConfigError: when there is no such run.
+    """
+    from antiphon.lineage.ledger.verify import verify_store
+    from antiphon.runs.directory import store_directory
+
+    found = [_verified(*place, home) for place in _places(home, run_id)]
+    if run_id is None:
+        found.append(Verified("the store", verify_store(store_directory(home))))
+    if not any(entry.result and entry.result.files for entry in found):
+        reasons = "; ".join(entry.left_out for entry in found if entry.left_out)
+        raise AntiphonError(
+            f"there is nothing to verify: {reasons or f'{home} has no run, and no ledger is here'}"
+        )
+    return found
+
+
+def ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
+    """Return the DVC project of a run's ledger, None where it keeps none, and the folder in it."""
+    from antiphon.core.config import RunConfig, load_config
+    from antiphon.lineage.layout import find_project, keeps_no_ledger
+
+    path = run_dir / "config.yaml"
+    record = (load_config(path) if path.exists() else RunConfig()).record
+    return (None if keeps_no_ledger(record, run_dir) else find_project(None, home)), record.ledger
+
+
+def _places(home: Path, run_id: str | None) -> Iterator[tuple[str, Path, Path | None, str]]:
+    """Yield what each is called, its run's folder, the DVC project and the folder of its ledger."""
+    from antiphon.lineage.layout import find_project, ledger_names
+    from antiphon.runs.directory import list_runs
+    from antiphon.runs.pulled import ledger_folders, missing_run
+
+    ledgers = {name: folder for folder in ledger_folders(home) for name in ledger_names(folder)}
+    runs = [directory.name for directory in list_runs(home)]
+    names = (
+        [run_id] if run_id is not None else [*runs, *(name for name in sorted(ledgers) if name not in runs)]
+    )
+    for name in names:
+        directory = home / "runs" / name
+        if name in runs:
+            yield f"run {name}", directory, *ledger_of(directory, home)
+        elif name in ledgers:
+            project = find_project(None, home)
+            yield f"ledger {name}", directory, project, str(ledgers[name].relative_to(project))
+        else:
+            raise ConfigError(missing_run(home, name))
+
+
+def _verified(what: str, run_dir: Path, project: Path | None, folder: str, home: Path) -> Verified:
+    from antiphon.lineage.layout import kept_pointer_of, shard_directories
+    from antiphon.lineage.ledger.verify import verify_run
+    from antiphon.lineage.names import version_entry
+    from antiphon.lineage.run_log import BASE_FILE
+    from antiphon.runs.directory import store_directory
+
+    shards = [] if project is None else shard_directories(project / folder, run_dir.name)
+    if not run_dir.is_dir() and not any(shard.is_dir() for shard in shards):
+        return Verified(
+            what, None, f"{what} was not pulled: `dvc pull {kept_pointer_of(shards[0])}` brings it"
+        )
+    begun = (run_dir / BASE_FILE).exists() or any((shard / version_entry(0)).exists() for shard in shards)
+    if run_dir.is_dir() and not begun:
+        return Verified(what, None, f"{what} ended before anything was recorded")
+    return Verified(what, verify_run(run_dir, store_directory(home), project, folder))
+
+
+def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
     if rest:
         raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")
     found = verify_all(home, named)
     checked = [(entry.what, entry.result) for entry in found if entry.result is not None]
     if as_json:
-        print(json.dumps([_verified(what, result) for what, result in checked], indent=2))
+        print(json.dumps([_plain_result(what, result) for what, result in checked], indent=2))
     for what, result in checked:
         for finding in () if as_json else result.findings:
             print(finding.sentence)
@@ -103,8 +182,7 @@ def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool)
 
 
 def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> int:
-    """Make one version anew that is recorded by its digest alone; without a run, or such a version, none."""
-    from antiphon.cli.verify_all import ledger_of
+    """Make one version again that is recorded by its digest alone; without a run, or such a version, none."""
     from antiphon.runs.finding import find_artifacts
 
     if named is None or ledger_of(home / "runs" / named, home)[0] is None:
@@ -133,7 +211,7 @@ def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> 
     return 0
 
 
-def _verified(what: str, result: Any) -> dict[str, Any]:
+def _plain_result(what: str, result: Any) -> dict[str, Any]:
     findings = [asdict(finding) | {"paths": list(map(str, finding.paths))} for finding in result.findings]
     return {"checked": what, "files": result.files, "bytes": result.bytes, "findings": findings}
 
@@ -165,7 +243,7 @@ def _said(node: "Node") -> Iterable[str]:
             if recompute := facts.get("recompute"):
                 first, last = recompute["batches"]
                 yield (
-                    f"where its weights are not kept: made anew from version {recompute['from_version']} "
+                    f"where its weights are not kept: made again from version {recompute['from_version']} "
                     f"with batches t{first} to t{last}"
                 )
             for name in ("loss", "reward_mean"):

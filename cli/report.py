@@ -1,21 +1,43 @@
-"""report: one self-contained HTML page about a run, finished or not."""
+"""report: one self-contained HTML page about a run, finished or not; or several runs side by side."""
 
 import asyncio
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from antiphon.cli.arguments import Json
+from antiphon.core.errors import ConfigError
 
-def report(run: str | None = None, /, *, out: Path | None = None) -> int:
-    """Write the page: learning curve, staleness, overlap timeline, throughput, where the seconds went.
+MOST_IN_A_NAME = 3
+"""Runs that the name of a page about several names."""
+
+
+def report(*runs: str, out: Path | None = None, as_json: Json = False) -> int:
+    """Write a run's page: learning curve, staleness, overlap timeline, throughput, where the seconds went.
+
+    Of several runs it shows which parameters differ, their figures side by side, and their rewards.
 
     Args:
-        run: the run's id; by default the newest.
-        out: file to write; by default report.html in the run's folder.
+        runs: ids of runs; by default the newest one.
+        out: file to write; by default report.html in the run's folder, or compare-RUN1-RUN2.html in the home
+            directory.
+        as_json: of several runs, print one JSON document.
     """
+    if len(runs) > 1:
+        return _compare(runs, out, as_json)
+    if as_json:
+        raise ConfigError(
+            "--json compares two runs or more; `antiphon status RUN --json` prints those of one"
+        )
+    return _one_page(runs[0] if runs else None, out)
+
+
+def _one_page(run: str | None, out: Path | None) -> int:
     from antiphon.core.config import load_config
+    from antiphon.core.reporting.run_view import RunView
     from antiphon.lineage.store.artifact_store import ArtifactStore
     from antiphon.report.page import build_report
-    from antiphon.report.timeline import RunDrawer
-    from antiphon.runs.attach import attached, draw_events
+    from antiphon.runs.attach import attached, read_events
     from antiphon.runs.directory import home_directory, store_directory
     from antiphon.runs.finding import find_run
     from antiphon.runs.samples import explainer
@@ -25,14 +47,67 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
 
     async def write() -> Path:
         async with attached(directory, store_directory(home)) as (coordinator, _):
-            picture = await draw_events(coordinator, RunDrawer())
+            view = await read_events(coordinator, RunView())
             status = await coordinator.status()
         store = ArtifactStore(store_directory(home))
         target = out or directory / "report.html"
         build_report(
-            directory, store, picture, status, target, explainer(load_config(directory / "config.yaml"))
+            directory, store, view, status, target, explainer(load_config(directory / "config.yaml"))
         )
         return target
 
     print(asyncio.run(write()))
     return 0
+
+
+def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> int:
+    from antiphon.report.compare_page import SEED_HEAD, build_comparison_page, seed_rows
+    from antiphon.report.comparison import Comparison, read_run
+    from antiphon.runs.directory import home_directory
+    from antiphon.runs.finding import find_run
+
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{twice} is named twice; a comparison needs different runs")
+    home = home_directory()
+    found = Comparison([read_run(find_run(home, name)) for name in names])
+    stem = "-".join(names[:MOST_IN_A_NAME]) + (f"-and-{len(names) - MOST_IN_A_NAME}-more" * (len(names) > 3))
+    page = build_comparison_page(found, out or home / f"compare-{stem}.html")
+    if as_json:
+        plain = {
+            "runs": list(names),
+            "parameters": found.parameters,
+            "figures": {run.run_id: run.figures.plain() for run in found.runs},
+            "over_seeds": [
+                {
+                    "runs": [run.run_id for run in group.runs],
+                    "scores": {
+                        name: {"mean": mean, "half": half} for name, (mean, half) in group.scores.items()
+                    },
+                }
+                for group in found.over_seeds
+            ],
+            "warnings": found.warnings,
+            "page": str(page),
+        }
+        print(json.dumps(plain, indent=2))
+        return 0
+    parameters = [[key, *map(json.dumps, values)] for key, values in found.parameters.items()]
+    _print_table("parameter", names, parameters or [["(all equal)", *("" for _ in names)]])
+    print()
+    _print_table("figure", names, [[label, *texts] for label, _, texts in found.figures])
+    if rows := seed_rows(found):
+        print("\nmeans over seeds, with 95% intervals:")
+        _print_table(SEED_HEAD[0], SEED_HEAD[1:], rows)
+    for sentence in found.warnings:
+        print(f"note: {sentence}")
+    print(f"page: {page}")
+    return 0
+
+
+def _print_table(head: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = [[head, *names], *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print("  ".join(cells).rstrip())

@@ -1,9 +1,11 @@
-"""run: the main job, from a configuration to a trained policy."""
+"""run, demo, config: the main job, from a configuration to a trained policy; and what it resolves to."""
 
+import json
+import sys
 from pathlib import Path
 
-from antiphon.cli.arguments import command_line
-from antiphon.core.config import RunConfig, load_config
+from antiphon.cli.arguments import Json, command_line, shipped
+from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.runs.directory import home_directory
 
 
@@ -51,3 +53,52 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     finally:
         view.close()
     return outcome.exit_code
+
+
+def demo(
+    *overrides: str,
+    seed: int = 0,
+    fresh: bool = False,
+    results: Path | None = None,
+) -> int:
+    """Train the shipped small model on chain sums and show what came of it.
+
+    Args:
+        overrides: key=value pairs, such as run.steps=20.
+        seed: seed of the run.
+        fresh: begin a new run even if an unfinished one exists.
+        results: folder that gets metrics.json, timings.json and final.json.
+    """
+    config = load_config(shipped("quickstart.yaml"), [f"run.seed={seed}", *overrides])
+    return run_config(config, resume=None, fresh=fresh, results=results)
+
+
+def config(path: Path, /, *overrides: str, as_json: Json = False) -> None:
+    """Print the resolved configuration with every default filled in; nothing is started.
+
+    The environment's name and parameters are checked too. A learning rate that is not given is that of the
+    model's size, or null where the model is not on this machine.
+
+    A note on the error output names each key that was set and cannot act with the others.
+
+    Args:
+        path: the YAML file.
+        overrides: key=value pairs, such as loop.max_staleness=4.
+        as_json: print JSON instead of YAML.
+    """
+    resolved = load_config(path, list(overrides))
+    from antiphon.environments.registry import make_environment  # slow to import
+
+    chosen = resolved.environment
+    make_environment(chosen.name, chosen.parameters, chosen.seed, chosen.train_size, chosen.heldout_size)
+    if resolved.learner.learning_rate is None:
+        from antiphon.models.learning_rate import with_learning_rate
+
+        resolved = with_learning_rate(resolved)
+        print("note: learner.learning_rate is chosen by the size of model.path", file=sys.stderr)
+    for sentence in resolved.idle_keys():
+        print(f"note: {sentence}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(resolved.model_dump(mode="json"), indent=2))
+    else:
+        print(dump_config(resolved), end="")

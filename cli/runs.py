@@ -56,7 +56,7 @@ def runs(*, as_json: Json = False) -> int:
     for run in open_ones[:3]:
         print(f"continue {run.run_id}: {run.next_command}")
     if len(found) > 1:
-        print(f"compare: {command()} compare {found[1].run_id} {found[0].run_id}")
+        print(f"compare: {command()} report {found[1].run_id} {found[0].run_id}")
     if began:
         print(f"stopped before the first step: {', '.join(run.run_id for run in began)}")
         print(f"  remove them: {command()} gc {' '.join(f'--run {run.run_id}' for run in began)}")

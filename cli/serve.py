@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App, Parameter
 
 from antiphon.cli.arguments import check_address, credentials_folder
-from antiphon.cli.help import words_of
+from antiphon.cli.verbs import words_of
 from antiphon.core.errors import ConfigError
 from antiphon.runs.directory import home_directory, store_directory
 from antiphon.system.collecting import collect_seldom

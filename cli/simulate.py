@@ -71,8 +71,7 @@ def simulate(
         raise ConfigError("--crowded-run says more of a machine that --from-run has measured; name that too")
     if overrides:
         raise ConfigError(f"{overrides[0]} changes a run; name a recorded one with --from-run")
-    from antiphon.simulator.campaign import Campaign, mute_logs
-    from antiphon.simulator.checks.trace import Tracer
+    from antiphon.simulator.campaign import Campaign, Tracer, mute_logs
     from antiphon.simulator.report import Summary, failure_lines, outcome_lines
     from antiphon.simulator.scenario import load_scenario
 

@@ -1,40 +1,59 @@
-"""status: one run as it is now, or in a live picture, or as JSON for programs."""
+"""status: one run as it is now, in a live picture, or as JSON for programs; and what happened to it."""
 
 import asyncio
 import dataclasses
 import json
 import shlex
+import sys
 import time
+from collections import deque
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
-from antiphon.core.errors import AntiphonError
+from antiphon.cli.arguments import Json
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.reporting.plain_text import plain
 
 if TYPE_CHECKING:
+    from antiphon.core.status import Event
     from antiphon.net.security.credentials import Credentials
 
 WATCH_S = 1.0
 """Seconds between two looks with --watch."""
+
+DIGEST_CHARACTERS = 12
+"""Enough of a digest to find it again."""
 
 
 def status(
     run: str | None = None,
     /,
     *,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    as_json: Json = False,
     watch: bool = False,
+    events: bool = False,
+    kind: tuple[str, ...] = (),
+    last: int | None = None,
+    follow: bool = False,
 ) -> int:
     """Show a run: steps, reward, held-out pass@1, staleness, and what each plane waits for.
 
+    With --events it is what happened to the run, in order: leases, losses, batches, commits, pauses.
+
     Args:
         run: the run's id; by default the newest.
-        as_json: print everything the coordinator says, for programs.
+        as_json: print everything the coordinator says, for programs; of events one JSON object per line.
         watch: keep looking until the run is finished.
+        events: print the run's events; each of the options below means it too.
+        kind: only events of this kind or of this noun, such as lease.expired or worker; repeatable.
+        last: only the newest of the events.
+        follow: continue until the run is finished; Ctrl-C stops the watching, not the run.
     """
+    if events or kind or last is not None or follow:
+        return _show_events(run, kind, last, follow, as_json)
     from antiphon.core.config import load_config
-    from antiphon.core.reporting.alarms import audit_alarm, heldout_alarm, swap_alarm
+    from antiphon.core.reporting.alarms import alarms_of, audit_alarm, heldout_alarm, swap_alarm
     from antiphon.lineage.run_figures import read_figures
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
     from antiphon.runs.attach import commits_of, coordinator_address, look, run_credentials
@@ -51,18 +70,18 @@ def status(
         return _show_resting(directory, as_json)
     if watch:
         return _watch(address, directory.name, credentials)
-    alarms = list(current_alarms(asyncio.run(commits_of(address, credentials)), config, directory))
+    alarms = list(current_alarms(alarms_of(asyncio.run(commits_of(address, credentials))), config, directory))
     asked = audit_alarm(found), swap_alarm(found), heldout_alarm(found)
     alarms += [alarm for alarm in asked if alarm is not None]
     if as_json:
-        plain = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
-        print(json.dumps(plain | {"figures": read_figures(directory).plain()}, indent=2))
+        said = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
+        print(json.dumps(said | {"figures": read_figures(directory).plain()}, indent=2))
         return 0
 
     from rich.console import Console
 
     from antiphon.cli.view import RunHistory, picture
-    from antiphon.core.reporting.run_view import planes_of
+    from antiphon.core.reporting.run_display import planes_of
 
     history = RunHistory()
     history.take(found)
@@ -80,7 +99,7 @@ def status(
 
 def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
     from antiphon.cli.view import make_view
-    from antiphon.core.reporting.run_view import planes_of
+    from antiphon.core.reporting.run_display import planes_of
     from antiphon.runs.attach import look
 
     view = make_view()
@@ -122,10 +141,82 @@ def _show_resting(directory: Path, as_json: bool) -> int:
             f"`antiphon run {shlex.quote(str(directory / 'config.yaml'))} --resume {directory.name}`"
         )
     outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
-    outcome |= {"figures": figures.plain()}  # those of outcome.json, computed anew
+    outcome |= {"figures": figures.plain()}  # those of outcome.json, computed again
     if as_json:
         print(json.dumps(outcome, indent=2))
         return 0
     for line in RunOutcome.from_summary(outcome).lines(directory / "report.html"):
         print(line)
     return 0
+
+
+def _show_events(
+    run: str | None, kind: tuple[str, ...], last: int | None, follow: bool, as_json: bool
+) -> int:
+    from antiphon.core.loop.events import event_kinds
+    from antiphon.runs.directory import home_directory
+    from antiphon.runs.finding import find_run
+
+    kinds = event_kinds()
+    for wanted in kind:
+        if not any(_fits(known, wanted) for known in kinds):
+            raise ConfigError(f"--kind {wanted}: there is no such event; kinds are {', '.join(kinds)}")
+    if last is not None and last < 1:
+        raise ConfigError(f"--last {last}: give a number from 1 on, or leave it out for all events")
+    home = home_directory()
+    return asyncio.run(_print_events(find_run(home, run), home, kind, last, follow, as_json))
+
+
+async def _print_events(
+    directory: Path, home: Path, kinds: tuple[str, ...], last: int | None, follow: bool, as_json: bool
+) -> int:
+    from antiphon.runs.attach import attached
+    from antiphon.runs.directory import store_directory
+
+    async with attached(directory, store_directory(home)) as (client, running):
+        seen = 0
+        newest: deque[Event] = deque(maxlen=last)
+        async for event in client.watch_events(0, follow=False):
+            seen = event.seq
+            if not _wanted(event, kinds):
+                continue
+            if last is None:
+                print(_as_json(event) if as_json else event_line(event))
+            else:
+                newest.append(event)
+        for event in newest:
+            print(_as_json(event) if as_json else event_line(event))
+        sys.stdout.flush()
+        if follow and running:
+            async for event in client.watch_events(seen, follow=True):
+                if _wanted(event, kinds):
+                    print(_as_json(event) if as_json else event_line(event), flush=True)
+    return 0
+
+
+def event_line(event: "Event") -> str:
+    """Spell one event: number, local time, kind, and its fields, digests cut short."""
+    at = datetime.fromtimestamp(event.at).strftime("%H:%M:%S")
+    fields = json.loads(event.data_json)
+    said = " ".join(f"{name}={_short(value)}" for name, value in fields.items())
+    return plain(f"{event.seq:6d} {at} {event.kind:22s} {said}".rstrip())
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str):
+        is_digest = len(value) == 64 and set(value) <= set("0123456789abcdef")
+        return value[:DIGEST_CHARACTERS] if is_digest else value
+    said = json.dumps(value)
+    return said if len(said) <= 100 else f"{said[:97]}..."
+
+
+def _as_json(event: "Event") -> str:
+    return json.dumps({"seq": event.seq, "at": event.at, "kind": event.kind, **json.loads(event.data_json)})
+
+
+def _wanted(event: "Event", kinds: tuple[str, ...]) -> bool:
+    return not kinds or any(_fits(event.kind, wanted) for wanted in kinds)
+
+
+def _fits(kind: str, wanted: str) -> bool:
+    return kind == wanted or kind.partition(".")[0] == wanted

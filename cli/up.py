@@ -1,4 +1,4 @@
-"""up and down: serve the pages of what was recorded and, on demand, S3; stop exactly those."""
+"""up: serve the pages of what was recorded and, on demand, S3; stop exactly those."""
 
 import json
 import os
@@ -71,6 +71,7 @@ def up(
     mlflow_port: int | None = None,
     s3: Annotated[bool, Parameter(negative="--no-s3")] = False,
     s3_port: int | None = None,
+    stop: bool = False,
 ) -> int:
     """Serve the Prefect and MLflow pages of what was recorded, in the background.
 
@@ -81,15 +82,18 @@ def up(
         mlflow_port: port of the MLflow pages, 5000 unless given; 0 picks a free one.
         s3: serve a bucket for artifacts too; its folder and keys lie in the home directory.
         s3_port: port of the S3 server, 8333 unless given; 0 picks a free one.
+        stop: stop all that is served instead; recorded data stays.
     """
     home = home_directory()
+    if stop:
+        return _stop(home)
     pages = {name: page for name, page in read_pages(home).items() if page.alive()}
     ports = _ports({"prefect": prefect_port, "mlflow": mlflow_port, "s3": s3_port}, pages, s3)
     make_home(home)
     for name, begin in (("prefect", _begin_prefect), ("mlflow", _begin_mlflow)):
         if name not in pages:
             pages[name] = begin(home, ports[name])
-            # Written down before the wait, so that `down` finds it whatever happens meanwhile.
+            # Written down before the wait, so that `--stop` finds it whatever happens meanwhile.
             write_pages(home, pages)
     if s3 and "s3" not in pages:
         server = s3_server.begin_s3(home / "s3", ports["s3"], outlive=True)
@@ -111,7 +115,7 @@ def up(
     if "s3" in pages:
         keys = s3_server.credentials_file(home / "s3")
         print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {shlex.quote(str(keys))}", flush=True)
-    print(f"stop them with: {command()} down")
+    print(f"stop them with: {command()} up --stop")
     return 0
 
 
@@ -130,16 +134,14 @@ def _ports(asked: Mapping[str, int | None], pages: Mapping[str, "Page"], s3: boo
         elif page is not None and port and not page.url.endswith(f":{port}"):
             raise ConfigError(
                 f"{option} {port} is not possible: {name} is up at {page.url} already; "
-                "`antiphon down` stops it, then give the same command again"
+                "`antiphon up --stop` stops it, then give the same command again"
             )
         if same := [f"--{other}-port" for other in ports if other != name and port and ports[other] == port]:
             raise ConfigError(f"{option} {port} is that of {same[0]} too; give two ports")
     return ports
 
 
-def down() -> int:
-    """Stop the servers that `up` started; recorded data stays."""
-    home = home_directory()
+def _stop(home: Path) -> int:
     pages = read_pages(home)
     running = [page for page in pages.values() if page.alive()]
     stop_groups([page for page in running if page.name == "s3"], s3_server.STOP_GRACE_S)

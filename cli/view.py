@@ -22,15 +22,21 @@ from rich.text import Text
 
 from antiphon.core.reporting.figures import share
 from antiphon.core.reporting.plain_text import plain
-from antiphon.core.reporting.run_view import PlaneView, drafting_words, reward_of, unscored_words
+from antiphon.core.reporting.run_display import (
+    PlaneView,
+    drafting_words,
+    reward_of,
+    status_rows,
+    unscored_words,
+)
 from antiphon.core.status import RunStatus
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 48
 """Steps that the sparkline shows."""
 
-STAGES = ("rollout", "reward", "learner", "broadcast")
-"""Rows of the table; what is said of others is a sentence."""
+BESIDE = ("paused", "workers", "waiting for")
+"""Rows of a status that the panel's table of stages, or the line below it, says."""
 WIDTH = 120
 """Columns of the widest panel, and of a line without a terminal."""
 
@@ -96,20 +102,6 @@ class RunHistory:
         return elapsed_s / done * (status.steps_total - status.committed_steps)
 
 
-def staleness_words(histogram: Mapping[int, int]) -> str:
-    """Say how stale the trajectories were: mean, maximum and the share of each staleness.
-
-    >>> staleness_words({0: 1, 2: 3})
-    'mean 1.50, max 2   0: 25%  2: 75%'
-    """
-    total = sum(histogram.values())
-    if not total:
-        return "–"
-    mean = sum(s * n for s, n in histogram.items()) / total
-    shares = "  ".join(f"{s}: {n / total:.0%}" for s, n in sorted(histogram.items()))
-    return f"mean {mean:.2f}, max {max(histogram)}   {shares}"
-
-
 def picture(
     status: RunStatus, planes: Mapping[str, PlaneView], history: RunHistory, elapsed_s: float | None
 ) -> RenderableType:
@@ -121,46 +113,31 @@ def picture(
     if elapsed_s is not None:
         remaining = history.remaining_s(status, elapsed_s)
         clock = minutes(elapsed_s) + ("" if remaining is None else f", about {minutes(remaining)} left")
-    bar = ProgressBar(total=max(1, status.steps_total), completed=status.committed_steps, width=32)
-    step = Table.grid(padding=(0, 1))
-    step.add_row(bar, f"{status.committed_steps} of {status.steps_total}   {clock}")
-    rows.add_row("step", step)
-    rewards = [history.rewards[s] for s in sorted(history.rewards)]
-    last = f" (step {max(history.rewards)})" if rewards else ""
-    rows.add_row("reward", f"{share(rewards[-1] if rewards else None):>6}{last}  {sparkline(rewards)}")
-    rows.add_row("held-out pass@1", _score_words(history.scores))
-    rows.add_row("staleness", f"{staleness_words(status.staleness_histogram)}  in all steps")
-    if status.last_commit is not None and (drafts := drafting_words(status.last_commit)):
-        rows.add_row("drafts", f"{drafts} (step {status.last_commit.step})")
-    if unscored := unscored_words(status):
-        rows.add_row("not scored", Text(plain(unscored)))
-    for batch in status.voided:
-        said = f"batch {batch.digest[:12]} of step {batch.step}, by {batch.operator}: {batch.reason}"
-        rows.add_row("voided", Text(plain(said)))
+    courses = {"reward": history.rewards, "held-out pass@1": history.scores}
+    for row in status_rows(status):
+        said = Text(plain(row.text))
+        if row.label == "step":
+            bar = ProgressBar(total=max(1, status.steps_total), completed=status.committed_steps, width=32)
+            step = Table.grid(padding=(0, 1))
+            step.add_row(bar, said + Text(f"   {clock}"))
+            rows.add_row(row.label, step)
+        elif row.label in courses:
+            course = courses[row.label]
+            rows.add_row(row.label, said + Text(f"  {sparkline([course[at] for at in sorted(course)])}"))
+        elif row.label not in BESIDE:
+            rows.add_row(row.label, said)
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for name in ("stage", "state", "tokens/s", "waits for"):
         fixed = name in ("stage", "tokens/s")
         table.add_column(name, justify="right" if name == "tokens/s" else "left", no_wrap=fixed)
     for plane in planes.values():
-        if plane.name in STAGES:
-            rate = f"{plane.rate:,.0f}" if plane.rate else "–"
-            table.add_row(plane.name, plane.state, rate, plane.waits_for or "–")
-        else:  # a sentence about the run: as a row it would take the room of all columns
-            rows.add_row(plane.name, plane.state)
+        rate = f"{plane.rate:,.0f}" if plane.rate else "–"
+        table.add_row(plane.name, plane.state, rate, plane.waits_for or "–")
     parts: list[RenderableType] = [rows, Text(""), table]
     if status.paused_reason:
         parts += [Text(""), Text(f"paused: {plain(status.paused_reason)}", style="bold red")]
     panel = Panel(Group(*parts), title=status.run_id, title_align="left", border_style="dim")
     return Constrain(panel, WIDTH)
-
-
-def _score_words(scores: Mapping[int, float]) -> str:
-    if not scores:
-        return "–"
-    ordered = sorted(scores)
-    values = [scores[v] for v in ordered]
-    last = f"{share(values[-1]):>6}  {sparkline(values)}"
-    return last if len(ordered) == 1 else f"{last}  from {share(values[0])} at version {ordered[0]}"
 
 
 class TurnsConsole(Console):

@@ -40,7 +40,7 @@ def worker(
         credentials: folder with the worker's certificate and token; by default ANTIPHON_CREDENTIALS, else
             that of the run which --run names, where it runs on this machine and is yours.
         relay_address: HOST:PORT at which other workers reach this one and take weights from it; it listens
-            on PORT. The credentials must name HOST (`antiphon certs --relay-host`). By default none does.
+            on PORT. The credentials must name HOST (`antiphon invite --relay-host`). By default none does.
     """
     check_address(coordinator, "--coordinator")
     if relay_address:

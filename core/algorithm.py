@@ -38,33 +38,32 @@ class AlgorithmSection(Section):
     """Upper clip: ratios above 1 + clip_high get no gradient where the advantage is positive; for cispo the
     cap is 1 + clip_high. null: the objective's own (grpo, dr_grpo 0.2; dapo 0.28; gspo 0.0004; cispo 4)."""
     dual_clip: float | None = Field(default=None, gt=1.0)
-    """Ratios above this get no gradient where the advantage is negative either, so that the loss of a token
-    is at most dual_clip times |advantage|; null has no such bound."""
+    """Ratios above this get no gradient where the advantage is negative either: a token's loss is at most
+    dual_clip times |advantage|; null has no such bound."""
     decoupled: bool = True
-    """Clip against the policy at the start of the step instead of the behaviour policy; the
-    difference between the two becomes an importance weight (decoupled objective)."""
+    """Clip against the policy at the start of the step; its difference to the behaviour policy becomes an
+    importance weight (decoupled objective)."""
     correction: Literal["none", "truncate", "mask"] = "truncate"
     """Importance weight of stale or mismatched tokens: ignored, truncated at correction_cap, or
     masked outside [correction_floor, correction_cap]."""
     correction_level: Literal["token", "sequence", "geometric"] | None = None
     """What one weight is of: a token, a trajectory (the product over its tokens), or a trajectory by the
-    geometric mean over its tokens. null: token, for gspo geometric."""
+    geometric mean. null: token, for gspo geometric."""
     correction_cap: float = Field(default=2.0, gt=0.0)
     """Largest importance weight."""
     correction_floor: float = Field(default=0.5, ge=0.0)
     """Smallest importance weight that correction=mask keeps."""
     divisor: Literal["sampled", "trained"] = "sampled"
-    """What the loss is divided by. sampled: also what loop.filter=drop left out of the batch, so that the
-    filter changes the work of a step and not its update; trained: what is in the batch, so that updates
-    grow as fewer groups have reward variance."""
+    """What the loss is divided by. sampled: also what loop.filter=drop left out, so that the filter changes
+    the work of a step and not its update; trained: what is in the batch."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What a reward is compared with: the mean of its group, or the mean of the group's others (RLOO)."""
+    """What a reward is compared with: the mean of its group, or of the group's others (RLOO)."""
     normalise_advantages: bool = True
     """Divide advantages by the group's standard deviation (dr_grpo never does)."""
     truncated_completions: Literal["train", "mask_loss", "mask"] = "train"
     """Completions that sampling.max_tokens cut off. train: like any other; mask_loss: no gradient, but a part
-    in the baseline of their group and in the divisor (DAPO's overlong filtering); mask: as if they had not
-    been sampled, so that they have no part in these either."""
+    in their group's baseline and in the divisor (DAPO's overlong filtering); mask: as if they had not been
+    sampled."""
     updates_per_step: int = Field(default=1, ge=1, le=16)
     """Optimizer updates one batch is split into; with one, and decoupled, no clip can act."""
 

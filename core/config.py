@@ -213,17 +213,21 @@ def build_config(tree: dict[str, Any]) -> RunConfig:
         ConfigError: with one sentence per wrong field.
     """
     if _retired_order(tree):
-        tree = {**tree, "loop": {**tree["loop"], "order": "by_length"}}
+        tree = {**tree, "loop": {**tree["loop"], "order": ORDER_OF_RETIRED}}
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(sentences(error, RunConfig)) from error
 
 
+RETIRED_ORDERS, ORDER_OF_RETIRED = ("auto", "longest_first", "alternating", "two_tier"), "by_length"
+"""Values of `loop.order` in runs of older versions, and what they are read as."""
+
+
 def _retired_order(tree: Mapping[str, Any]) -> str | None:
     loop = tree.get("loop")
     order = loop.get("order") if isinstance(loop, dict) else None
-    return order if order in ("auto", "longest_first", "alternating", "two_tier") else None
+    return order if order in RETIRED_ORDERS else None
 
 
 @functools.lru_cache(maxsize=8)

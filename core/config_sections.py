@@ -95,13 +95,13 @@ class EnvironmentSection(Section):
     """Where prompts come from and what rewards the answers."""
 
     name: str = "reasoning/chain_sum"
-    """Environment by name: `reasoning/<task>` is any task of reasoning-gym, `package.module:Class` a class of
-    your own, a plain name what an installed package calls so; see docs/guides/own-environment.md."""
+    """`reasoning/<task>` is any task of reasoning-gym, `package.module:Class` a class of your own, a plain
+    name what an installed package calls so; see docs/guides/own-environment.md."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the task, such as its difficulty. They are recorded: a secret does not belong here."""
+    """Parameters of the task, such as its difficulty; they are recorded, so no secrets."""
     secrets: tuple[str, ...] = ()
-    """Names of variables such as JUDGE_KEY whose values the environment's class reads from `os.environ`. The
-    process that starts the run must have them; scoring processes get them, and no record does."""
+    """Names of variables such as JUDGE_KEY whose values the environment's class reads from `os.environ`;
+    scoring processes get them, and no record does."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the problems; splits never share one."""
     train_size: int = Field(default=256, ge=1, le=MOST_PROMPTS)
@@ -109,8 +109,8 @@ class EnvironmentSection(Section):
     heldout_size: int = Field(default=192, ge=1, le=MOST_PROMPTS)
     """Number of held-out prompts."""
     max_lost_share: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Largest share of the characters of the prompts, spaces left out, for which the model's tokenizer may
-    have no token; a run that loses more is refused before it starts. 1 accepts everything."""
+    """Largest share of the prompts' characters, spaces left out, for which the model's tokenizer may have no
+    token; a run that loses more is refused. 1 accepts everything."""
 
     @field_validator("secrets", mode="after")
     @classmethod
@@ -123,8 +123,8 @@ class EnvironmentSection(Section):
         return names
 
     max_constant_share: float = Field(default=0.85, ge=0.0, le=1.0)
-    """Largest mean reward that one answer may earn whatever is asked: a task that pays a constant more is
-    refused before it starts, since a policy would learn that and nothing else. 1 accepts everything."""
+    """Largest mean reward that one answer may earn whatever is asked; a task that pays a constant more is
+    refused. 1 accepts everything."""
 
 
 class RewardSection(Section):
@@ -132,9 +132,8 @@ class RewardSection(Section):
 
     sandbox: Literal["auto", "always", "process"] = "auto"
     """auto: scorers that only compare texts run in the reward service, all others in a sandbox (bubblewrap)
-    without network, files and rights; always: all run in the sandbox; process: the others run in a child
-    process with limits of time and memory, but without a sandbox: only for models and workers that you
-    trust."""
+    without network, files and rights; always: all in the sandbox; process: the others in a child process with
+    limits of time and memory only: for models and workers that you trust."""
     answer_timeout_s: float = Field(default=5.0, gt=0.0, le=3600.0)
     """Seconds that scoring one answer may take; then the answer has failed."""
     memory_mib: int = Field(default=2048, ge=256, le=MOST_MIB)
@@ -142,11 +141,11 @@ class RewardSection(Section):
     processes: int = Field(default=2, ge=1, le=256)
     """Scoring processes of a reward service that does not score itself; each scores a group at a time."""
     attempts: int = Field(default=3, ge=1, le=100)
-    """How often answers of one group may take too long or end the process that scores them; then those of
-    the group that are not scored have failed, too."""
+    """How often answers of one group may take too long or end their scoring process; then those not yet
+    scored have failed, too."""
     max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """Largest share of the newest answers (32 groups' worth, 256 at least) that may fail; beyond it the run
-    is paused, unless those of one worker fail alone, which is struck."""
+    is paused, or the one worker whose answers fail is struck."""
 
 
 class LoopSection(Section):
@@ -159,12 +158,12 @@ class LoopSection(Section):
     """Staleness bound S, in policy versions: nothing older trains. 0 is the synchronous loop."""
     accept_uneven: bool = False
     """Fixed mode: sample also on an engine whose log-probabilities depend on the batch. Two runs of one
-    configuration may then differ, and groups of lost workers begin anew."""
+    configuration may then differ."""
     publish_interval: int = Field(default=1, ge=1, le=64)
     """Learner steps between snapshots."""
     run_ahead: Literal["measured", "bound"] = "measured"
-    """Groups that elastic mode keeps in flight. measured: what covers rollout, reward and broadcast, so
-    that staleness stays below the bound where that costs no time; bound: all that max_staleness allows."""
+    """Groups that elastic mode keeps in flight. measured: what covers rollout, reward and broadcast; bound:
+    all that max_staleness allows."""
     order: Literal["by_length", "arrival"] = "by_length"
     """Order of leases. by_length: by remembered lengths while these predict, the longest first at S = 0 and
     alternating at S >= 1; arrival: as groups come."""
@@ -189,7 +188,7 @@ class LearnerSection(Section):
 
     learning_rate: float | None = Field(default=None, gt=0.0)
     """AdamW learning rate after warm-up. null: by the model's size, 2e-4 below 10 million parameters, 2e-5
-    below 100 million, 1e-6 from there on; `antiphon config` shows it and a run records it."""
+    below 100 million, 1e-6 above."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """AdamW first-moment decay."""
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
@@ -219,8 +218,8 @@ class LearnerSection(Section):
     gradient_checkpointing: bool = False
     """Trade compute for memory in the backward pass."""
     compiled: bool = False
-    """Compile the dense block of each layer (torch.compile) in the first step, which on a CPU takes seconds
-    and a C++ compiler; part of the numerics."""
+    """Compile the dense block of each layer (torch.compile), which on a CPU takes seconds and a C++ compiler;
+    part of the numerics."""
 
     def idle_keys(self) -> list[str]:
         """Return a sentence for every choice that cannot act with the others."""
@@ -250,19 +249,19 @@ class RolloutSection(Section):
     prefix_caching: bool = False
     """Share the cache of equal prompt beginnings, as within a group; pays once prompts exceed a block."""
     compiled: bool = False
-    """Compile the model at the start of an engine, which takes from half a minute on and, on a CPU, a C++
-    compiler; `antiphon tune` says whether a run is long enough for that."""
+    """Compile the model at the start of an engine: half a minute or more and, on a CPU, a C++ compiler;
+    `antiphon tune` says whether a run is long enough."""
     swap_cache: Literal["recompute", "keep"] = "recompute"
-    """What running requests do with their caches when weights are swapped under them. recompute: they compute
-    them anew; keep (elastic mode alone): they go on with them, which costs nothing, is noted in each sample's
-    version spans, and takes later tokens out of audits and `antiphon replay --rollouts`."""
+    """Caches of running requests when weights are swapped. recompute: they are computed again; keep (elastic
+    mode alone): they stay, which costs nothing, is noted in version spans, and takes later tokens out of
+    audits and `antiphon replay --rollouts`."""
     grace_s: float = Field(default=20.0, ge=0.0, le=YEAR_S)
-    """Seconds between SIGTERM and the worker's exit: groups that are surely finished in half of them
-    are finished, the others are handed over at once. Stay below the notice that your provider gives."""
+    """Seconds between SIGTERM and the worker's exit: what surely ends in half of them is finished, the rest
+    is handed over. Stay below your provider's notice."""
     hung_step_s: float = Field(default=60.0, gt=0.0, le=YEAR_S)
-    """Seconds after which an engine step that does not come back counts as hung, or twenty times the
-    longest of its last steps, if that is more: the worker then gives its leases back and ends its
-    process, to be started again. Taking in weights has services.stall_timeout_s."""
+    """Seconds after which an engine step counts as hung, or twenty times the longest of its last steps, if
+    that is more: the worker gives its leases back and ends its process. Taking in weights has
+    services.stall_timeout_s."""
 
 
 class CoordinatorSection(Section):
@@ -273,21 +272,20 @@ class CoordinatorSection(Section):
     heartbeat_s: float = Field(default=2.0, gt=0.0, le=YEAR_S)
     """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""
     hung_factor: float = Field(default=5.0, ge=2.0, le=1e6)
-    """A worker whose engine brings no token for so many times the usual pause loses its leases although
-    its heartbeats come, and gets no others before the engine moves. The usual pause is measured (99% of
-    pauses are shorter) and at least heartbeat_s. While too few pauses are known, lease_s counts instead."""
+    """A worker whose engine brings no token for this many usual pauses (99% of pauses are shorter;
+    heartbeat_s at least) loses its leases, although its heartbeats come. While too few pauses are known,
+    lease_s counts instead."""
     speculation: float = Field(default=0.05, ge=0.0, le=1.0)
-    """Share of a batch whose last groups an idle worker may sample a second time, once their leases are
-    older than 95% of leases get; the first submission wins. 0 switches it off. Only with
-    sampling.sampler=keyed, and between engines of equal numerics: both holders sample the same tokens."""
+    """Share of a batch whose last groups an idle worker may sample too, once their leases are older than 95%
+    of leases get; the first submission wins. 0 switches it off. Needs sampling.sampler=keyed and engines of
+    equal numerics."""
     partials_mib: int = Field(default=256, ge=0, le=MOST_MIB)
-    """Memory of unfinished groups, kept from heartbeats so that another worker can continue them; 0
-    keeps none, and lost groups are begun anew."""
+    """Memory of unfinished groups, kept so that another worker can continue them; 0 keeps none."""
     payload_retention_steps: int = Field(default=16, ge=1, le=MOST_KEPT)
     """Committed steps whose group payloads the journal keeps."""
     journal_url: str | None = None
-    """Where the journal lies: null keeps it in the run's folder (SQLite), `postgresql://HOST/DATABASE` in
-    a database. User and password come from PGUSER, PGPASSWORD, PGPASSFILE or PGSERVICE alone."""
+    """Where the journal lies: null keeps it in the run's folder (SQLite), `postgresql://HOST/DATABASE` in a
+    database, with user and password from PGUSER, PGPASSWORD, PGPASSFILE or PGSERVICE."""
 
     @field_validator("journal_url")
     @classmethod
@@ -314,34 +312,34 @@ class RecordSection(Section):
     mlflow: bool = True
     """Log the run, its versions and batches to MLflow."""
     dvc: bool = True
-    """Pin versions and batches in the DVC-tracked ledger, where the home or the working folder lies in a DVC
-    project. Without, a run keeps the weights of its base, best and newest versions in its own folder."""
+    """Pin versions and batches in the DVC-tracked ledger, in a DVC project. Without, a run keeps the weights
+    of its base, best and newest versions in its own folder."""
     ledger: str = "ledger"
     """Folder of the DVC-tracked ledger, relative to the project."""
     keep_ledger: bool = False
-    """Write the ledger's .dvc file, which git and DVC's commands see, from the start; otherwise
-    `antiphon keep RUN` does that for the runs that are worth it, and git sees nothing of the others."""
+    """Write the ledger's .dvc file, which git and DVC's commands see, from the start; otherwise `antiphon
+    keep RUN` does that."""
     weights: Literal["all", "anchors", "last"] = "all"
     """Published versions that keep their weights in the ledger: all; or the base, the last, the best and the
-    newest, with `anchors` also one each `record.anchor_every`; others are made anew by replay."""
+    newest, with `anchors` also one each `record.anchor_every`."""
     anchor_every: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Versions from one anchor to the next; null makes those anchors whose checkpoint is pinned."""
     free_mib: int | None = Field(default=None, ge=0, le=MOST_MIB)
-    """Free space on the run's disk below which no version is published, MiB: the run waits; null takes the
-    size of two snapshots and a checkpoint."""
+    """Free space on the run's disk below which no version is published, MiB; null: two snapshots and a
+    checkpoint."""
     checkpoint_stride: int = Field(default=4, ge=0, le=MOST_KEPT)
-    """Every how many-th of the learner's checkpoints enters the ledger, so that a replay of late steps
-    can start there; 0 pins none, and replays start from the base model."""
+    """Every how many-th of the learner's checkpoints enters the ledger, where replays start; 0 pins none, and
+    they start from the base model."""
     artifact_url: str | None = None
-    """Where artifacts go besides the store in the home directory: `s3://bucket/prefix`, or the absolute
-    path of a shared folder; null keeps them on this machine. Keys come from the environment alone."""
+    """Where artifacts go besides the local store: `s3://bucket/prefix`, or a shared folder's absolute path.
+    Keys come from the environment alone."""
     artifact_endpoint: str | None = None
     """Address of the S3 server, such as `http://127.0.0.1:8333`; null: AWS_ENDPOINT_URL_S3, else Amazon's."""
     sinks: tuple[str, ...] = ()
     """What else follows the run's log: `tensorboard`, `wandb`, or one's own as `package.module:Class`."""
     samples: int = Field(default=2, ge=0, le=16)
-    """0 keeps only what trained; otherwise the completions of each step's filtered groups and of each
-    evaluation are kept beside the batches (`antiphon samples`)."""
+    """0 keeps only what trained; otherwise each step's filtered groups and each evaluation's answers are kept
+    beside the batches (`antiphon evaluate --samples`)."""
     traces: int = Field(default=3, ge=0, le=32)
     """Trajectories of each evaluated version that MLflow shows as traces; 0 shows none."""
     system_metrics_s: float = Field(default=10.0, ge=0.0, le=YEAR_S)
@@ -368,8 +366,8 @@ class TrustSection(Section):
     """Workers that no one vouches for: what of their work is looked at again."""
 
     audits: Literal["off", "remote", "all"] = "remote"
-    """Which runs have groups scored again under the version that sampled them: none, those whose
-    services were given credentials, or all. It costs the learner's machine a copy of the model."""
+    """Which runs have groups scored again by the learner: none, those with services.credentials, or all. It
+    costs a copy of the model."""
     trusted: tuple[str, ...] = ()
     """Names of workers you run yourself: what honest rounding looks like is measured on them."""
 
@@ -380,25 +378,25 @@ class ServicesSection(Section):
     host: str = "127.0.0.1"
     """Address the services listen on; anything but loopback needs `services.credentials`."""
     address: str | None = None
-    """Name or address by which other machines reach the services, where that is not the host; the
-    certificate must name it."""
+    """Name or address by which other machines reach the services, if not the host; the certificate must name
+    it."""
     credentials: str | None = None
-    """Folder with the services' certificate and token, made by `antiphon certs`; null serves the run's
-    owner alone, on loopback, with a certificate that the run makes for itself."""
+    """Folder with the services' certificate and token, made by `antiphon invite`; null serves the run's owner
+    alone, on loopback."""
     coordinator_port: int = Field(default=0, ge=0, le=65535)
     """Port of the coordinator; 0 picks a free one."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port on loopback for Prometheus, 0 for a free one, which the coordinator's log names; null for none."""
+    """Port on loopback for Prometheus, 0 for a free one, which the coordinator's log names."""
     start_timeout_s: float = Field(default=180.0, gt=0.0, le=YEAR_S)
-    """Seconds a service may take to start; a learner that restores may take longer as long as it moves."""
+    """Seconds a service may take to start; a learner that restores may take longer while it moves."""
     stall_timeout_s: float = Field(default=300.0, gt=0.0, le=YEAR_S)
-    """Seconds a stage may go without progress before the run stops and names it; it counts from the last
-    token, group, micro-batch or byte, so what takes long and moves is never a stall."""
+    """Seconds a stage may go without progress (a token, group, micro-batch or byte) before the run stops and
+    names it."""
     empty_fleet_timeout_s: float = Field(default=86400.0, gt=0.0, le=YEAR_S)
     """Seconds a stage waits while no worker is active, before the run stops; a day by default."""
     outage_timeout_s: float = Field(default=3600.0, gt=0.0, le=86_400.0)
-    """Seconds for which a run waits while the journal or the store can take nothing: its disk is full, or
-    its database is away. This is no lack of progress of a stage."""
+    """Seconds a run waits while journal or store can take nothing: a full disk, or a database that is
+    away."""
     restart_limit: int = Field(default=5, ge=0, le=MOST_KEPT)
     """Times a crashed service is started again within services.restart_window_s, with growing pauses."""
     restart_window_s: float = Field(default=3600.0, gt=0.0, le=YEAR_S)

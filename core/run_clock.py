@@ -46,8 +46,12 @@ class RunClock:
 
     def apply(self, event: Any) -> None:
         """Take in the next event of the journal."""
-        names = ("at_s", "break_s", "metrics")
-        self.take(event.kind, {name: getattr(event, name) for name in names if hasattr(event, name)})
+        kind, at_s = event.kind, getattr(event, "at_s", None)
+        if self.working_s is not None and at_s is not None and kind not in _OPENINGS:
+            self.latest_s = max(self.latest_s, at_s)  # as `take`, which all but a few events need no more of
+        elif at_s is not None or kind in _OPENINGS:
+            names = ("at_s", "break_s", "metrics")
+            self.take(kind, {name: getattr(event, name) for name in names if hasattr(event, name)})
 
     def take(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Take in the next event of the journal, by its kind and its fields."""

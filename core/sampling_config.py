@@ -43,9 +43,9 @@ class SamplingSection(Section):
     sampler: Literal["keyed", "native"] = "keyed"
     """keyed: tokens depend on weights, prompt and seed alone; native: the engine's own sampler."""
     rule: Literal["auto", "inverse_cdf", "gumbel"] = "auto"
-    """How keyed random numbers choose a token. inverse_cdf: one number a token; gumbel: one for each token
-    of the vocabulary, so that rounding changes hardly any; auto: by the device of the first worker, gumbel
-    on a GPU. The journal records it, and all workers of the run use it."""
+    """How keyed random numbers choose a token. inverse_cdf: one number a token; gumbel: one for each token of
+    the vocabulary, so that rounding changes hardly any; auto: gumbel if the first worker has a GPU. All
+    workers of a run use the same."""
 
     @field_validator("top_k", "top_p")
     @classmethod

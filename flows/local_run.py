@@ -15,7 +15,7 @@ import httpx
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.core.reporting.run_view import RunView
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.flows.told import ToldView
 from antiphon.models.learning_rate import with_learning_rate
 from antiphon.runs import directory as run_directory
@@ -41,7 +41,7 @@ def run_post_train(
     config: RunConfig,
     run_id: str | None,
     home: Path,
-    view: RunView,
+    view: RunDisplay,
     options: RunOptions | None = None,
     interrupt: Interrupt | None = None,
 ) -> RunOutcome:

@@ -25,6 +25,8 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures, share
+from antiphon.core.reporting.run_display import status_rows
+from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.flows.told import ToldView
 from antiphon.lineage.tracking.description import nearest_example
@@ -78,9 +80,9 @@ class RunPage:
         self._run: RunContext | None = None
         self._status: RunStatus | None = None
         self._figures = RunFigures()
-        self._commits: list[StepCommit] = []
+        self._view = RunView()
+        self._steps = self._scores = 0
         self._spans: list[StageSpan] = []
-        self._scored: set[int] = set()
         self._artifacts: dict[str, tuple[UUID, str]] = {}
         self._over = threading.Event()
         self._looking = threading.Lock()
@@ -126,7 +128,7 @@ class RunPage:
             run_id=self._run_dir.name,
             config=self._config,
             status=self._status,
-            commits=tuple(self._commits),
+            view=self._view,
             spans=tuple(self._spans),
             links=links(self._run_dir, self._home),
             alarms=tuple(told.alarms),
@@ -137,33 +139,25 @@ class RunPage:
         self._try(lambda: self._send(client))
 
     def _ask(self) -> None:
-        """Ask the coordinator for what is new, and keep a line for each step and score."""
+        """Ask the coordinator how it goes, and keep a line for each new step and score."""
         run = self._run
         if run is None:
             return
-        self._spans = list(run.spans)
+        self._spans, self._view = list(run.spans), run.view
         try:
-            self._status = status = run.clients.run(run.coordinator.status(), ANSWER_S)
-            more = True
-            while more:
-                after = self._commits[-1].step if self._commits else -1
-                page = run.clients.run(run.coordinator.commits_after(after), ANSWER_S)
-                self._commits += page.commits
-                for commit in page.commits:
-                    self._told.say(step_line(commit, self._config.run.steps))
-                more = page.more
+            self._status = run.clients.run(run.coordinator.status(), ANSWER_S)
         except UnavailableError:
             return  # the stages notice and say so; the page just waits
         except AntiphonError as error:
             _log.warning("page.failed", error=str(error))
             return
         self._figures = RunFigures() if run.records is None else run.records.figures()
-        for evaluation in status.evaluations:
-            if evaluation.complete and evaluation.version not in self._scored:
-                self._scored.add(evaluation.version)
-                self._told.say(
-                    f"held-out pass@1 of version {evaluation.version}: {share(evaluation.reward_mean)}"
-                )
+        for step in self._view.steps[self._steps :]:
+            self._steps += 1
+            self._told.say(step_line(step.commit, self._config.run.steps))
+        for score in self._view.evaluations[self._scores :]:
+            self._scores += 1
+            self._told.say(f"held-out pass@1 of version {score.version}: {share(score.reward_mean)}")
 
     def _send(self, client: SyncPrefectClient) -> None:
         while lines := self._told.take(LINES_SENT):
@@ -233,7 +227,7 @@ class PageFacts:
     config: RunConfig
     status: RunStatus | None = None
     """The newest look; None before the services were up."""
-    commits: Sequence[StepCommit] = ()
+    view: RunView = field(default_factory=RunView)
     spans: Sequence[StageSpan] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     alarms: Sequence[str] = ()
@@ -245,11 +239,10 @@ class PageFacts:
 
 def page_content(facts: PageFacts) -> PageContent:
     """Draw a run's page from what is known at this moment; decides nothing and waits for nothing."""
-    status = facts.status
-    scores = {e.version: e.reward_mean for e in status.evaluations if e.complete} if status else {}
+    steps, scores = facts.view.steps, {e.version: e.reward_mean for e in facts.view.evaluations}
     return PageContent(
-        percent=round(100.0 * len(facts.commits) / facts.config.run.steps, 1),
-        versions=[_row(commit, scores) for commit in reversed(facts.commits[-TABLE_VERSIONS:])],
+        percent=round(100.0 * len(steps) / facts.config.run.steps, 1),
+        versions=[_row(step.commit, scores) for step in reversed(steps[-TABLE_VERSIONS:])],
         plan=_plan(facts),
     )
 
@@ -290,12 +283,9 @@ def _plan(facts: PageFacts) -> str:
     parts = [
         f"# {facts.run_id}",
         "\n".join(f"- {line}" for line in facts.outcome),
-        _table("now", _now(facts).items()) if not facts.outcome else "",
+        _table("now", _now(facts.status)) if not facts.outcome else "",
         "\n".join(f"- **{line}**" for line in facts.alarms),
         _table("figures up to the last recorded step", facts.figures.rows() if facts.figures.steps else ()),
-        _table("groups are leased by", [("order", facts.status.order)])
-        if facts.status and facts.status.order
-        else "",
         _table("asked for", _asked(facts.config).items()),
         _table(f"differs from {base or 'the defaults'} in", fields.items()),
         _table(
@@ -307,16 +297,10 @@ def _plan(facts: PageFacts) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _now(facts: PageFacts) -> dict[str, str]:
-    status = facts.status
+def _now(status: RunStatus | None) -> list[tuple[str, str]]:
     if status is None:
-        return {"state": "the services are starting; this usually takes less than two minutes"}
-    return {
-        "committed": f"{status.committed_steps} of {status.steps_total} steps",
-        "workers": ", ".join(f"{w.worker_id} ({w.state})" for w in status.workers) or "none",
-        "waiting for": status.paused_reason or status.waiting or "nothing",
-        "not scored": f"{status.trajectories_failed} answers",
-    }
+        return [("state", "the services are starting; this usually takes less than two minutes")]
+    return [(row.label, row.text) for row in status_rows(status)]
 
 
 def _asked(config: RunConfig) -> dict[str, str]:

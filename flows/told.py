@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from antiphon.core.reporting.run_view import PlaneView, RunView
+from antiphon.core.reporting.run_display import PlaneView, RunDisplay
 from antiphon.core.status import RunStatus
 from antiphon.system.logs import configure_logs
 
@@ -40,10 +40,10 @@ class ToldLine:
 
 
 @dataclass
-class ToldView(RunView):
+class ToldView(RunDisplay):
     """Shows a run to another view, and keeps what it says."""
 
-    inner: RunView
+    inner: RunDisplay
     alarms: deque[str] = field(default_factory=lambda: deque(maxlen=ALARMS_KEPT))
     """The newest alarms that rose or ended, oldest first."""
     outcome: list[str] = field(default_factory=list)

@@ -156,7 +156,7 @@ class RecordedRun:
     def samples(
         self, version: int | str | None = None, split: str | None = None, count: int = 2
     ) -> pd.DataFrame:
-        """Return completions as `antiphon samples` shows them: the best, the worst and random ones.
+        """Return completions as `antiphon evaluate --samples` shows them: the best, the worst, random ones.
 
         Columns: `version`, `step`, `split`, `key`, `prompt`, `answer`, `reward`, `reason`, `kept_as`,
         `trained`.

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -170,14 +170,10 @@ def check_rel(rel: str) -> str:
     return path.as_posix()
 
 
-def tree_line(rel: str, md5: str) -> str:
-    """Return one entry of a tree as DVC writes it."""
-    return json.dumps({"md5": md5, "relpath": rel}, sort_keys=True)
-
-
-def tree_bytes(lines: Iterable[str]) -> bytes:
-    """Return a tree from the lines of its entries, which must be in the order of their paths."""
-    return f"[{', '.join(lines)}]".encode()
+def tree_bytes(entries: Mapping[str, Entry]) -> bytes:
+    """Return the tree of entries, given by path, as DVC writes it."""
+    tree = [{"md5": entries[rel].md5, "relpath": rel} for rel in sorted(entries)]
+    return json.dumps(tree, sort_keys=True).encode()
 
 
 def tree_name(body: bytes) -> str:

@@ -17,7 +17,7 @@ from antiphon.api.sink import LogRecord, RunEnd
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
 from antiphon.core.loop.events import EvaluationFinished
-from antiphon.core.metrics import DRAFTING_METRICS, find_metric
+from antiphon.core.metrics import DRAFTING_METRICS, ORDER_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.reporting.figures import FiguresFold, RunFigures
 from antiphon.system.files import write_atomically
@@ -166,13 +166,13 @@ def kept_samples(record: BatchRef | EvaluationFinished) -> dict[str, str]:
 def is_timing(name: str) -> bool:
     """Tell whether a metric measures the clock or the machine rather than the learning.
 
-    What drafting did is one of these: it depends on which completion finished first.
+    What drafting and the order of leasing did are of these: they depend on which completion finished first.
 
-    >>> is_timing("train_s"), is_timing("loss"), is_timing("tokens_per_s"), is_timing("drafting_gain")
+    >>> is_timing("train_s"), is_timing("loss"), is_timing("drafting_gain"), is_timing("order_by_length")
     (True, False, True, True)
     """
     known = find_metric(name.rpartition("/")[2])
-    if known in DRAFTING_METRICS:
+    if known in DRAFTING_METRICS or known in ORDER_METRICS:
         return True
     unit = known.unit if known else ""
     return unit in {"s", "MiB", "bytes"} or unit.endswith("/s") or name.endswith(("_s", "_mib", "_gib"))

@@ -4,24 +4,21 @@ The learner packs its model folder without weights: configuration, tokenizer, ch
 the tensors. A worker whose machine has no such folder fetches the kit from the coordinator, starts its engine
 on random weights, and serves once the first snapshot is loaded and the engine has tested itself on that.
 
-The archive is a deflated ustar file, and some files make one such file only. It comes from the network, so
-it is read strictly: the signature and the digest first, sizes before memory is taken, names from a list,
-and in the end the files packed again must be the same bytes. No path, link, header or padding of anybody's
-choice survives that, and no general reader of archives sees it.
+The archive is a compressed message of names and contents. It comes from the network, so it is read strictly:
+the signature and the digest first, sizes before memory is taken, and names from a list.
 """
 
 import asyncio
-import io
 import json
 import os
 import shutil
-import tarfile
 import tempfile
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from antiphon.api.coordinator import KitPart
 from antiphon.core.digests import check_digest, digest_bytes
@@ -30,6 +27,7 @@ from antiphon.core.patience import Patience
 from antiphon.models.directory import TENSOR_TABLE, tensor_table
 from antiphon.net.rpc.retry import MOST_PAUSE_S
 from antiphon.net.security.keys import SIGNATURE_BYTES, SigningKey, verifies
+from antiphon.protos import coordinator_pb2
 from antiphon.system.files import write_atomically
 
 KIT_FILE = "worker_kit"
@@ -40,6 +38,8 @@ KIT_PART_BYTES = 256 << 10
 """Of one answer: a link of 0.2 Mbit/s still brings it within a call's deadline."""
 UNPACKED_BYTES = 128 << 20
 """Most bytes of its files together."""
+_NAMES_BYTES = 4096
+"""Most bytes that their names and lengths add."""
 KIT_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -76,7 +76,7 @@ def pack_kit(model_dir: Path) -> bytes:
         if path.is_file() and name not in files and not skipped:
             files[name] = path.read_bytes()
     archive = _packed(files)
-    if len(archive) > KIT_BYTES or len(_tar(files)) > UNPACKED_BYTES:
+    if len(archive) > KIT_BYTES or sum(map(len, files.values())) > UNPACKED_BYTES:
         largest = max(files, key=lambda name: len(files[name]))
         raise ConfigError(
             f"model.path={model_dir} has {largest} of {len(files[largest]) >> 20} MiB, too large for a "
@@ -89,42 +89,21 @@ def read_kit(archive: bytes) -> dict[str, bytes]:
     """Return the files of a kit by name.
 
     Raises:
-        IntegrityError: when the bytes are not exactly what `pack_kit` makes of some files.
+        IntegrityError: when the bytes are no kit, or hold another file than a kit may.
     """
-    if len(archive) > KIT_BYTES:
-        raise _broken(f"it has {len(archive)} bytes, more than {KIT_BYTES}")
     inflate = zlib.decompressobj()
     try:
-        plain = inflate.decompress(archive, UNPACKED_BYTES + tarfile.RECORDSIZE)
-    except zlib.error as error:
-        raise _broken(f"it cannot be inflated ({error})") from error
+        plain = inflate.decompress(archive, UNPACKED_BYTES + _NAMES_BYTES)
+        kit = coordinator_pb2.Kit.FromString(plain)
+    except (zlib.error, DecodeError) as error:
+        raise _broken(f"it cannot be read ({error})") from error
     if not inflate.eof or inflate.unused_data:
         raise _broken(f"it is cut off, goes on behind its end, or holds more than {UNPACKED_BYTES} bytes")
-    files = _files_of(plain)
+    files = {one.name: one.content for one in kit.files}
+    if len(files) < len(kit.files) or not files.keys() <= set(KIT_FILES):
+        raise _broken("it holds a file that no kit holds, or one twice")
     if "config.json" not in files or TENSOR_TABLE not in files:
         raise _broken(f"it lacks config.json or {TENSOR_TABLE}")
-    if _tar(files) != plain:
-        raise _broken("it holds something besides its files")
-    return files
-
-
-def _files_of(plain: bytes) -> dict[str, bytes]:
-    """Return what lies at the places that the headers of a tar name; whatever else they say is left aside."""
-    files: dict[str, bytes] = {}
-    at = 0
-    while any(header := plain[at : at + tarfile.BLOCKSIZE]):
-        name = header[:100].rstrip(b"\0").decode("ascii", "replace")
-        try:
-            size = int(header[124:135], 8)
-        except ValueError:
-            raise _broken(f"{name[:80]!r} has no size") from None
-        at += tarfile.BLOCKSIZE
-        if name not in KIT_FILES or name in files:
-            raise _broken(f"it holds {name[:80]!r}, which no kit holds, or holds twice")
-        if not 0 <= size <= len(plain) - at:
-            raise _broken(f"{name} claims {size} of {len(plain) - at} bytes")
-        files[name] = plain[at : at + size]
-        at += -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
     return files
 
 
@@ -261,18 +240,8 @@ def _signed(run_id: str, digest: str) -> bytes:
 
 
 def _packed(files: Mapping[str, bytes]) -> bytes:
-    return zlib.compress(_tar(files), 6)
-
-
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    """Return the one ustar file of some files: sorted, without owners and times."""
-    into = io.BytesIO()
-    with tarfile.open(fileobj=into, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in sorted(files):
-            member = tarfile.TarInfo(name)
-            member.size = len(files[name])
-            tar.addfile(member, io.BytesIO(files[name]))
-    return into.getvalue()
+    parts = [coordinator_pb2.KitFile(name=name, content=files[name]) for name in sorted(files)]
+    return zlib.compress(coordinator_pb2.Kit(files=parts).SerializeToString(), 6)
 
 
 def _broken(reason: str) -> IntegrityError:

@@ -51,6 +51,20 @@ class KitPart(_message.Message):
     data: bytes
     def __init__(self, digest: _Optional[str] = ..., total_bytes: _Optional[int] = ..., signature: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class KitFile(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class Kit(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[KitFile]
+    def __init__(self, files: _Optional[_Iterable[_Union[KitFile, _Mapping]]] = ...) -> None: ...
+
 class OptionalKitPart(_message.Message):
     __slots__ = ("part",)
     PART_FIELD_NUMBER: _ClassVar[int]
@@ -68,18 +82,16 @@ class TransferRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., version: _Optional[int] = ..., payload_digest: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("parents", "others", "depth", "bytes_per_s", "swarm")
+    __slots__ = ("parents", "others", "depth", "bytes_per_s")
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
-    SWARM_FIELD_NUMBER: _ClassVar[int]
     parents: _containers.RepeatedScalarFieldContainer[str]
     others: _containers.RepeatedScalarFieldContainer[str]
     depth: int
     bytes_per_s: float
-    swarm: bool
-    def __init__(self, parents: _Optional[_Iterable[str]] = ..., others: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., swarm: _Optional[bool] = ...) -> None: ...
+    def __init__(self, parents: _Optional[_Iterable[str]] = ..., others: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class TransferPlan(_message.Message):
     __slots__ = ("assignment", "addresses")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from antiphon.core.reporting.run_view import Bar, RunView, merge
 from antiphon.report.canvas import (
     BLUE,
     GREEN,
@@ -22,7 +23,6 @@ from antiphon.report.canvas import (
     paint,
 )
 from antiphon.report.line_panels import mark_places
-from antiphon.report.timeline import Bar, RunPicture, merge
 
 ZOOM_STEPS = 6
 """Steps that the close view shows."""
@@ -52,36 +52,36 @@ class Lane:
         return COLOURS.get(self.name, BLUE)
 
 
-def timeline(picture: RunPicture) -> Plot | None:
+def timeline(view: RunView) -> Plot | None:
     """Draw the whole run: a lane for each worker and stage; None before the first lease."""
-    start, stop = picture.window
-    return _draw(picture, start, stop, "timeline", close=False)
+    start, stop = view.window
+    return _draw(view, start, stop, "timeline", close=False)
 
 
-def timeline_zoom(picture: RunPicture) -> Plot | None:
+def timeline_zoom(view: RunView) -> Plot | None:
     """Draw a few steps in the middle of the run, with their numbers; None for a very short run."""
-    if len(picture.steps) < 3:
+    if len(view.steps) < 3:
         return None
-    middle = len(picture.steps) // 2
+    middle = len(view.steps) // 2
     first = max(1, middle - ZOOM_STEPS // 2)
-    last = min(len(picture.steps) - 1, first + ZOOM_STEPS)
-    window = picture.steps[first - 1].at_s, picture.steps[last].at_s
-    return _draw(picture, *window, "timeline-zoom", close=True)
+    last = min(len(view.steps) - 1, first + ZOOM_STEPS)
+    window = view.steps[first - 1].at_s, view.steps[last].at_s
+    return _draw(view, *window, "timeline-zoom", close=True)
 
 
-def break_marks(picture: RunPicture, start_s: float, stop_s: float) -> list[tuple[float, str]]:
+def break_marks(view: RunView, start_s: float, stop_s: float) -> list[tuple[float, str]]:
     """Return where the clock stood still within a window, for the charts over time."""
-    return [(at_s, "break") for at_s in picture.breaks if start_s < at_s < stop_s]
+    return [(at_s, "break") for at_s in view.breaks if start_s < at_s < stop_s]
 
 
-def _draw(picture: RunPicture, start: float, stop: float, name: str, *, close: bool) -> Plot | None:
+def _draw(view: RunView, start: float, stop: float, name: str, *, close: bool) -> Plot | None:
     lanes = [
-        *(Lane(f"rollout {worker}", bars, "") for worker, bars in sorted(picture.rollout.items())),
-        Lane("reward", picture.reward, ""),
-        Lane("training", picture.training, "step"),
-        Lane("publishing", picture.publishing, "version"),
-        Lane("broadcast", picture.broadcast, "version"),
-        Lane("evaluation", picture.evaluating, "version"),
+        *(Lane(f"rollout {worker}", bars, "") for worker, bars in sorted(view.rollout.items())),
+        Lane("reward", view.reward, ""),
+        Lane("training", view.training, "step"),
+        Lane("publishing", view.publishing, "version"),
+        Lane("broadcast", view.broadcast, "version"),
+        Lane("evaluation", view.evaluating, "version"),
     ]
     stop = max(stop, start + 1.0)
     lanes = [lane for lane in lanes if any(b.stop_s > start and b.start_s < stop for b in lane.bars)]
@@ -115,7 +115,7 @@ def _draw(picture: RunPicture, start: float, stop: float, name: str, *, close: b
         axes.tick_params(axis="y", length=0)
         axes.set(xlim=(start, stop), ylim=(-0.1, sum(room)), xlabel=SECONDS)
         axes.grid(axis="x")
-        mark_places(axes, break_marks(picture, start, stop))
+        mark_places(axes, break_marks(view, start, stop))
         return [(axes, reading)]
 
     height, narrow_height = 0.7 + 0.34 * sum(room), 0.6 + 0.44 * sum(room)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
+from antiphon.core.reporting.run_view import RunView, StepFacts
 from antiphon.report.canvas import BLUE, GREEN, MUTED, ORANGE, RED, VIOLET, Plot
 from antiphon.report.line_panels import Panel, Point, Series, draw_panels
-from antiphon.report.timeline import RunPicture, StepFacts, find_value
 
 STALENESS_READ = 8
 """Largest staleness whose own KL can be read."""
@@ -57,16 +57,16 @@ CHARTS = (
 _MEANINGS = {metric.name: metric for metric in LEARNER_METRICS}
 
 
-def learner_panels(picture: RunPicture) -> list[LearnerPanel]:
+def learner_panels(view: RunView) -> list[LearnerPanel]:
     """Return the charts of a run's steps; one whose numbers were not recorded is left out."""
-    panels = [_of_metric(picture, chart) for chart in CHARTS]
-    panels += [_length(picture), _filtered(picture)]
+    panels = [_of_metric(view, chart) for chart in CHARTS]
+    panels += [_length(view), _filtered(view)]
     return [panel for panel in panels if panel is not None]
 
 
-def _of_metric(picture: RunPicture, chart: Chart) -> LearnerPanel | None:
+def _of_metric(view: RunView, chart: Chart) -> LearnerPanel | None:
     def points(metric: str) -> list[Point]:
-        return _points(picture, lambda step: find_value(step.metrics, metric))
+        return _points(view, lambda step: step.metric(metric))
 
     series = [Series(chart.words, chart.colour, points(chart.metric))]
     series += [Series(words, MUTED, points(metric), hidden=True) for metric, words in chart.read.items()]
@@ -75,26 +75,26 @@ def _of_metric(picture: RunPicture, chart: Chart) -> LearnerPanel | None:
     return _panel(chart.metric, chart.title, f"{metric.meaning}{unit}", series, chart.low)
 
 
-def _length(picture: RunPicture) -> LearnerPanel | None:
-    trained = _points(picture, lambda step: step.completion_tokens_mean)
+def _length(view: RunView) -> LearnerPanel | None:
+    trained = _points(view, lambda step: step.completion_tokens_mean)
     if not trained:
         return None
-    held = [(float(e.version), e.completion_tokens_mean) for e in picture.evaluations]
+    held = [(float(e.version), e.completion_tokens_mean) for e in view.evaluations]
     series = [Series("training", VIOLET, trained), Series("held-out", BLUE, held, style="points")]
     return _panel("length", "Completion length", "mean tokens of a completion", series)
 
 
-def _filtered(picture: RunPicture) -> LearnerPanel | None:
+def _filtered(view: RunView) -> LearnerPanel | None:
     def share(step: StepFacts) -> float | None:
         groups = step.groups + step.groups_filtered
         return 100 * step.groups_filtered / groups if groups else None
 
     text = "% of the step's groups that were left out because all of their samples got the same reward"
-    return _panel("filtered", "Groups filtered", text, [Series("filtered, %", BLUE, _points(picture, share))])
+    return _panel("filtered", "Groups filtered", text, [Series("filtered, %", BLUE, _points(view, share))])
 
 
-def _points(picture: RunPicture, value: Callable[[StepFacts], float | None]) -> list[Point]:
-    found = [(step.step, value(step)) for step in picture.steps]
+def _points(view: RunView, value: Callable[[StepFacts], float | None]) -> list[Point]:
+    found = [(step.step, value(step)) for step in view.steps]
     return [(float(step), y) for step, y in found if y is not None]
 
 

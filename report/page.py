@@ -19,6 +19,7 @@ from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import InfeasibleError
 from antiphon.core.loop.work_account import Use
 from antiphon.core.reporting.figures import UNKNOWN, RunFigures, seconds, share
+from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.run_figures import read_figures
@@ -32,7 +33,6 @@ from antiphon.report.cpu_section import cpu_rows
 from antiphon.report.learner_panels import learner_panels
 from antiphon.report.render import render, standalone
 from antiphon.report.samples_section import samples_section
-from antiphon.report.timeline import RunPicture, find_value
 from antiphon.report.weights_section import COLUMNS, deliveries_plot, deliveries_rows
 from antiphon.system.files import write_atomically
 
@@ -43,7 +43,7 @@ SHORT_DIGEST = 12
 def build_report(
     run_dir: Path,
     store: ArtifactStore,
-    picture: RunPicture,
+    view: RunView,
     status: RunStatus,
     out: Path,
     explain: Explain | None = None,
@@ -51,7 +51,7 @@ def build_report(
     """Write the report of a run as one self-contained HTML file; return its plots, file name -> SVG.
 
     The configuration and the run's figures come from `run_dir`, completions from there and the store, with
-    `explain`'s reasons, all else from the `picture` of the journal's events and from `status`.
+    `explain`'s reasons, all else from the `view` of the journal's events and from `status`.
 
     Raises:
         UnavailableError: when the file cannot be written.
@@ -59,52 +59,52 @@ def build_report(
     config, figures = read_run_config(run_dir), read_figures(run_dir)
     bound = config.get("loop", {}).get("max_staleness")
     plots = {
-        "learning": draw.learning_curve(picture),
-        "timeline": lanes.timeline(picture),
-        "timeline-zoom": lanes.timeline_zoom(picture),
+        "learning": draw.learning_curve(view),
+        "timeline": lanes.timeline(view),
+        "timeline-zoom": lanes.timeline_zoom(view),
         "staleness": draw.staleness(figures.staleness_histogram, bound),
-        "busy": draw.busy(_busy(picture, figures)),
-        "throughput": draw.throughput(picture),
+        "busy": draw.busy(_busy(view, figures)),
+        "throughput": draw.throughput(view),
         "work": draw.work(status.worker_seconds, status.tokens_by_use),
-        "drafting": draw.drafting(picture),
-        "deliveries": deliveries_plot(picture.deliveries),
+        "drafting": draw.drafting(view),
+        "deliveries": deliveries_plot(view.deliveries),
     }
-    learner = learner_panels(picture)
+    learner = learner_panels(view)
     page = render(
         "report.html",
         title=status.run_id,
         brand="Antiphon run",
         heading=status.run_id,
-        facts=_facts(status, picture, config),
+        facts=_facts(status, view, config),
         origin=_origin(run_dir),
         cards=_cards(figures, bound),
         plots=plots,
         learner=learner,
         starting=_starting(status) + _paid(status) + _expected(run_dir, config),
         samples=samples_section(run_dir, store, explain),
-        drafting=_drafting(picture),
+        drafting=_drafting(view),
         cpu=cpu_rows(run_dir),
         delivery_columns=COLUMNS,
-        deliveries=deliveries_rows(picture.deliveries),
-        versions=_versions(picture),
+        deliveries=deliveries_rows(view.deliveries),
+        versions=_versions(view),
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        notes=_notes(picture, status, store, figures),
+        notes=_notes(view, status, store, figures),
     )
     write_atomically(out, page.encode("utf-8"))
     drawn = [*plots.values(), *(panel.plot for panel in learner)]
     return {f"{plot.name}.svg": standalone(plot.wide) for plot in drawn if plot is not None}
 
 
-def _facts(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) -> list[str]:
+def _facts(status: RunStatus, view: RunView, config: Mapping[str, Any]) -> list[str]:
     loop, environment = config.get("loop", {}), config.get("environment", {})
-    state = "finished" if status.finished or len(picture.steps) >= status.steps_total else "not finished"
+    state = "finished" if status.finished or len(view.steps) >= status.steps_total else "not finished"
     if status.paused_reason and state != "finished":
         state = f"paused: {status.paused_reason}"
     facts = [
         environment.get("name"),
         f"mode {loop['mode']}" if "mode" in loop else None,
         f"S = {loop['max_staleness']}" if "max_staleness" in loop else None,
-        f"{len(picture.steps)} of {status.steps_total} steps",
+        f"{len(view.steps)} of {status.steps_total} steps",
         state,
     ]
     return [fact for fact in facts if fact]
@@ -153,8 +153,8 @@ def _expected(run_dir: Path, config: Mapping[str, Any]) -> str:
     return f" By what was measured, {found}."
 
 
-def _busy(picture: RunPicture, figures: RunFigures) -> dict[str, float]:
-    shares, learner = picture.busy_shares(), figures.learner_busy_share
+def _busy(view: RunView, figures: RunFigures) -> dict[str, float]:
+    shares, learner = view.busy_shares(), figures.learner_busy_share
     return shares if learner is None else shares | {"training": learner}
 
 
@@ -177,9 +177,9 @@ def _cards(figures: RunFigures, bound: int | None) -> list[tuple[str, str, str]]
     ]
 
 
-def _drafting(picture: RunPicture) -> dict[str, Any] | None:
+def _drafting(view: RunView) -> dict[str, Any] | None:
     """Return what the section on drafting says; None where no engine drafted."""
-    summary = drafting_summary(picture.drafting_by_epoch)
+    summary = drafting_summary(view.drafting_by_epoch)
     if not summary:
         return None
     epochs = summary["by_epoch"]
@@ -200,10 +200,10 @@ def _drafting(picture: RunPicture) -> dict[str, Any] | None:
     }
 
 
-def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
-    scores = {e.version: e.reward_mean for e in picture.evaluations}
-    base = (0, UNKNOWN, UNKNOWN, share(scores.get(0)), *[UNKNOWN] * 4, _digest(picture.base_digest))
-    return [base] * bool(picture.base_digest or 0 in scores) + [
+def _versions(view: RunView) -> list[tuple[object, ...]]:
+    scores = {e.version: e.reward_mean for e in view.evaluations}
+    base = (0, UNKNOWN, UNKNOWN, share(scores.get(0)), *[UNKNOWN] * 4, _digest(view.base_digest))
+    return [base] * bool(view.base_digest or 0 in scores) + [
         (
             step.step + 1,
             seconds(step.at_s),
@@ -211,17 +211,17 @@ def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
             share(scores.get(step.step + 1)),
             step.tokens,
             max(step.staleness, default=0),
-            _number(find_value(step.metrics, "loss"), 4),
-            _digest(step.batch_digest),
-            _digest(step.weights_digest),
+            _number(step.metric("loss"), 4),
+            _digest(step.commit.batch_digest),
+            _digest(step.commit.weights_digest),
         )
-        for step in picture.steps
+        for step in view.steps
     ]
 
 
-def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore, figures: RunFigures) -> list[str]:
-    missing = [s.step for s in picture.steps if s.batch_digest and not store.has(s.batch_digest)]
-    lost = picture.counts.get("worker.lost", 0)
+def _notes(view: RunView, status: RunStatus, store: ArtifactStore, figures: RunFigures) -> list[str]:
+    missing = [s.step for s in view.steps if s.commit.batch_digest and not store.has(s.commit.batch_digest)]
+    lost = view.counts.get("worker.lost", 0)
     notes = [
         "Seconds count from the first lease, without start-ups and breaks. A bar of the rollout lanes runs "
         "from lease to hand-in, so it contains the worker's waiting as well as its computing.",
@@ -233,9 +233,9 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore, figures
     ]
     if figures.startup_s:
         notes.append(f"Services and engines started for {figures.text('startup_s')} before they worked.")
-    if picture.breaks:
+    if view.breaks:
         notes.append(
-            f"The run was interrupted and continued {_times(len(picture.breaks))}, where a dotted line says "
+            f"The run was interrupted and continued {_times(len(view.breaks))}, where a dotted line says "
             f"break; for {figures.text('break_s')} no coordinator had it open."
         )
     if status.trajectories_failed:
@@ -243,9 +243,9 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore, figures
             f"{status.trajectories_failed} answers could not be scored; they trained nothing, and no mean "
             "counts them but that of held-out answers, where they solved nothing. The batch files say why."
         )
-    if picture.offered_again:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in picture.offered_again.most_common())
-        total = sum(picture.offered_again.values())
+    if view.offered_again:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in view.offered_again.most_common())
+        total = sum(view.offered_again.values())
         were = "1 group was" if total == 1 else f"{total} groups were"
         notes.append(
             f"{were} offered again, as a worker's lease ended without a hand-in ({reasons}). The next worker "
@@ -258,8 +258,8 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore, figures
         f"{batch.groups} groups that never trained: {batch.reason}"
         for batch in status.voided
     ]
-    if len(picture.steps) < status.steps_total:
-        notes.append(f"The run has {len(picture.steps)} of {status.steps_total} steps: metrics are partial.")
+    if len(view.steps) < status.steps_total:
+        notes.append(f"The run has {len(view.steps)} of {status.steps_total} steps: metrics are partial.")
     if missing:
         notes.append(f"The batch files of steps {missing[:10]} are no longer in the store.")
     return notes

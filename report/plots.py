@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from antiphon.core.drafting.statistics import drafting_rates
 from antiphon.core.loop.work_account import Use
 from antiphon.core.reporting.figures import interval
+from antiphon.core.reporting.run_view import EvaluationFacts, RunView
 from antiphon.report.canvas import (
     BLUE,
     GREEN,
@@ -35,7 +36,6 @@ from antiphon.report.line_panels import (
     smooth,
     smoothed,
 )
-from antiphon.report.timeline import EvaluationFacts, RunPicture
 
 THROUGHPUT_BINS = 48
 SMALL_IN = (NARROW_IN, 2.4)
@@ -54,10 +54,10 @@ USE_COLOURS = {
 """What became of work, in the order in which it is drawn; the start of engines is no part of it."""
 
 
-def learning_curve(picture: RunPicture) -> Plot | None:
+def learning_curve(view: RunView) -> Plot | None:
     """Draw training reward and held-out pass@1 against steps and against seconds; None without either."""
-    rewards = [(s.step, s.at_s, s.reward_mean) for s in picture.steps if s.reward_mean is not None]
-    held = picture.evaluations
+    rewards = [(s.step, s.at_s, s.reward_mean) for s in view.steps if s.reward_mean is not None]
+    held = view.evaluations
     if not rewards and not held:
         return None
     values = [0.0, 1.0, *(reward for _, _, reward in rewards), *(e.reward_mean for e in held)]
@@ -72,7 +72,7 @@ def learning_curve(picture: RunPicture) -> Plot | None:
     low, high = min(values), max(values)
     steps = series(0, [e.version for e in held])
     seconds = series(1, [e.at_s for e in held])
-    marks = break_marks(picture, *picture.window)
+    marks = break_marks(view, *view.window)
     panels = [
         Panel("learner step, policy version", steps, y="reward", low=low, high=high, whole=True),
         Panel(SECONDS, seconds, y="reward", low=low, high=high, left=0.0, marks=marks),
@@ -127,16 +127,16 @@ def staleness(histogram: Mapping[int, int], bound: int | None) -> Plot | None:
     return paint("staleness", "Histogram of staleness", draw, narrow_in=SMALL_IN)
 
 
-def throughput(picture: RunPicture) -> Plot | None:
+def throughput(view: RunView) -> Plot | None:
     """Draw tokens per second, sampled by the workers and trained on; None where nothing was sampled."""
-    start, stop = picture.window
-    if stop <= start or not len(picture.generated):
+    start, stop = view.window
+    if stop <= start or not len(view.generated):
         return None
     width = (stop - start) / THROUGHPUT_BINS
-    trained = [(s.at_s, s.tokens) for s in picture.steps]
+    trained = [(s.at_s, s.tokens) for s in view.steps]
     series = []
     for samples, colour, label in (
-        (picture.generated, BLUE, "sampled by workers"),
+        (view.generated, BLUE, "sampled by workers"),
         (trained, ORANGE, "trained on"),
     ):
         bins = [0.0] * THROUGHPUT_BINS
@@ -145,7 +145,7 @@ def throughput(picture: RunPicture) -> Plot | None:
                 bins[min(int((at - start) / width), THROUGHPUT_BINS - 1)] += tokens / width
         centres = [start + (i + 0.5) * width for i in range(THROUGHPUT_BINS)]
         series.append(Series(label, colour, list(zip(centres, smooth(bins), strict=True))))
-    marks = break_marks(picture, start, stop)
+    marks = break_marks(view, start, stop)
     panel = Panel(SECONDS, series, y="completion tokens per second", low=0, left=0, marks=marks)
     return draw_panels("throughput", "Tokens per second, sampled and trained on", [panel], small=True)
 
@@ -210,16 +210,14 @@ def _use_words(use: Use, booked: Mapping[str, Mapping[str, float]]) -> str:
     return f"{use}: {', '.join(parts)}"
 
 
-def drafting(picture: RunPicture) -> Plot | None:
+def drafting(view: RunView) -> Plot | None:
     """Draw how often drafts were right and how many tokens a pass gave; None where nothing drafted."""
     rates = [
-        (float(step.step), drafting_rates(step.drafting))
-        for step in picture.steps
-        if step.drafting is not None
+        (float(step.step), drafting_rates(step.drafting)) for step in view.steps if step.drafting is not None
     ]
     if not rates:
         return None
-    marks = [(float(step), f"epoch {epoch}") for step, epoch in picture.epoch_starts()]
+    marks = [(float(step), f"epoch {epoch}") for step, epoch in view.epoch_starts()]
 
     def series(name: str, words: str, colour: str, scale: float = 1.0) -> Series:
         return Series(words, colour, [(step, scale * rate[name]) for step, rate in rates])

@@ -13,7 +13,7 @@ from antiphon.report.render import render
 
 SPLITS = {"heldout": "Held-out answers", "train": "Completions of training groups"}
 LONGEST = 4000
-"""Characters of a prompt or an answer on the page; `antiphon samples` has all."""
+"""Characters of a prompt or an answer on the page; `antiphon evaluate --samples` has all."""
 
 Pair = tuple[Sample | None, Sample | None]
 

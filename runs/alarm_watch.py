@@ -9,12 +9,11 @@ from pathlib import Path
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.patience import Patience
-from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import (
     ALARMS,
     Alarm,
+    StepAlarms,
     audit_alarm,
-    find_alarms,
     heldout_alarm,
     short_of_space,
     space_alarm,
@@ -30,12 +29,11 @@ _ASKED = ("stall", "no_space", "unaudited", "swap_failed", "heldout_fall")
 _FIXES = {kind.name: kind.fix for kind in ALARMS}
 
 
-def current_alarms(commits: Sequence[StepCommit], config: RunConfig, directory: Path) -> tuple[Alarm, ...]:
-    """Return what all commits of a run, in order, and the disk of its folder show now."""
+def current_alarms(shown: StepAlarms, config: RunConfig, directory: Path) -> tuple[Alarm, ...]:
+    """Return what all commits of a run show, and the disk of its folder now."""
     vocabulary = _vocabulary(config.model.path)
     limits = config.loop.max_staleness, vocabulary, config.run.steps, config.sampling.max_tokens
-    found = find_alarms(commits, *limits)
-    return (*found, *_space(directory))
+    return (*shown.find(*limits), *_space(directory))
 
 
 def alarm_line(alarm: Alarm) -> str:
@@ -50,11 +48,9 @@ def alarm_line(alarm: Alarm) -> str:
 class AlarmWatch:
     """Compares each look at a run with the one before."""
 
-    def __init__(self, config: RunConfig, directory: Path, now: float) -> None:
-        """Begin at `now`, seconds on the clock of whoever calls `look`."""
-        self._config, self._directory = config, directory
-        self.commits: list[StepCommit] = []
-        """All commits seen so far; the caller adds those it fetched."""
+    def __init__(self, config: RunConfig, directory: Path, shown: StepAlarms, now: float) -> None:
+        """Begin at `now`, seconds on the clock of the calls of `look`; the caller adds commits to `shown`."""
+        self._config, self._directory, self._shown = config, directory, shown
         self._raised: dict[str, Alarm] = {}
         self._seen = 0
         self._patience = Patience(now)
@@ -64,8 +60,8 @@ class AlarmWatch:
 
         `learner` says what the learner does; None where it did not answer.
         """
-        grown = len(self.commits) > self._seen
-        self._seen = len(self.commits)
+        grown = self._shown.count > self._seen
+        self._seen = self._shown.count
         turn = turn_of(status, learner)
         working = any(worker.state is WorkerState.ACTIVE for worker in status.workers)
         absent = not working and status.sealed_steps <= status.committed_steps
@@ -85,7 +81,7 @@ class AlarmWatch:
 
     def _newest(self, grown: bool) -> Sequence[Alarm]:
         if grown:
-            return current_alarms(self.commits, self._config, self._directory)
+            return current_alarms(self._shown, self._config, self._directory)
         # A full disk is why a run may not grow, so it is looked at every time.
         kept = [alarm for alarm in self._raised.values() if alarm.name not in _ASKED]
         return [*kept, *_space(self._directory)]

@@ -16,11 +16,11 @@ from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.lineage.run_events import EventPacker
 from antiphon.net.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
 from antiphon.net.security.local_run import ensure_local_credentials, local_credentials
-from antiphon.report.timeline import RunDrawer, RunPicture
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.prompts import RestingPrompts
 
@@ -159,20 +159,18 @@ async def packed_events(coordinator: Coordinator, packer: EventPacker | None = N
     return packer.finish()
 
 
-async def draw_events(
-    coordinator: Coordinator, drawer: RunDrawer, packer: EventPacker | None = None
-) -> RunPicture:
-    """Draw the journal's events that were not drawn yet, page by page, and pack them in passing.
+async def read_events(coordinator: Coordinator, view: RunView, packer: EventPacker | None = None) -> RunView:
+    """Apply the journal's events to a view that has not got them yet, page by page, and pack them too.
 
     There is no limit to how long that takes, only to the wait for the next page. Where it fails, ask
-    again with the same drawer.
+    again with the same view.
 
     Raises:
         UnavailableError: when no page came in time.
     """
-    async for page in coordinator.event_pages(drawer.seq, follow=False):
+    async for page in coordinator.event_pages(view.seq, follow=False):
         for event in page:
-            drawer.take(event)
+            view.apply(event)
         if packer is not None:
             packer.add(page)
-    return drawer.finish()
+    return view

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,10 +21,12 @@ from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import StepResult
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
-from antiphon.core.records import StepCommit
+from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import Event
 from antiphon.lineage.records import Records
+from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.store.uploader import Uploader
+from antiphon.runs.attach import read_events
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.stages import LoopStages
@@ -172,10 +173,15 @@ class RunContext:
     last_step: StepResult | None = None
     """What the newest step came to, of those that this process asked for."""
     spans: list[StageSpan] = field(default_factory=list)
+    view: RunView = field(default_factory=RunView)
+    """What the journal says, up to the last `read_journal`."""
+    packer: EventPacker = field(default_factory=EventPacker)
+    """The same events as the ledger keeps them."""
     stop_reason: str = ""
     """Why the run was asked to stop; empty while it was not."""
     _stopped: threading.Event = field(default_factory=threading.Event)
     _waiting: "set[Future[Any]]" = field(default_factory=set)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.stages = LoopStages(self.config, self.coordinator, self.learner)
@@ -257,16 +263,14 @@ class RunContext:
         finally:
             self.spans.append(StageSpan(stage, number, started, time.perf_counter()))
 
-    def commits(self) -> list[StepCommit]:
-        """Return every committed step so far, in order."""
-        found: list[StepCommit] = []
-        more = True
-        while more:
-            after = found[-1].step if found else -1
-            page = self.call(partial(self.coordinator.commits_after, after))
-            found.extend(page.commits)
-            more = page.more
-        return found
+    async def read_journal(self) -> None:
+        """Bring `view` up to the end of the journal.
+
+        Raises:
+            UnavailableError: when no page of it came in time; what came is kept.
+        """
+        async with self._reading:
+            await read_events(self.coordinator, self.view, self.packer)
 
 
 _RUNS: dict[str, RunContext] = {}

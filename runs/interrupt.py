@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from antiphon.core.errors import INTERRUPTED
-from antiphon.core.reporting.run_view import RunView
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.system.logs import configure_logs
 
 LIMIT_S = 4.0
@@ -28,7 +28,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupt:
     """Handles SIGNALS while it is entered, from the main thread."""
 
-    def __init__(self, view: RunView, end: Callable[[int], None] = os._exit) -> None:
+    def __init__(self, view: RunDisplay, end: Callable[[int], None] = os._exit) -> None:
         """Speak through `view`; `end` ends this process with an exit code, whatever still runs in it."""
         self._view = view
         self._end = end

@@ -21,9 +21,8 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
-from antiphon.core.reporting.run_view import RunView, SilentView, unscored_words
+from antiphon.core.reporting.run_display import RunDisplay, SilentDisplay, unscored_words
 from antiphon.lineage.records import Records
-from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
@@ -35,10 +34,9 @@ from antiphon.net.security.credentials import KEYS, VARIABLE, find_credentials
 from antiphon.net.security.keys import LEARNER_KEY, ensure_key
 from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.report.cpu_section import write_cpu_seconds
-from antiphon.report.timeline import RunDrawer
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
-from antiphon.runs.attach import draw_events, packed_events
+from antiphon.runs.attach import packed_events
 from antiphon.runs.context import ClientLoop, CoordinatorLog, RunContext
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.libraries import load_libraries
@@ -94,7 +92,7 @@ class RunOptions:
 class Surroundings:
     """What the caller of a flow wants besides its parameters; the Prefect form has none of it."""
 
-    view: RunView = field(default_factory=SilentView)
+    view: RunDisplay = field(default_factory=SilentDisplay)
     options: RunOptions = field(default_factory=RunOptions)
     live: "LiveRun | None" = None
     """A run whose services the caller brought up already."""
@@ -120,7 +118,7 @@ class LiveRun:
     committed: int
     """Steps committed before this process took over."""
     opened_s: float
-    view: RunView
+    view: RunDisplay
     options: RunOptions
     outcome: RunOutcome | None = None
     """What came of it, once it is finished."""
@@ -128,9 +126,9 @@ class LiveRun:
     def finish(self) -> RunOutcome:
         """Close a run whose last step is done: records, report, outcome."""
         run = self.context
-        status, commits = run.call(lambda: run.coordinator.status()), run.commits()
-        drawer, packer = RunDrawer(), EventPacker()
-        picture = run.call(lambda: draw_events(run.coordinator, drawer, packer), None)
+        status = run.call(lambda: run.coordinator.status())
+        run.call(run.read_journal, None)
+        commits = [step.commit for step in run.view.steps]
         records: dict[str, Any] = {}
         if run.records is not None:
             where = os.environ.get("MLFLOW_TRACKING_URI") or run.store_root.parent
@@ -154,10 +152,10 @@ class LiveRun:
             restarts=self.supervisor.restarts(),
             records=records,
             cpu_s=cpu_s,
-            drafting=drafting_summary(picture.drafting_by_epoch),
+            drafting=drafting_summary(run.view.drafting_by_epoch),
             unscored=unscored_words(status),
             no_signal=closing_lines(
-                commits, run.run_dir, run.store_root.parent, run.config.sampling.max_tokens
+                run.view.alarms, run.run_dir, run.store_root.parent, run.config.sampling.max_tokens
             ),
         )
         from antiphon.report.page import build_report  # with matplotlib: see `load_libraries`
@@ -166,7 +164,7 @@ class LiveRun:
         plots = build_report(
             run.run_dir,
             ArtifactStore(run.store_root),
-            picture,
+            run.view,
             status,
             report,
             explainer(run.config),
@@ -174,7 +172,7 @@ class LiveRun:
         for name, text in plots.items():
             write_atomically(run.run_dir / "plots" / name, text.encode())
         if run.records is not None:
-            run.records.attach(report, plots, picture.deliveries.in_order())
+            run.records.attach(report, plots, run.view.deliveries.in_order())
         for folder in (run.run_dir, self.options.results):
             if folder is not None:
                 write_results(outcome, folder, commits, status, run.spans)
@@ -183,7 +181,7 @@ class LiveRun:
         self.supervisor.expect_end()
         run.call(lambda: run.coordinator.finish())
         if run.records is not None and run.config.record.dvc:
-            run.records.finish(run.call(lambda: packed_events(run.coordinator, packer), None))
+            run.records.finish(run.call(lambda: packed_events(run.coordinator, run.packer), None))
         pages = mlflow_links(run.run_dir, run.run_dir.parents[1])
         side_by_side = [f"beside other runs: {pages['comparison']}"] if pages else []
         self.view.finished([*outcome.lines(report), *side_by_side])
@@ -296,7 +294,7 @@ def _start_services(
     home: Path,
     supervisor: Supervisor,
     clients: ClientLoop,
-    view: RunView,
+    view: RunDisplay,
 ) -> tuple[RunContext, Callable[[str], ServiceSpec]]:
     """Start the services; return the run, and how a worker of its pool is started on this machine."""
     timeout_s = config.services.start_timeout_s
@@ -408,6 +406,5 @@ def ways_to_join(config: RunConfig, address: str, run_id: str) -> tuple[str, ...
         return (f"{joining} --run {run_id}",)
     return (
         f"{joining} --name NAME --credentials FOLDER",
-        f"where FOLDER is keys/workers/NAME of this home, after `{command()} certs --worker NAME` and "
-        f"`{command()} token create --worker NAME --run {run_id}`",
+        f"where FOLDER is keys/workers/NAME of this home, after `{command()} invite NAME --run {run_id}`",
     )

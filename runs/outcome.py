@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import ALARMS, no_signal_words, untrained
+from antiphon.core.reporting.alarms import ALARMS, StepAlarms
 from antiphon.core.reporting.figures import RunFigures, share
 from antiphon.core.status import RunStatus
 from antiphon.runs.context import StageSpan
@@ -26,7 +26,7 @@ EPOCHS_SAID = 6
 SHOWN = 3
 """Completions shown of a run that taught nothing."""
 LONGEST = 100
-"""Characters of a prompt or an answer in a line; `antiphon samples` has all."""
+"""Characters of a prompt or an answer in a line; `antiphon evaluate --samples` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ class RunOutcome:
         if self.drafting:
             said.append(f"drafts right by epoch: {epochs_words(self.drafting['by_epoch'])}")
         if waiting := self.records.get("uploads", {}).get("pending", 0):
-            said.append(f"{waiting} artifacts are not in the remote store yet: {antiphon} push sends them")
+            said.append(
+                f"{waiting} artifacts are not in the remote store yet: {antiphon} keep --remote sends them"
+            )
         if self.unscored:
             said.append(self.unscored)
         said.append(f"final weights {self.weights_digest}")
@@ -83,12 +85,14 @@ class RunOutcome:
         if any(writer["name"] == "ledger" for writer in self.records.get("writers", ())):
             said.append(f"for git and for others to pull: {antiphon} keep {self.run_id}")
         said.append(f"report: {report}")
-        said.append(f"answers: {antiphon} samples {self.run_id}")
+        said.append(f"answers: {antiphon} evaluate {self.run_id} --samples")
         said.append(f"the model as a folder: {antiphon} export {self.run_id} best FOLDER")
         said.append(
-            f"beside another run: {antiphon} compare {self.run_id} OTHER   ({antiphon} runs lists them)"
+            f"beside another run: {antiphon} report {self.run_id} OTHER   ({antiphon} runs lists them)"
         )
-        said.append(f"look around: {antiphon} up   (Prefect and MLflow pages; {antiphon} down stops them)")
+        said.append(
+            f"look around: {antiphon} up   (Prefect and MLflow pages; {antiphon} up --stop stops them)"
+        )
         return said
 
 
@@ -104,18 +108,15 @@ def epochs_words(by_epoch: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(epochs)
 
 
-def closing_lines(
-    commits: Sequence[StepCommit], run_dir: Path, home: Path, max_tokens: int | None = None
-) -> list[str]:
+def closing_lines(shown: StepAlarms, run_dir: Path, home: Path, max_tokens: int | None = None) -> list[str]:
     """Return what the end of a run says when none of its steps trained anything; nothing when one did.
 
     First a sentence with the fix, then a few completions of the newest version that has any.
     """
-    why = untrained(commits)
-    if not commits or not all(why):
+    if not shown.count or shown.idle.count < shown.count:
         return []
     fix = next(kind.fix for kind in ALARMS if kind.name == "no_signal")
-    said = [f"no_signal: this run taught nothing; {no_signal_words(commits, why, max_tokens)}; {fix}"]
+    said = [f"no_signal: this run taught nothing; {shown.idle.words(max_tokens)}; {fix}"]
     try:
         found = samples_of(run_dir, home, count=1)[:SHOWN]
     except AntiphonError as error:
@@ -123,7 +124,7 @@ def closing_lines(
     for sample in found:
         reason = f" ({sample.reason})" if sample.reason else ""
         said.append(f"  reward {sample.reward:g}: {_short(sample.prompt)} -> {_short(sample.answer)}{reason}")
-    return [*said, f"more of them: {command()} samples {run_dir.name}"] if found else said
+    return [*said, f"more of them: {command()} evaluate {run_dir.name} --samples"] if found else said
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Progress: looks at a run about once a second and feeds the live view."""
+"""Progress: reads a run's journal and looks at it about once a second, and shows both."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.core.reporting.run_view import RunView, planes_of
+from antiphon.core.reporting.run_display import RunDisplay, planes_of
 from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.runs.alarm_watch import AlarmWatch
 from antiphon.runs.context import RunContext
@@ -15,7 +15,7 @@ from antiphon.runs.context import RunContext
 _log = structlog.get_logger(__name__)
 
 STATUS_S = 1.0
-"""Seconds between two looks at the run for the live view."""
+"""Seconds between two looks at the run."""
 
 
 class _Rates:
@@ -46,38 +46,36 @@ def _learner(run: RunContext) -> LearnerProgress | None:
         return None
 
 
-def show_progress(run: RunContext, view: RunView, voided: Callable[[], None]) -> Callable[[], None]:
-    """Feed the view about once a second until the returned function is called.
+def show_progress(run: RunContext, display: RunDisplay, voided: Callable[[], None]) -> Callable[[], None]:
+    """Feed the display about once a second until the returned function is called.
 
     `voided` is called when an operator has voided a batch: services that could not work on it may now.
     """
     over = threading.Event()
     rates = _Rates(run)
-    alarms = AlarmWatch(run.config, run.run_dir, time.perf_counter())
+    alarms = AlarmWatch(run.config, run.run_dir, run.view.alarms, time.perf_counter())
 
     def show() -> None:
         known: int | None = None
         while not over.wait(STATUS_S):
             try:
                 status = run.clients.run(run.coordinator.status(), 5.0)
-                more = status.committed_steps > len(alarms.commits)
-                while more:
-                    page = run.clients.run(run.coordinator.commits_after(len(alarms.commits) - 1), 5.0)
-                    alarms.commits.extend(page.commits)
-                    more = page.more
+                run.clients.run(run.read_journal(), 5.0)
             except UnavailableError:
-                continue  # the stages notice and say so; the view just waits
+                continue  # the stages notice and say so; the display just waits
             except AntiphonError as error:
                 _log.warning("view.failed", error=str(error))
                 return
             if known is not None and len(status.voided) > known:
                 voided()
-                view.message(f"batch {status.voided[-1].digest[:12]} was voided: {status.voided[-1].reason}")
+                display.message(
+                    f"batch {status.voided[-1].digest[:12]} was voided: {status.voided[-1].reason}"
+                )
             known = len(status.voided)
             learner = _learner(run)
-            view.status(status, planes_of(status, rates.take(status), learner))
+            display.status(status, planes_of(status, rates.take(status), learner))
             for line in alarms.look(status, time.perf_counter(), learner):
-                view.message(line)
+                display.message(line)
 
     thread = threading.Thread(target=show, name="view", daemon=True)
     thread.start()

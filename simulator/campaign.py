@@ -1,18 +1,21 @@
 """Campaign: many seeds, one after another; a seed that finds something says how to see it again.
 
 A run of fixed mode must end with the batches and weights of its undisturbed twin, bit for bit; the
-twin of each configuration is simulated once and remembered.
+twin of each configuration is simulated once and remembered. A `Tracer` remembers the last journal as text.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import structlog
 
+from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.simulator.faults import FaultMix
-from antiphon.simulator.outcome import Outcome
+from antiphon.simulator.report import Outcome
 from antiphon.simulator.scenario import Scenario, drawn_scenario
-from antiphon.simulator.world import simulate
+from antiphon.simulator.virtual.disk import FileDisk, JournalDisk
+from antiphon.simulator.world import World, simulate
 
 _DECISIVE = ("run", "loop", "evaluation", "environment", "sampling")
 """Sections that the batches and weights of fixed mode depend on."""
@@ -65,3 +68,35 @@ class Campaign:
             calm = scenario.model_copy(update={"faults": FaultMix(), "hostile": False})
             self._twins[key] = self._run(calm, 0)
         return self._twins[key]
+
+
+class Tracer:
+    """Simulates runs and remembers the journal of the last disturbed one."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Keep the journal of each run as a file in `folder`; None keeps it in memory."""
+        self._folder = folder
+        self._runs = 0
+        self._events: list[StoredEvent] = []
+
+    def simulate(self, scenario: Scenario, seed: int) -> Outcome:
+        """Simulate one run; see `world.simulate`."""
+        disk = self._disk(seed)
+        world = World(scenario, seed, journal=disk)
+        try:
+            outcome = world.run()
+            if world.faults or not self._events:
+                self._events = disk.written()
+        finally:
+            disk.close()
+        return outcome
+
+    def _disk(self, seed: int) -> JournalDisk:
+        if self._folder is None:
+            return JournalDisk()
+        self._runs += 1
+        return FileDisk(self._folder / f"journal-{self._runs:05d}-seed-{seed}.db")
+
+    def text(self) -> str:
+        """Return the journal as lines of second, number, kind and fields."""
+        return "".join(f"{row.at:10.3f} {row.seq:5d} {row.kind} {row.body}\n" for row in self._events)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from antiphon.services.rollout.worker import GRACE_S
 from antiphon.simulator.faults import Fault, FaultKind
-from antiphon.simulator.process_table import ProcessEntry
+from antiphon.simulator.processes import ProcessEntry
 from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, NetworkQuality

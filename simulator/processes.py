@@ -5,8 +5,9 @@ clients, servicers and the worker's loop are the production classes.
 """
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,18 @@ from antiphon.api.coordinator import Coordinator
 from antiphon.api.engine import Engine
 from antiphon.api.learner import Learner
 from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_bytes
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.loop.schedule import Stage, StageKey, schedule
 from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.environments.scoring.pool import InProcess
-from antiphon.net.rpc.in_process import InProcessChannel, InProcessServer
+from antiphon.net.rpc.in_process import Identity, InProcessChannel, InProcessServer
 from antiphon.net.rpc.interceptor import GuardInterceptor
+from antiphon.net.security.access_tokens import make_token
+from antiphon.net.security.credentials import SERVICES_NAME
 from antiphon.net.security.guard import Guard
+from antiphon.net.security.keys import SigningKey, signing_key
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.opening import showing_life
@@ -35,9 +41,8 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.stages import LoopStages
-from antiphon.simulator.identities import TOKEN_KEY, services_identity, worker_identity
 from antiphon.simulator.standins import engines, training
-from antiphon.simulator.standins.auditing import ArithmeticAuditor
+from antiphon.simulator.standins.training import ArithmeticAuditor
 from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
@@ -46,6 +51,52 @@ from antiphon.simulator.virtual.network import Network
 from antiphon.weights.relay_service import Arrivals, RelayService
 from antiphon.weights.server import register_broadcast
 from antiphon.weights.service import BroadcastService
+
+RESTART_S = 1.0
+"""Pause of the supervisor before it starts a process again that ended by itself."""
+
+
+@dataclass(slots=True)
+class ProcessEntry:
+    """A process by name: the one that runs now, and what its successor must know."""
+
+    name: str
+    process: Process | None = None
+    starts: int = 0
+    worker: RolloutWorker | None = None
+    payloads: MemoryPayloads = field(default_factory=MemoryPayloads)
+    alias: str = ""
+    held: int | None = None
+    away_s: float = RESTART_S
+    """Pause after it ended by itself; longer once after a retirement."""
+
+
+_KEY: SigningKey = signing_key(bytes(32))
+TOKEN_KEY = _KEY.public
+"""What checks the tokens, 32 bytes."""
+_EXPIRES_AT = 1 << 40
+"""Unix seconds; simulated clocks may be years wrong."""
+_WORKER_SCOPES = (Scope.LEASE, Scope.SUBMIT, Scope.PULL)
+_MAX_LEASES = 64
+
+
+@functools.cache
+def worker_identity(run_id: str, name: str) -> Identity:
+    """Return what a rollout worker of that name shows."""
+    return _identity(run_id, name, _WORKER_SCOPES)
+
+
+@functools.cache
+def services_identity(run_id: str) -> Identity:
+    """Return what the run's own services show."""
+    return _identity(run_id, SERVICES_NAME, (Scope.ADMIN,))
+
+
+def _identity(run_id: str, name: str, scopes: tuple[Scope, ...]) -> Identity:
+    token_id = digest_bytes(name.encode())[:32]
+    token = make_token(TokenClaims(token_id, run_id, name, scopes, _EXPIRES_AT, _MAX_LEASES), _KEY)
+    return Identity(f"Bearer {token}", (name,))
+
 
 COORDINATOR = "coordinator"
 LEARNER = "learner"

@@ -7,33 +7,149 @@ network is good and every process runs, and from then on the run must move withi
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from blake3 import blake3
 
+from antiphon.api.coordinator import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
+from antiphon.core.loop import events as e
 from antiphon.core.loop.events import load_event
 from antiphon.core.loop.run_state import fold, new_state
+from antiphon.core.records import GroupRewards, GroupSubmission, StepCommit, SubmitVerdict
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
-from antiphon.simulator.checks.witnessed import Witnessed
 from antiphon.simulator.faults import Fault, draw_faults
 from antiphon.simulator.hostile_worker import EDITED, EDITOR, NAME, HostileWorker
 from antiphon.simulator.injector import FaultInjector
-from antiphon.simulator.operator import Operator
-from antiphon.simulator.outcome import Outcome
-from antiphon.simulator.process_table import RESTART_S, ProcessEntry
+from antiphon.simulator.processes import RESTART_S, ProcessEntry, SharedRun
+from antiphon.simulator.report import Outcome
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.standins import engines, training
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryStore, logs_beside
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
 from antiphon.simulator.virtual.random_streams import RandomStream
+
+LATEST_S = 6.0
+"""The operator comes at most so many seconds after a batch was sealed."""
+REPEATED = 0.3
+"""Chance that a command is given once more."""
+
+
+class Operator:
+    """Someone at the command line of a simulated run."""
+
+    def __init__(self, voids: Sequence[int], fixed: bool, witness: Witness, random: RandomStream) -> None:
+        """Void each step of `voids` as often as it stands there; `random` says when."""
+        self._left = Counter(voids)
+        self._fixed, self._witness, self._random = fixed, witness, random
+        self._processes: list[Process] = []
+
+    def train(self, step: int, payload: bytes) -> int:
+        """Be what the learner trains with: the witness, unless the batch cannot be trained.
+
+        Raises:
+            UnavailableError: where the batch of `step` is still to be voided.
+        """
+        if self._fixed and self._left[step]:
+            raise UnavailableError(f"the batch of step {step} cannot be trained")
+        return self._witness.trained(step, payload)
+
+    def look(self, rows: Sequence[StoredEvent], shared: SharedRun) -> bool:
+        """See what reached the disk; return whether a batch was voided."""
+        found = [e.load_event(row.kind, row.body) for row in rows if row.kind.startswith("batch.")]
+        for event in found:
+            if isinstance(event, e.BatchVoided):
+                self._left[event.step] -= 1
+            elif isinstance(event, e.BatchSealed) and self._left[event.step]:
+                process = Process(shared.loop, "operator")
+                self._processes.append(process)
+                delay_s = self._random.between(0.0, LATEST_S)
+                process.spawn(self._void(shared, event.step, event.digest, delay_s))
+        return any(isinstance(event, e.BatchVoided) for event in found)
+
+    def leave(self) -> None:
+        """Give no more commands."""
+        for process in self._processes:
+            process.kill()
+
+    async def _void(self, shared: SharedRun, step: int, digest: str, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        client = shared.coordinator()
+        again = self._random.happens(REPEATED)
+        while True:
+            try:
+                await client.void_batch(step, digest, "it cannot be trained", "operator")
+            except UnavailableError:
+                await asyncio.sleep(1.0)
+            except ContractError as error:
+                if self._fixed:
+                    self._witness.report(f"the batch of step {step} could not be voided: {error}")
+                self._left[step] = 0  # it is committed
+                return
+            else:
+                if not again:
+                    return
+                again = False
+
+
+CALL_S = 10.0
+"""Deadline of a call, as in production."""
+
+
+class Witnessed(CoordinatorClient):
+    """A client that reports to the witness what its process claims and receives."""
+
+    def __init__(
+        self, shared: processes.SharedRun, witness: Witness, entry: ProcessEntry, worker: str = ""
+    ) -> None:
+        """Call as the worker of that name, or as one of the run's own services."""
+        channel = shared.channel(processes.COORDINATOR, worker)
+        super().__init__(processes.COORDINATOR, CALL_S, channel=channel)
+        self._witness = witness
+        self._entry = entry
+        self._shared = shared
+
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+        self._witness.held(self._entry.name, self._entry.held, beat.held_version)
+        self._entry.held = beat.held_version
+        self._witness.holders.told(beat.lease_ids, beat.released_leases)
+        sent_s = self._witness.now()
+        reply = await super().heartbeat(beat)
+        self._witness.holders.heard(beat.lease_ids, sent_s)
+        return reply
+
+    async def lease_group(self, request: LeaseRequest) -> LeaseReply:
+        reply = await super().lease_group(request)
+        for lease in reply.leases:
+            self._witness.leased(lease)
+        return reply
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        if seconds := self._shared.upload_s(self._entry.name):
+            await asyncio.sleep(seconds)
+        verdict = await super().submit_group(submission)
+        self._witness.answered(submission, verdict)
+        return verdict
+
+    async def submit_rewards(self, groups: list[GroupRewards]) -> Sequence[str]:  # type: ignore[override]
+        taken = await super().submit_rewards(groups)
+        for group_id in taken:
+            self._witness.rewarded(group_id)
+        return taken
+
+    async def commit_step(self, commit: StepCommit) -> None:
+        await super().commit_step(commit)
+        self._witness.committed(commit)
+
 
 LEAVE_S = 60.0
 """How long workers and reward services have to leave a finished run."""

@@ -38,10 +38,12 @@ class FamilyTimes:
     def __init__(self, root: psutil.Process) -> None:
         self._root = root
         self._seconds: dict[tuple[int, float], tuple[str, float]] = {}
+        self.kinds: dict[int, str] = {}
+        """Process number -> what it is for, when they were last looked at."""
 
     def look(self) -> dict[str, float]:
         """Return the user and system seconds of each of `KINDS` until now."""
-        kinds: dict[int, str] = {}
+        kinds = self.kinds = {}
         try:
             family = [self._root, *self._root.children(recursive=True)]  # parents come before their children
         except psutil.NoSuchProcess:

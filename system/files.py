@@ -4,7 +4,10 @@ import errno
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote
 
 from antiphon.core.errors import UnavailableError
@@ -35,17 +38,8 @@ def write_atomically(path: Path, payload: bytes, mode: int = 0o600) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=PREFIX, dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(payload)
-                os.fchmod(file.fileno(), mode)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:  # also on cancellation and Ctrl-C
-            Path(name).unlink(missing_ok=True)
-            raise
+        with _incoming(path, mode) as file:
+            file.write(payload)
         flush_folder(path.parent)
     except OSError as error:
         raise unusable(error, path.parent) from error
@@ -57,13 +51,20 @@ def copy_atomically(source: Path, path: Path, mode: int = 0o600) -> None:
     Raises:
         OSError: when one of the two cannot be used.
     """
+    with source.open("rb") as file, _incoming(path, mode) as target:
+        shutil.copyfileobj(file, target, 1 << 20)
+
+
+@contextmanager
+def _incoming(path: Path, mode: int) -> Iterator[BinaryIO]:
+    """Yield a file that gets the name `path` at the end of the block, flushed; an error leaves none."""
     handle, name = tempfile.mkstemp(prefix=PREFIX, dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as target, source.open("rb") as file:
-            shutil.copyfileobj(file, target, 1 << 20)
-            os.fchmod(target.fileno(), mode)
-            target.flush()
-            os.fsync(target.fileno())
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:  # also on cancellation and Ctrl-C
         Path(name).unlink(missing_ok=True)

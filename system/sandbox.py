@@ -84,18 +84,8 @@ def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
     shown = [option for path in paths for option in ("--ro-bind", str(path), str(path))]
     devices = [option for device in DEVICES for option in ("--dev-bind", device, device)]
     order = [option for pair in SAME_ORDER.items() for option in ("--setenv", *pair)]
-    scratch = [
-        "--size",
-        str(SCRATCH_BYTES),
-        "--tmpfs",
-        SCRATCH,
-        "--setenv",
-        "HOME",
-        SCRATCH,
-        "--setenv",
-        "TMPDIR",
-        SCRATCH,
-    ]
+    scratch = ["--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
+    scratch += [option for name in ("HOME", "TMPDIR") for option in ("--setenv", name, SCRATCH)]
     private = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     if os.geteuid() == 0:

@@ -64,7 +64,6 @@ async def fetch_payload(
     culprits: MutableMapping[str, str],
     patience: Patience = Patience(),
     *,
-    seed: int = 0,
     arrived: Callable[[int], None] = lambda count: None,
 ) -> Delivery:
     """Bring all chunks that `incoming` lacks; it is not finished here.
@@ -79,14 +78,13 @@ async def fetch_payload(
         arrivals: told of each chunk, for those who wait here for it.
         culprits: who sent something wrong in this run, and is not asked; added to.
         patience: with sources.
-        seed: makes members of a swarm choose differently.
         arrived: called with the bytes of each piece that came.
 
     Raises:
         IntegrityError: when every source sent something wrong; names them.
         UnavailableError: when nothing but a drip came for `patience.give_up_s`, or the disk is full.
     """
-    receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, patience, seed, arrived)
+    receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, patience, arrived)
     return await receiver.run()
 
 
@@ -99,7 +97,6 @@ class _Receiver:
         arrivals: Arrivals,
         culprits: MutableMapping[str, str],
         patience: Patience,
-        seed: int,
         arrived: Callable[[int], None],
     ) -> None:
         self._incoming, self._sources, self._arrivals = incoming, sources, arrivals
@@ -112,7 +109,6 @@ class _Receiver:
             tuple(name for name in assignment.others if name in sources),
             assignment.depth,
             assignment.bytes_per_s,
-            assignment.swarm,
         )
         self._transfer = Transfer(
             incoming.held,
@@ -122,7 +118,6 @@ class _Receiver:
             self._begun_s,
             calls_at_once=max((len(lanes) for lanes in sources.values()), default=1),
             stall_s=patience.stall_s,
-            seed=seed,
         )
         self._change = Wakeup()
         self._calls: dict[asyncio.Task[None], Request] = {}

@@ -113,7 +113,6 @@ class RelayTransport(Transport):
         arrivals: Arrivals | None = None,
         network: NetworkLog | None = None,
         ask_plan: AskPlan | None = None,
-        seed: int = 0,
         links: bool = True,
     ) -> None:
         """Fill `store`.
@@ -125,10 +124,9 @@ class RelayTransport(Transport):
             arrivals: of the service that serves the same store, which hands on what arrives.
             network: gets what is measured.
             ask_plan: says whom to fetch from; None: the origin alone.
-            seed: makes members of a swarm choose differently.
             links: on the origin's machine its file is linked.
         """
-        self._store, self._connect, self._ask_plan, self._seed = store, connect, ask_plan, seed
+        self._store, self._connect, self._ask_plan = store, connect, ask_plan
         self._patience = Patience(give_up_s=timeout_s, refused_s=REFUSED_S)
         self._arrivals = arrivals or Arrivals()
         self._network = network or NetworkLog()
@@ -194,7 +192,6 @@ class RelayTransport(Transport):
             self._arrivals,
             self._network.culprits,
             self._patience,
-            seed=self._seed,
             arrived=arrived,
         )
         await asyncio.to_thread(incoming.finish)

@@ -53,6 +53,8 @@ class JobRun:
     """About once a second: `time.perf_counter()`, and the CPU seconds that the job had taken by then."""
     kind_curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
     """At the same moments: the CPU seconds by what the processes are for (`system.cpu_time`)."""
+    memory_curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
+    """At the same moments: their proportional memory in MiB, likewise."""
 
     def kinds_after(self, moment: float = 0.0) -> dict[str, float]:
         """Return what each kind of process took after a moment of `time.perf_counter`, as far as was seen."""
@@ -82,6 +84,7 @@ class FamilyWatch:
         self.cpu_curve: list[tuple[float, float]] = []
         self._times = FamilyTimes(root)
         self.kind_curve: list[tuple[float, Mapping[str, float]]] = []
+        self.memory_curve: list[tuple[float, Mapping[str, float]]] = []
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -91,6 +94,8 @@ class FamilyWatch:
 
     def _look(self) -> None:
         total, cpu = 0, 0.0
+        self.kind_curve.append((time.perf_counter(), self._times.look()))
+        by_kind: dict[str, float] = {}
         try:
             family = [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -98,14 +103,17 @@ class FamilyWatch:
         for process in family:
             try:
                 times = process.cpu_times()
-                total += process.memory_full_info().pss
+                memory = process.memory_full_info().pss
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
+            total += memory
+            kind = self._times.kinds.get(process.pid, "flow")
+            by_kind[kind] = by_kind.get(kind, 0.0) + memory / 2**20
             # What its children that ended took is in it: a process that is replaced is not forgotten.
             cpu += times.user + times.system + times.children_user + times.children_system
         self.peak_bytes = max(self.peak_bytes, total)
         self.cpu_curve.append((time.perf_counter(), cpu))
-        self.kind_curve.append((time.perf_counter(), self._times.look()))
+        self.memory_curve.append((time.perf_counter(), by_kind))
 
     def close(self) -> int:
         """Stop watching and return the peak in bytes."""
@@ -203,7 +211,8 @@ def run_module(
         raise SystemExit(f"{label}: ended with status {status}\n{tail(log)}")
     wait_for_orphans(home, label)
     cpu = cpu_of_ended_children() - before
-    return JobRun(seconds, cpu, peak / 1e9, results, tuple(watch.cpu_curve), tuple(watch.kind_curve))
+    curves = tuple(watch.cpu_curve), tuple(watch.kind_curve), tuple(watch.memory_curve)
+    return JobRun(seconds, cpu, peak / 1e9, results, *curves)
 
 
 def adopt_orphans() -> None:

@@ -120,10 +120,10 @@ def restored_learners_believe_what_they_find(patch: Patch) -> None:
 
 
 def learners_hold_on_to_what_was_voided(patch: Patch) -> None:
-    async def unless_voided(service: Any, batch: Any) -> None:
-        return None
+    async def voided(service: Any, batch: Any) -> bool:
+        return False
 
-    patch.setattr(LearnerService, "_unless_voided", unless_voided)
+    patch.setattr(LearnerService, "_voided", voided)
 
 
 def places_of_a_voided_batch_stay_taken(patch: Patch) -> None:

@@ -23,13 +23,12 @@ class BroadcastSection(Section):
     """Cap on what the origin sends, bytes per second; none by default."""
     links: bool = True
     """Workers on the origin's machine take its files by links, and nothing is sent. false: they fetch as from
-    elsewhere and hand on as there, which tries out a slow network with broadcast.uplink_bytes_per_s."""
+    elsewhere, which tries out a slow network with broadcast.uplink_bytes_per_s."""
     relay: Literal["auto", "off"] = "auto"
     """auto: workers that others can reach (`antiphon worker --relay-address`) hand payloads on, as the
     measured links suggest; off: every worker fetches from the origin."""
     relay_bytes_per_s: float | None = Field(default=None, gt=0.0)
-    """Cap on what each worker hands on, bytes per second, so that its sampling keeps its share; none by
-    default."""
+    """Cap on what each worker hands on, bytes per second."""
     streams: int = Field(default=2, ge=1, le=4)
     """Connections beside each other to each source: more of them fill long and lossy links."""
     snapshots_kept: int = Field(default=8, ge=2, le=MOST_KEPT)
@@ -38,29 +37,29 @@ class BroadcastSection(Section):
     """Seconds without an arriving chunk after which a transfer is given up and tried again."""
     patches: Literal["auto", "on", "off"] = "auto"
     """Snapshots also as changes of earlier ones. auto: where workers may sit on other machines
-    (services.credentials) and a sample of the weights says that a patch takes less than half of a snapshot;
-    on: wherever a patch is smaller than a snapshot; off: never."""
+    (services.credentials) and a patch takes less than half of a snapshot; on: wherever it is smaller; off:
+    never."""
     patch_ladder: tuple[Rung, ...] = (1, 2, 4, 8)
-    """How many published versions back patches begin. Late workers need the longer ones; none is made from
-    a version that broadcast.snapshots_kept has dropped."""
+    """How many published versions back patches begin, among those that broadcast.snapshots_kept keeps; late
+    workers need the longer ones."""
     compress_full: bool = False
-    """Publish each snapshot compressed too, for workers that hold no earlier version; under the same
-    conditions as patches. Costs the disk about two thirds of each snapshot in bfloat16."""
+    """Publish each snapshot compressed too, for workers that hold no earlier version, where patches are made.
+    Costs two thirds of a bfloat16 snapshot's disk."""
     object_store: str | None = None
     """Where the origin keeps copies of its payloads for workers that do not reach it: `s3://bucket/prefix`,
-    or the absolute path of a shared folder; null keeps none. Keys come from each machine's environment."""
+    or a shared folder's absolute path. Keys come from each machine's environment."""
     object_endpoint: str | None = None
-    """Address of the S3 server of broadcast.object_store, as the origin and the workers reach it; null takes
-    each machine's AWS_ENDPOINT_URL_S3, else Amazon's."""
+    """Address of the S3 server of broadcast.object_store; null takes each machine's AWS_ENDPOINT_URL_S3, else
+    Amazon's."""
     object_store_first: bool = False
     """Workers take payloads from broadcast.object_store even where they reach the origin, which spares its
-    uplink; otherwise only those do that the origin does not answer."""
+    uplink."""
     lattica_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port on which the origin is a peer of a Lattica network; workers then take payloads as blocks from it
-    and from each other. Needs the package lattica on every machine; null uses gRPC."""
+    """Port on which the origin is a peer of a Lattica network, where workers take payloads from it and from
+    each other. Needs the package lattica on every machine; null uses gRPC."""
     quorum: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
-    before it counts as broadcast; 0: one worker that holds it is enough."""
+    """Elastic mode: share of the fleet's tokens per second whose workers must hold a version before it counts
+    as broadcast; 0: one worker is enough."""
 
     @field_validator("patch_ladder")
     @classmethod

@@ -6,8 +6,8 @@ A worker is there with probability A and then gives rate mu. The supply of a set
     sum A mu outside g                     >=  survives need   for each group g that can vanish at once
 
 A mixed-integer program finds the cheapest set. Its one curved part is the root, the norm of sqrt(A (1 - A))
-mu over the set. A norm lies above each of its tangents, so the program begins without it, and each set that is
-too small adds the tangent there, which rules it out (outer approximation: Duran and Grossmann 1986).
+mu over the set. A norm lies above each of its tangents, so the program begins without it, and each set that
+is too small adds the tangent there, which rules it out (outer approximation: Duran and Grossmann 1986).
 """
 
 import math
@@ -173,6 +173,14 @@ def _cheapest(fleet: Fleet) -> Flags:
     need, everyone = fleet.need, np.ones(len(fleet.prices), dtype=np.bool_)
     rows = [fleet.means / need, *(fleet.means[:, None] * fleet.outside / need).T]
     least = [1.0, *np.full(fleet.outside.shape[1], fleet.redundancy.survives)]
+    # Of equal workers the first are taken, so that not each choice of them is tried.
+    facts = np.column_stack([fleet.prices, fleet.means, fleet.variances, fleet.outside])
+    kinds = np.unique(facts, axis=0, return_inverse=True)[1].ravel()
+    order = np.argsort(kinds, kind="stable")
+    equal = np.flatnonzero(np.diff(kinds[order]) == 0)
+    one = np.eye(len(everyone))
+    rows += list(one[order[equal]] - one[order[equal + 1]])
+    least += [0.0] * len(equal)
     # Of what is free, no more than is needed.
     prices = fleet.prices + 1e-6 * (fleet.prices.max() or 1.0)
     for _ in range(_TANGENTS):

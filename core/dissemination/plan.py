@@ -1,8 +1,8 @@
 """Plan: from whom each worker fetches a payload, so that the last one has it soonest.
 
 Workers are taken by the slower of their two directions, fastest first, so that a slow one is at the end,
-where it holds up no one. Star, chains, trees and a swarm are made from the same links, and the one with the
-least predicted time is taken. Whom a worker falls back to holds or gets the same chunks earlier, so no two
+where it holds up no one. Star, chains and trees are made from the same links, and the one with the least
+predicted time is taken. Whom a worker falls back to holds or gets the same chunks earlier, so no two
 wait for each other.
 """
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from antiphon.core.dissemination.predict import Link, Size, swarm_seconds, tree_seconds
+from antiphon.core.dissemination.predict import Link, Size, tree_seconds
 from antiphon.core.errors import ContractError
 
 ORIGIN = ""
 """Name of whoever made the payload; no worker has it."""
-TOPOLOGIES = ("star", "chain", "tree", "swarm")
-Topology = Literal["star", "chain", "tree", "swarm"]
+TOPOLOGIES = ("star", "chain", "tree")
+Topology = Literal["star", "chain", "tree"]
 CHAINS = (1, 2, 4)
 """Chains that are tried beside each other."""
 ARITIES = (2, 4)
@@ -36,12 +36,11 @@ class Assignment:
     parents: tuple[str, ...]
     """In this order, one at a time; each gets every chunk earlier than the worker. Ends with the origin."""
     others: tuple[str, ...]
-    """Holders that are asked for what they hold, when no parent answers, and in a swarm always."""
+    """Holders that are asked for what they hold, when no parent answers."""
     depth: int
     """Hops from the origin."""
     bytes_per_s: float
     """Predicted rate."""
-    swarm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +91,8 @@ def plan_topology(
             cost = _cost([seconds for seconds, _ in times.values()])
             if best is None or cost < best[0]:
                 best = (cost, kind, parents, times)
-    swarm_s = swarm_seconds(size, origin, workers)
-    if best is None or (topology is None and _cost([swarm_s]) < best[0]):
-        return Plan("swarm", swarm_s, _swarm(size, workers, swarm_s))
+    if best is None:  # too few workers that others can reach for a chain or tree
+        return plan_topology(size, origin, workers)
     _, kind, parents, times = best
     reachable = [name for name in _fastest_first(workers) if workers[name].reachable]
     assignments: dict[str, Assignment] = {}
@@ -176,12 +174,3 @@ def _neighbours(reachable: list[str], place: int, left_out: set[str]) -> tuple[s
     start = place % max(1, len(reachable))
     around = reachable[start:] + reachable[:start]
     return tuple(name for name in around if name not in left_out)[:NEIGHBOURS]
-
-
-def _swarm(size: Size, workers: Mapping[str, Link], seconds: float) -> dict[str, Assignment]:
-    reachable = [name for name in _fastest_first(workers) if workers[name].reachable]
-    rate = size.payload_bytes / seconds
-    return {
-        worker: Assignment((ORIGIN,), _neighbours(reachable, place, {worker}), 1, rate, swarm=True)
-        for place, worker in enumerate(_fastest_first(workers))
-    }

@@ -7,7 +7,6 @@ seconds per hop, overhead included:
     star     n M / B
     chain    (M / B) (1 + (n - 1) / C) + n a
     tree     (M / B) k (1 + (d - 1) / C) + d a      k children each, depth d
-    swarm    at least max(M / B_origin, M / min down, n M / (B_origin + sum up))
 
 `tree_seconds` gives these for equal links and the like for any others (a chain is a tree with one child, a
 star one with n), apart from the overhead of each chunk. The formulas are derived in shared/papers.md 1.4 and
@@ -16,14 +15,12 @@ checked there with a simulation by chunks; ECHO-2 publishes none.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, log2, sqrt
+from math import ceil
 
 from antiphon.core.errors import ContractError
 
 CHUNK_OVERHEAD_S = 0.0005
 """Seconds that a chunk costs a receiver besides its bytes: a request, a digest, a write."""
-SWARM_FACTOR = 1.5
-"""Of its lower bound: members of a swarm learn late what others hold, and share uplinks unevenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,29 +96,3 @@ def tree_seconds(
 def delay_s(above: Link, here: Link, from_origin: bool) -> float:
     """Return the seconds that a byte travels between two parties; between workers at most over the origin."""
     return here.round_trip_s / 2 if from_origin else (above.round_trip_s + here.round_trip_s) / 2
-
-
-def swarm_seconds(size: Size, origin: Link, links: Mapping[str, Link]) -> float:
-    """Predict when the last worker of a swarm has everything."""
-    up = sum(link.up_bytes_per_s for link in links.values() if link.reachable)
-    slowest = min(link.down_bytes_per_s for link in links.values())
-    bound_s = size.payload_bytes * max(
-        1 / origin.up_bytes_per_s, 1 / slowest, len(links) / (origin.up_bytes_per_s + up)
-    )
-    hops = ceil(log2(len(links) + 1))
-    round_trip_s = max(link.round_trip_s for link in links.values())
-    return SWARM_FACTOR * bound_s + hops * 2 * round_trip_s + size.chunks * CHUNK_OVERHEAD_S
-
-
-def best_chunks(workers: int, payload_s: float, overhead_s: float = CHUNK_OVERHEAD_S) -> float:
-    """Return the number of chunks with which a chain is fastest: sqrt((n - 1) (M / B) / overhead).
-
-    Args:
-        workers: n.
-        payload_s: seconds that one link needs for the payload, M / B.
-        overhead_s: of each chunk.
-
-    >>> round(best_chunks(8, 60.0, 0.05)), round(best_chunks(32, 840.0, 0.05))
-    (92, 722)
-    """
-    return max(1.0, sqrt((workers - 1) * payload_s / overhead_s))

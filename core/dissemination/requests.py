@@ -4,8 +4,7 @@ A worker asks one parent at a time for chunks in order, some ahead, so that a ch
 next one comes. A parent that fails, or is asked and sends no byte for a stated time, is left for the next
 one, and what it was asked for is asked of that; what has arrived stays. It is tried again with a chunk
 that is not needed soon, and preferred again once it delivers. One that is far below the planned rate is
-helped out by the next one. Who sent a wrong chunk is asked nothing more. In a swarm everyone is asked at
-once, for what few others hold.
+helped out by the next one. Who sent a wrong chunk is asked nothing more.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -132,7 +131,6 @@ class Transfer:
         *,
         calls_at_once: int = 2,
         stall_s: float = 5.0,
-        seed: int = 0,
     ) -> None:
         """Begin or continue a transfer.
 
@@ -145,7 +143,6 @@ class Transfer:
             calls_at_once: requests that one source may have open.
             stall_s: seconds without a byte after which an asked source is left, on a fast link next to
                 the origin; who is further down waits longer, so that the nearest to the fault repairs it.
-            seed: makes members of a swarm choose differently.
         """
         count = len(held)
         self._held = held.copy()
@@ -167,7 +164,6 @@ class Transfer:
         longest_s = max(stall_s, MOST_STALL_S)
         self._stall_s = min(max(stall_s, 2 * piece_s), longest_s) * depth_factor
         self._first_stall_s = min(self._stall_s + assignment.depth * chunk_s, 2 * longest_s)
-        self._order = np.random.default_rng(seed).permutation(count) if assignment.swarm else np.arange(count)
         names = [*assignment.parents, *assignment.others]
         self.sources = {
             name: Source(name, name in assignment.parents, calls_at_once, assignment.bytes_per_s)
@@ -198,8 +194,8 @@ class Transfer:
         return all(s.failures > (s.stalls if s.name == ORIGIN else 0) for s in upstream)
 
     def curious(self, now: float) -> list[str]:
-        """Return who should be asked what it holds: in a swarm all, else others when no parent answers."""
-        if not self._assignment.swarm and any(self._usable(s, now) and s.keeps_pace for s in self._parents()):
+        """Return who should be asked what it holds: others, when no parent answers."""
+        if any(self._usable(s, now) and s.keeps_pace for s in self._parents()):
             return []
         return [s.name for s in self.sources.values() if not s.upstream and self._usable(s, now)]
 
@@ -267,7 +263,7 @@ class Transfer:
         if request.number not in source.left:
             return True
         source.left[request.number] -= 1
-        return source.left[request.number] <= 1 or not source.keeps_pace or self._assignment.swarm
+        return source.left[request.number] <= 1 or not source.keeps_pace
 
     def ended(self, request: Request) -> None:
         """Note that a request is over, however it ended; what it did not bring is asked for again."""
@@ -332,8 +328,6 @@ class Transfer:
     def _active(self, now: float) -> list[Source]:
         """Return whom to ask now, the preferred first."""
         usable = [s for s in self.sources.values() if self._usable(s, now)]
-        if self._assignment.swarm:
-            return sorted(usable, key=lambda s: s.upstream)  # the origin last: its uplink is the scarcest
         found = []
         for source in usable:
             if source.upstream:
@@ -347,24 +341,14 @@ class Transfer:
         free = ~self._held & (self._asked == 0)
         if not source.upstream:
             free &= False if source.said is None else source.said
-        chosen = self._order[free[self._order]]
+        chosen = np.flatnonzero(free)
         if not len(chosen):
             chosen = self._late(source)
         if source.failures:
             return tuple(map(int, chosen[-1:]))
-        if self._assignment.swarm:
-            if source.upstream:
-                return tuple(map(int, self._rarest(chosen)[:1]))
-            chosen = self._rarest(chosen)
         ahead = source.bytes_per_s * AHEAD_S / self._chunk_bytes / source.calls_at_once
         fair = -(-len(chosen) // source.calls_at_once)  # the end is shared by all streams
         return tuple(map(int, chosen[: max(1, min(int(ahead), fair, MOST_IN_REQUEST))]))
-
-    def _rarest(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        said = [s.said for s in self.sources.values() if s.said is not None]
-        if not said:
-            return chosen
-        return chosen[np.argsort(np.sum(said, axis=0)[chosen], kind="stable")]
 
     def _late(self, source: Source) -> npt.NDArray[np.int64]:
         """Return chunks that only those were asked for who are slow or on trial, and worse than `source`."""

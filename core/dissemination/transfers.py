@@ -19,7 +19,6 @@ from antiphon.core.dissemination.plan import (
     NEIGHBOURS,
     ORIGIN,
     Assignment,
-    Plan,
     TransferPlan,
     plan_topology,
 )
@@ -82,8 +81,6 @@ class _Told:
 class _PayloadPlan:
     asker: str
     """Name of the worker for which it was made."""
-    size: Size
-    plan: Plan
     assignments: dict[str, Assignment]
 
 
@@ -167,7 +164,7 @@ class TransferPlans:
             wanted = {worker_id, *likely, *(one for one in peers if self._holds(one, digest))}
             links = {one: self._link(one, peers[one]) for one in sorted(wanted & peers.keys())}
             made = plan_topology(size, self._origin(), links)
-            known = _PayloadPlan(name_of_worker(worker_id), size, made, dict(made.assignments))
+            known = _PayloadPlan(name_of_worker(worker_id), dict(made.assignments))
             self._plans[digest] = known
             if len(self._plans) > PLANS_KEPT:
                 self._retire()
@@ -204,9 +201,6 @@ class TransferPlans:
             if one in peers and (link := self._link(one, peers[one])).reachable
         }
         near = tuple(sorted(links, key=lambda one: (not self._holds(one, digest), one))[:NEIGHBOURS])
-        if known.plan.topology == "swarm":
-            rate = known.size.payload_bytes / known.plan.seconds
-            return Assignment((ORIGIN,), near, 1, rate, swarm=True)
         busy = Counter(
             planned.parents[0]
             for one, planned in known.assignments.items()

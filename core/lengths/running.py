@@ -43,7 +43,6 @@ class GroupEnds:
     def __init__(self) -> None:
         self._groups: deque[list[int]] = deque(maxlen=GROUPS_REMEMBERED)
         self._leases: dict[str, deque[float]] = {}
-        self._paces: dict[str, float] = {}
 
     def add(self, worker_id: str, seconds: float, counts: Sequence[int]) -> None:
         """Take in a group that one worker sampled from its first token to its last.
@@ -56,25 +55,24 @@ class GroupEnds:
         if not counts or min(counts) < 1:
             return
         self._groups.append(sorted(counts))
-        if worker_id not in self._paces and len(self._paces) >= WORKERS_REMEMBERED:
-            self.forget(next(iter(self._paces)))
+        if worker_id not in self._leases and len(self._leases) >= WORKERS_REMEMBERED:
+            self.forget(next(iter(self._leases)))
         leases = self._leases.setdefault(worker_id, deque(maxlen=LEASES_REMEMBERED))
         leases.append(seconds / max(counts))
-        self._paces[worker_id] = median(leases)
 
     def forget(self, worker_id: str) -> None:
         """Forget how fast a worker was."""
         self._leases.pop(worker_id, None)
-        self._paces.pop(worker_id, None)
 
     def pace(self, worker_id: str) -> float | None:
         """Return the seconds that a worker takes for a token of a group's longest completion."""
-        return self._paces.get(worker_id)
+        leases = self._leases.get(worker_id)
+        return None if leases is None else median(leases)
 
     @property
     def uneven(self) -> bool:
         """Return whether one worker is so much faster than another that a group may be worth moving."""
-        paces = self._paces.values()
+        paces = [median(leases) for leases in self._leases.values()]
         return bool(paces) and min(paces) < SOONER * max(paces)
 
     def longest(self, group: RunningGroup) -> float | None:

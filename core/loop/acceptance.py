@@ -99,8 +99,8 @@ def accept_submission(
         published=state.snapshots,
         keeps_cache=config.rollout.swap_cache == "keep",
     )
-    oldest = min(trajectory.oldest_version for trajectory in submission.trajectories)
-    newest = max(span.version for trajectory in submission.trajectories for span in trajectory.spans)
+    versions = [span.version for trajectory in submission.trajectories for span in trajectory.spans]
+    oldest = min(versions)
     found: list[e.JournalEvent] = [
         e.GroupSubmitted(
             group_id=group.group_id,
@@ -109,12 +109,12 @@ def accept_submission(
             attempt=list(group.holders).index(submission.lease_id) + 1,
             payload_digest=submission_digest(submission),
             oldest_version=oldest,
-            token_counts=tuple(int(t.token_ids.size) for t in submission.trajectories),
+            token_counts=tuple([t.token_ids.size for t in submission.trajectories]),
             generation_s=submission.generation_s,
             at_s=now,
             drafting=believed_statistics(submission),
             authors=authorship(given, submission.trajectories, submission.worker_id),
-            newest_version=newest,
+            newest_version=max(versions),
         )
     ]
     running = submission.lease_id in (group.lease_id, group.twin_lease_id)

@@ -256,7 +256,7 @@ def _plan_elastic(
     loop = config.loop
     places, bound = loop.prompts_per_step, StalenessBound(loop.max_staleness)
     first = state.batches * places
-    ranks = _ranks(state)
+    ranks = state.places() if state.open_groups else {}
     candidates = [
         group
         for group in state.open_groups.values()
@@ -303,13 +303,6 @@ def _ordered(waiting: Sequence[Waiting], ordering: Ordering, most: int) -> list[
     """Return the ids of the groups that a worker is given, which has room for `most`."""
     taken = ordering.take(waiting, int(min(most, ordering.most)))
     return [waiting[place].group_id for place in taken]
-
-
-def _ranks(state: RunState) -> dict[str, int]:
-    """Return the place of each open training group among the living ones; rarely is there one."""
-    if all(group.evaluation is not None for group in state.open_groups.values()):
-        return {}
-    return {group.group_id: rank for rank, group in enumerate(state.training())}
 
 
 def _why_elastic(

@@ -119,7 +119,9 @@ class _Growing:
 @dataclass(slots=True)
 class _GrowingGroup:
     group_id: str
-    samples: list[_Growing]
+    size: int
+    """G, of which a lease that begins at the first token has none in `samples` until a piece comes."""
+    samples: dict[int, _Growing]
     given: int
     """Tokens that the lease came with."""
     counted: int = 0
@@ -127,7 +129,7 @@ class _GrowingGroup:
 
     @property
     def tokens(self) -> int:
-        return sum(sample.count for sample in self.samples)
+        return sum(sample.count for sample in self.samples.values())
 
 
 class PartialGroups:
@@ -159,14 +161,15 @@ class PartialGroups:
     def begin(self, lease_id: str, group_id: str, samples: int, given: KeptGroup | None) -> None:
         """Expect pieces of a lease of G samples that came with `given`."""
         self.forget(group_id)
-        group = self._growing[lease_id] = _GrowingGroup(
-            group_id, [_Growing() for _ in range(samples)], 0 if given is None else given.tokens
-        )
-        for sample in () if given is None else given.samples:
-            whole, growing = sample.whole, group.samples[sample.whole.sample_index]
-            growing.append(whole, "")
+        group = self._growing[lease_id] = _GrowingGroup(group_id, samples, {}, 0)
+        if given is None:
+            return
+        for sample in given.samples:
+            growing = group.samples[sample.whole.sample_index] = _Growing()
+            growing.append(sample.whole, "")
             growing.authors = list(sample.authors)
-        group.counted = sum(sample.held for sample in group.samples)
+        group.given = given.tokens
+        group.counted = sum(sample.held for sample in group.samples.values())
         self.held += group.counted
 
     def take(self, lease_id: str, worker_id: str, piece: PartialTrajectory) -> None:
@@ -174,7 +177,7 @@ class PartialGroups:
         group = self._growing.get(lease_id)
         if group is None or self.held + _held(piece) > self._most_bytes:
             return
-        sample = group.samples[piece.sample_index]
+        sample = group.samples.setdefault(piece.sample_index, _Growing())
         before = sample.held
         sample.append(piece, worker_id)
         gained = sample.held - before
@@ -184,7 +187,10 @@ class PartialGroups:
     def kept(self, lease_id: str) -> tuple[int, ...]:
         """Return [G] how many tokens of each completion are kept."""
         group = self._growing.get(lease_id)
-        return () if group is None else tuple(sample.count for sample in group.samples)
+        if group is None:
+            return ()
+        samples = group.samples
+        return tuple(samples[index].count if index in samples else 0 for index in range(group.size))
 
     def given(self, lease_id: str) -> int:
         """Return how many tokens a running lease came with."""
@@ -266,5 +272,5 @@ def _held(piece: PartialTrajectory) -> int:
 
 
 def _snapshot(group: _GrowingGroup) -> KeptGroup | None:
-    kept = tuple(sample.kept() for sample in group.samples if sample.pieces)
+    kept = tuple(sample.kept() for _, sample in sorted(group.samples.items()) if sample.pieces)
     return KeptGroup(kept) if kept else None

@@ -24,10 +24,7 @@ from antiphon.core.loop.run_state import RunState
 
 def training_step(state: RunState, group: GroupState, prompts_per_step: int) -> int:
     """Return the latest step at which a living training group of elastic mode can train."""
-    for rank, other in enumerate(state.training()):
-        if other is group:
-            return state.batches + rank // prompts_per_step
-    raise ValueError(f"group {group.group_id} is no living training group")
+    return state.batches + state.places()[group.group_id] // prompts_per_step
 
 
 def last_step(group: GroupState, max_staleness: int) -> int | None:
@@ -74,7 +71,7 @@ def place_to_move_to(
     what is kept of it may train, None when it is begun anew.
     """
     line = list(state.training())
-    rank = next(index for index, other in enumerate(line) if other is group)
+    rank = state.places()[group.group_id]
     furthest = len(line) - 1
     if last is not None:
         furthest = min(furthest, (last - state.batches + 1) * prompts_per_step - 1)

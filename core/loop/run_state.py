@@ -6,7 +6,7 @@ was lost. What may be done is decided in `core.loop.admission` and `core.loop.as
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,8 @@ class RunState:
     lengths: LengthMemory = field(default_factory=LengthMemory)
     paused_reason: str = ""
     finished: bool = False
+    _places: dict[str, int] | None = field(default=None, init=False, repr=False, compare=False)
+    """What `places` returns; None where it has to be counted."""
 
     @property
     def next_seal(self) -> int:
@@ -115,6 +117,12 @@ class RunState:
     def training(self) -> Iterable[GroupState]:
         """Yield the living training groups in the order of their places: as opened, unless moved back."""
         return (group for group in self.groups.values() if group.evaluation is None)
+
+    def places(self) -> Mapping[str, int]:
+        """Return the place of each living training group by id, counted from 0 in the order of `training`."""
+        if self._places is None:
+            self._places = {group.group_id: place for place, group in enumerate(self.training())}
+        return self._places
 
     def of_step(self, step: int) -> list[GroupState]:
         """Return the living groups of a step of fixed mode, by index."""
@@ -187,6 +195,8 @@ def _group_opened(event: e.GroupOpened, state: RunState) -> None:
         version=event.version,
         refill=event.refill,
     )
+    if state._places is not None:
+        state._places[event.group_id] = len(state._places)
     if event.step is None:
         state.next_number = max(state.next_number, event.number + 1)
 
@@ -224,6 +234,7 @@ def _group_moved_back(event: e.GroupMovedBack, state: RunState) -> None:
     line = [other for other in state.groups.values() if other is not group]
     line.insert(line.index(state._group(event.behind, *GroupPhase)) + 1, group)
     state.groups = {other.group_id: other for other in line}
+    state._places = None
 
 
 def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
@@ -270,6 +281,7 @@ def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
     group = state.groups.pop(event.group_id, None)
     if group is None:
         raise IntegrityError(f"the journal contradicts itself: unknown group {event.group_id} was dropped")
+    state._places = None
     if event.reason == "untrusted":
         if group.step is not None:  # a step of fixed mode needs this very group
             group.offer_again()
@@ -297,6 +309,7 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
     for group_id in (*event.group_ids, *event.filtered_ids):
         booked.append(GroupOutcome.of(state._group(group_id, GroupPhase.REWARDED)))
         del state.groups[group_id]
+    state._places = None
     state.groups_filtered += len(event.filtered_ids)
     for staleness, count in event.staleness:
         state.staleness_histogram[staleness] = state.staleness_histogram.get(staleness, 0) + count

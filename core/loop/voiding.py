@@ -62,7 +62,7 @@ def void_batch(
     if not sealed.digest.startswith(digest):
         raise ContractError(
             f"the batch of step {step} of {run} is {sealed.digest[:12]}, not {digest[:12]}; see "
-            "`antiphon events --kind batch.sealed`"
+            "`antiphon status --kind batch.sealed`"
         )
     found: list[e.JournalEvent] = [e.BatchVoided(step, sealed.digest, reason, operator)]
     if config.loop.mode == "fixed":

@@ -6,9 +6,9 @@ hundred steps and come back, a collapsed run stays at its lowest.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from antiphon.core.records import StepCommit
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
@@ -74,8 +74,8 @@ ALARMS: tuple[AlarmKind, ...] = (
     AlarmKind(
         "heldout_fall",
         f"the last held-out score lies {FALLEN_ERRORS:g} standard errors below that of an earlier version",
-        "look whether it comes back (`antiphon samples`); else stop, export the version before the fall, and "
-        "start again with a lower learner.learning_rate or loop.max_staleness",
+        "look whether it comes back (`antiphon evaluate --samples`); else stop, export the version before "
+        "the fall, and start again with a lower learner.learning_rate or loop.max_staleness",
     ),
     AlarmKind(
         "entropy_explosion",
@@ -101,8 +101,8 @@ ALARMS: tuple[AlarmKind, ...] = (
         "no_signal",
         f"{IDLE_STEPS} steps in a row, or all of a run, trained nothing: no group's rewards differed, the "
         "gradient was zero, or the weights stayed the same",
-        "read what it answers (`antiphon samples`); take prompts that are neither solved nor hopeless, raise "
-        "sampling.temperature or loop.group_size, and let learner.learning_rate be above 0",
+        "read what it answers (`antiphon evaluate --samples`); take prompts that are neither solved nor "
+        "hopeless, raise sampling.temperature or loop.group_size, and let learner.learning_rate be above 0",
     ),
     AlarmKind(
         "staleness_at_bound",
@@ -132,44 +132,186 @@ ALARMS: tuple[AlarmKind, ...] = (
 )
 
 
-def find_alarms(
-    commits: Sequence[StepCommit],
-    max_staleness: int,
-    vocabulary: int | None = None,
-    steps: int | None = None,
-    max_tokens: int | None = None,
-) -> tuple[Alarm, ...]:
-    """Return what the metrics of the last window of steps show.
+class StepAlarms:
+    """What a run's commits show, folded commit by commit; what is kept does not grow with the run."""
 
-    `commits` are all commits so far, in step order; without a `vocabulary` (number of tokens V) the
-    entropy's upper end is not watched, without `steps` (run.steps) it is not known when a run is over, and
-    without `max_tokens` (sampling.max_tokens) not which completions were cut off.
+    def __init__(self) -> None:
+        self.count = 0
+        """Commits so far, which come in step order."""
+        self.last: StepCommit | None = None
+        self.idle = IdleSteps()
+        """The newest steps in a row that trained nothing."""
+        self._recent: deque[StepCommit] = deque(maxlen=WINDOW)
+        self._sums: deque[float] = deque([0.0], maxlen=4 * WINDOW + 1)
+        """Sums of the rewards of the first n steps that trained, for the newest n."""
+        self._lowest, self._best = math.inf, -math.inf
+        """The lowest reward; the best mean of a whole window."""
+        self._row: deque[float] = deque(maxlen=IDLE_STEPS)
+        self._earned = 0.0
+        """The most that each of IDLE_STEPS steps in a row earned."""
+        self._earned_before = 0.0
+        """The same of the steps before the idle ones."""
+
+    def add(self, commit: StepCommit) -> None:
+        """Take in the next commit."""
+        why = untrained(commit, "" if self.last is None else self.last.weights_digest)
+        if not why:
+            self.idle = IdleSteps()
+        elif not self.idle.count:
+            self._earned_before = self._earned if self.count >= IDLE_STEPS else min(self._row, default=0.0)
+        if why:
+            self.idle.add(commit, why)
+        self.count, self.last = self.count + 1, commit
+        self._recent.append(commit)
+        for reward in _values([commit], "reward_mean"):
+            self._sums.append(self._sums[-1] + reward)
+            self._lowest = min(self._lowest, reward)
+            if len(self._sums) > WINDOW:
+                self._best = max(self._best, (self._sums[-1] - self._sums[-1 - WINDOW]) / WINDOW)
+        self._row.append(commit.metrics.get("reward_mean", 0.0))
+        if len(self._row) == IDLE_STEPS:
+            lowest = min(self._row)
+            self._earned = lowest if self.count == IDLE_STEPS else max(self._earned, lowest)
+
+    def find(
+        self,
+        max_staleness: int,
+        vocabulary: int | None = None,
+        steps: int | None = None,
+        max_tokens: int | None = None,
+    ) -> tuple[Alarm, ...]:
+        """Return what the metrics of the last window of steps show.
+
+        Without a `vocabulary` (number of tokens V) the entropy's upper end is not watched, without `steps`
+        (run.steps) it is not known when a run is over, and without `max_tokens` (sampling.max_tokens) not
+        which completions were cut off.
+        """
+        if self.last is None:
+            return ()
+        idle = self._no_signal(steps, max_tokens)
+        window = min(WINDOW, self.count // 4)
+        if window < LEAST_WINDOW:
+            return () if idle is None else (idle,)
+        recent = [*self._recent][-window:]
+        last = self.last.step
+        means = {
+            name: sum(values) / len(values)
+            for name in ("entropy_estimate", "kl_k3.staleness_0", "effective_sample_share", "staleness_mean")
+            if (values := _values(recent, name))
+        }
+        found = [
+            idle,
+            None if idle is not None and idle.name == "reward_collapse" else self._reward(window),
+            *(_level(means, last, rule) for rule in _levels(vocabulary)),
+        ]
+        # Samples wait for a slow learner up to the bound, which harms nothing as long as none is dropped.
+        dropped = sum(_values(recent, "groups_dropped_stale"))
+        if (
+            max_staleness > 0
+            and means.get("staleness_mean", 0.0) > AT_BOUND_SHARE * max_staleness
+            and dropped
+        ):
+            said = (
+                f"{dropped:.0f} groups were dropped as too old, and the mean staleness was "
+                f"{means['staleness_mean']:.2f} over {window} steps; the bound is {max_staleness}"
+            )
+            found.append(Alarm("staleness_at_bound", last, said))
+        return tuple(alarm for alarm in found if alarm is not None)
+
+    def _no_signal(self, steps: int | None, max_tokens: int | None) -> Alarm | None:
+        """Say that the last steps trained nothing, or all steps of a run that is over."""
+        idle = self.idle
+        if idle.last is None or (idle.count < IDLE_STEPS and not idle.count == self.count == steps):
+            return None
+        # What only some steps earn is luck, and steps without it are no fall.
+        if idle.reward_sum / idle.count < COLLAPSED_SHARE * self._earned_before:
+            said = f"{idle.words(max_tokens)}, after {self._earned_before:.3g} before"
+            return Alarm("reward_collapse", idle.last.step, said)
+        return Alarm("no_signal", idle.last.step, idle.words(max_tokens))
+
+    def _reward(self, window: int) -> Alarm | None:
+        sums = [*self._sums]
+        if self.last is None or len(sums) <= 2 * window:
+            return None
+        best, now = self._best, (sums[-1] - sums[-1 - window]) / window
+        if window < WINDOW:  # a short run, of which all sums are kept
+            best = max((sums[end] - sums[end - window]) / window for end in range(window, len(sums)))
+        lowest = self._lowest
+        # Without this a run that never learned anything would have lost everything.
+        if best - lowest <= 1e-9 or now - lowest >= COLLAPSED_SHARE * (best - lowest):
+            return None
+        said = f"mean reward {now:.3g} over {window} steps, after {best:.3g} in the best {window}"
+        return Alarm("reward_collapse", self.last.step, said)
+
+
+def alarms_of(commits: Iterable[StepCommit]) -> StepAlarms:
+    """Return what all commits of a run so far show, in step order."""
+    alarms = StepAlarms()
+    for commit in commits:
+        alarms.add(commit)
+    return alarms
+
+
+@dataclass(slots=True)
+class IdleSteps:
+    """Steps in a row that trained nothing."""
+
+    count: int = 0
+    last: StepCommit | None = None
+    why: dict[str, None] = field(default_factory=dict)
+    """The reasons, each once, in order."""
+    reward_sum: float = 0.0
+    rewards: set[float] = field(default_factory=set)
+    """Different rewards, at most three of them."""
+    reward: float = 0.0
+    """The last one."""
+    token_sum: float = 0.0
+    """Of the steps' mean completion lengths."""
+
+    def add(self, commit: StepCommit, why: str) -> None:
+        """Count one more, and `why` it trained nothing."""
+        self.count, self.last = self.count + 1, commit
+        self.why[why] = None
+        self.token_sum += commit.metrics.get("completion_tokens_mean", 0.0)
+        if "reward_mean" in commit.metrics:
+            self.reward = commit.metrics["reward_mean"]
+            self.reward_sum += self.reward
+            if len(self.rewards) < 3:
+                self.rewards.add(self.reward)
+
+    def words(self, max_tokens: int | None = None) -> str:
+        """Say that they trained nothing, and why.
+
+        >>> idle = IdleSteps()
+        >>> for step in range(5):
+        ...     metrics = {"trajectories": 0.0, "reward_mean": 0.0}
+        ...     idle.add(StepCommit(step, step + 1, "aa", "bb", metrics), "no group's rewards differed")
+        >>> idle.words()
+        "5 steps in a row trained nothing: no group's rewards differed; all rewards were 0"
+        """
+        steps = "1 step" if self.count == 1 else f"{self.count} steps in a row"
+        level = f"; the mean reward is {self.reward:.3g}" if self.rewards else ""
+        if self.rewards in ({0.0}, {1.0}):
+            level = f"; all rewards were {self.reward:.3g}"
+        if max_tokens is not None and self.count and self.token_sum >= CUT_SHARE * max_tokens * self.count:
+            level += (
+                f"; nearly all answers were cut off at sampling.max_tokens={max_tokens}: raise it, or look "
+                "at whether the model's end token is the one that its files name"
+            )
+        return f"{steps} trained nothing: {' or '.join(self.why)}{level}"
+
+
+def untrained(commit: StepCommit, weights_before: str) -> str:
+    """Return why a step trained nothing; "" where it trained.
+
+    A step trained when it had trajectories, their gradient was not zero and the weights changed;
+    `weights_before` is the digest of those it began with, "" for the first step.
     """
-    idle = _no_signal(commits, steps, max_tokens)
-    window = min(WINDOW, len(commits) // 4)
-    if window < LEAST_WINDOW:
-        return () if idle is None else (idle,)
-    recent = commits[-window:]
-    last = commits[-1].step
-    means = {
-        name: sum(values) / len(values)
-        for name in ("entropy_estimate", "kl_k3.staleness_0", "effective_sample_share", "staleness_mean")
-        if (values := _values(recent, name))
-    }
-    found = [
-        idle,
-        None if idle is not None and idle.name == "reward_collapse" else _reward(commits, window, last),
-        *(_level(means, last, rule) for rule in _levels(vocabulary)),
-    ]
-    # Samples wait for a slow learner up to the bound, which harms nothing as long as none is dropped.
-    dropped = sum(_values(recent, "groups_dropped_stale"))
-    if max_staleness > 0 and means.get("staleness_mean", 0.0) > AT_BOUND_SHARE * max_staleness and dropped:
-        said = (
-            f"{dropped:.0f} groups were dropped as too old, and the mean staleness was "
-            f"{means['staleness_mean']:.2f} over {window} steps; the bound is {max_staleness}"
-        )
-        found.append(Alarm("staleness_at_bound", last, said))
-    return tuple(alarm for alarm in found if alarm is not None)
+    if commit.metrics.get("trajectories", 1.0) <= 0:
+        return "no group's rewards differed"
+    if commit.metrics.get("gradient_norm", 1.0) <= 0:
+        return "the gradient was zero"
+    return "the weights did not change" if commit.weights_digest == weights_before else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,77 +418,6 @@ def swap_alarm(status: RunStatus) -> Alarm | None:
     others = f"; {len(failing) - 1} others fail as well" if len(failing) > 1 else ""
     said = f"{worst.worker_id} {samples} for {worst.swap_failing_s:.0f} s: {worst.swap_error}{others}"
     return Alarm("swap_failed", -1, said)
-
-
-def _no_signal(commits: Sequence[StepCommit], steps: int | None, max_tokens: int | None) -> Alarm | None:
-    """Say that the last steps trained nothing, or all steps of a run that is over."""
-    why = untrained(commits)
-    streak = next((n for n, reason in enumerate(reversed(why)) if not reason), len(why))
-    if streak < IDLE_STEPS and not (commits and streak == len(commits) == steps):
-        return None
-    said = no_signal_words(commits[-streak:], why[-streak:], max_tokens)
-    rewards = [commit.metrics.get("reward_mean", 0.0) for commit in commits]
-    before, now = rewards[:-streak], sum(rewards[-streak:]) / streak
-    # What only some steps earn is luck, and steps without it are no fall.
-    runs = [before[start : start + IDLE_STEPS] for start in range(max(1, len(before) - IDLE_STEPS + 1))]
-    best = max(min(run, default=0.0) for run in runs)
-    if now < COLLAPSED_SHARE * best:
-        return Alarm("reward_collapse", commits[-1].step, f"{said}, after {best:.3g} before")
-    return Alarm("no_signal", commits[-1].step, said)
-
-
-def untrained(commits: Sequence[StepCommit]) -> list[str]:
-    """Return for each step why it trained nothing, "" where it trained; `commits` from the first on.
-
-    A step trained when it had trajectories, their gradient was not zero and the weights changed.
-    """
-    before = ""
-    found = []
-    for commit in commits:
-        figures = commit.metrics
-        if figures.get("trajectories", 1.0) <= 0:
-            found.append("no group's rewards differed")
-        elif figures.get("gradient_norm", 1.0) <= 0:
-            found.append("the gradient was zero")
-        else:
-            found.append("the weights did not change" if commit.weights_digest == before else "")
-        before = commit.weights_digest
-    return found
-
-
-def no_signal_words(commits: Sequence[StepCommit], why: Sequence[str], max_tokens: int | None = None) -> str:
-    """Say that some steps, one or more, trained nothing, and `why` of each.
-
-    >>> nothing = StepCommit(0, 1, "aa", "bb", {"trajectories": 0.0, "reward_mean": 0.0})
-    >>> no_signal_words([nothing] * 5, ["no group's rewards differed"] * 5)
-    "5 steps in a row trained nothing: no group's rewards differed; all rewards were 0"
-    """
-    steps = "1 step" if len(commits) == 1 else f"{len(commits)} steps in a row"
-    rewards = [commit.metrics["reward_mean"] for commit in commits if "reward_mean" in commit.metrics]
-    level = f"; the mean reward is {rewards[-1]:.3g}" if rewards else ""
-    if rewards and set(rewards) in ({0.0}, {1.0}):
-        level = f"; all rewards were {rewards[-1]:.3g}"
-    lengths = [commit.metrics.get("completion_tokens_mean", 0.0) for commit in commits]
-    if max_tokens is not None and lengths and sum(lengths) >= CUT_SHARE * max_tokens * len(lengths):
-        level += (
-            f"; nearly all answers were cut off at sampling.max_tokens={max_tokens}: raise it, or look at "
-            "whether the model's end token is the one that its files name"
-        )
-    return f"{steps} trained nothing: {' or '.join(dict.fromkeys(why))}{level}"
-
-
-def _reward(commits: Sequence[StepCommit], window: int, last: int) -> Alarm | None:
-    rewards = _values(commits, "reward_mean")
-    if len(rewards) < 2 * window:
-        return None
-    sums = list(accumulate(rewards, initial=0.0))
-    windows = [(sums[end] - sums[end - window]) / window for end in range(window, len(sums))]
-    lowest, best, now = min(rewards), max(windows), windows[-1]
-    # Without this a run that never learned anything would have lost everything.
-    if best - lowest <= 1e-9 or now - lowest >= COLLAPSED_SHARE * (best - lowest):
-        return None
-    said = f"mean reward {now:.3g} over {window} steps, after {best:.3g} in the best {window}"
-    return Alarm("reward_collapse", last, said)
 
 
 @dataclass(frozen=True, slots=True)

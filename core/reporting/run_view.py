@@ -1,132 +1,348 @@
-"""View: what a run shows to whoever is watching it, independent of terminals and connections.
+"""Run view: what a run's journal says about its learning, its time and its work, folded event by event.
 
-The flow calls a `RunView` about once a second; it never raises and never makes the run wait.
+All instants are seconds of work since the run's first lease, as `core.run_clock` counts them: start-ups
+and breaks take none, so that an instant after a break follows the one before it. Of groups that are past
+only numbers are kept, of those that live also their names.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import json
+import re
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from antiphon.core.records import StepCommit
-from antiphon.core.reporting.figures import share
-from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
+from antiphon.core.dissemination.reports import DeliveryRecord
+from antiphon.core.drafting.statistics import StatisticsSum
+from antiphon.core.records import DraftingStatistics, StepCommit
+from antiphon.core.reporting.alarms import StepAlarms
+from antiphon.core.reporting.deliveries import Deliveries
+from antiphon.core.run_clock import RunClock
+from antiphon.core.status import Event
+
+_NUMBER = re.compile(r" for [\d.]+ s")
+_T = TypeVar("_T")
+_Drafted = tuple[int, DraftingStatistics]
+"""Epoch, and what drafting did."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlaneView:
-    """One plane of the loop at a glance."""
+class Bar:
+    """A stretch of work."""
 
-    name: str
-    """rollout, reward, learner or broadcast."""
-    state: str
-    """What it is doing, in a few words."""
-    rate: float
-    """Tokens per second since the last look; 0 when it is idle or does not count tokens."""
-    waits_for: str
-    """What it waits for; empty while it works."""
+    start_s: float
+    stop_s: float
+    number: int
+    """Step or policy version it belongs to."""
 
-
-class RunView(Protocol):
-    """Whoever watches a run: a terminal, a log, no one."""
-
-    def started(self, run_id: str, links: Mapping[str, str]) -> None:
-        """The services are up; `links` names pages and folders to look at."""
-
-    def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
-        """Take one look, about once a second."""
-
-    def message(self, text: str) -> None:
-        """Say one sentence."""
-
-    def stopping(self, text: str) -> None:
-        """The run was interrupted; `text` says what has to end. No look follows."""
-
-    def finished(self, lines: Sequence[str]) -> None:
-        """The run is complete; `lines` say what came of it."""
+    @property
+    def seconds(self) -> float:
+        return self.stop_s - self.start_s
 
 
-class SilentView(RunView):
-    """No one watches."""
+@dataclass(slots=True)
+class StepFacts:
+    """One committed step and its batch."""
+
+    commit: StepCommit
+    at_s: float = 0.0
+    reward_mean: float | None = None
+    completion_tokens_mean: float | None = None
+    tokens: int = 0
+    groups: int = 0
+    """Groups it trained on."""
+    groups_filtered: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
+    epoch: int | None = None
+    """Newest epoch among the groups it rewarded; None for an empty batch."""
+    drafting: DraftingStatistics | None = None
+
+    @property
+    def step(self) -> int:
+        return self.commit.step
+
+    def metric(self, name: str) -> float | None:
+        """Return a metric of the step whatever section its name carries; None where it has none."""
+        found = (value for key, value in self.commit.metrics.items() if key.rpartition("/")[2] == name)
+        return next(found, None)
 
 
-def planes_of(
-    status: RunStatus, rates: Mapping[str, float], learner: LearnerProgress | None = None
-) -> dict[str, PlaneView]:
-    """Say what the planes do, from a look at the run.
+@dataclass(frozen=True, slots=True)
+class EvaluationFacts:
+    """One finished held-out evaluation."""
 
-    `rates`: plane -> tokens per second, where known; `learner`: what it does, where it was asked.
+    version: int
+    at_s: float
+    reward_mean: float
+    completion_tokens_mean: float
+    prompts: int
+
+
+class Rows(Sequence[_T]):
+    """Many rows of numbers in eight bytes each; a value is made of a row when it is read."""
+
+    def __init__(self, width: int, make: Callable[..., _T]) -> None:
+        self._width, self._make = width, make
+        self._numbers = array("d")
+
+    def add(self, *row: float) -> None:
+        self._numbers.extend(row)
+
+    def __len__(self) -> int:
+        return len(self._numbers) // self._width
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        start = range(len(self))[index] * self._width
+        return self._make(*self._numbers[start : start + self._width])
+
+
+def _bars() -> Rows[Bar]:
+    return Rows(3, lambda start, stop, number: Bar(start, stop, int(number)))
+
+
+class RunView:
+    """What there is to show of a run besides its state at this moment, which `RunStatus` says."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        """The last event that was applied."""
+        self.steps: list[StepFacts] = []
+        self.alarms = StepAlarms()
+        """What the steps' metrics show."""
+        self.evaluations: list[EvaluationFacts] = []
+        """In the order in which they finished."""
+        self.rollout: dict[str, Rows[Bar]] = {}
+        """Worker -> one bar per group it sampled, from lease to hand-in."""
+        self.reward = _bars()
+        self.training = _bars()
+        self.evaluating = _bars()
+        self.generated: Rows[tuple[float, int]] = Rows(2, lambda at, tokens: (at, int(tokens)))
+        """(seconds, completion tokens) of each group handed in."""
+        self.counts: Counter[str] = Counter()
+        """Events by kind."""
+        self.base_digest = ""
+        """Digest of the weights of version 0, once its snapshot was announced."""
+        self.breaks: list[float] = []
+        """Seconds at which the clock stood still, since the run was interrupted."""
+        self.deliveries = Deliveries()
+        """How versions came to the workers."""
+        self.offered_again: Counter[str] = Counter()
+        """Why leases ended without a hand-in, numbers left out -> groups that were offered again for it."""
+        self._clock = RunClock()
+        self._timed = 0.0
+        """Unix seconds of the last event that the clock counted."""
+        self._leases: dict[str, tuple[float, int]] = {}
+        self._submitted: dict[str, float] = {}
+        self._committed: dict[int, float] = {}
+        self._announced: dict[int, float] = {}
+        self._loaded: dict[int, float] = {}
+        self._opened: dict[int, tuple[float, int]] = {}
+        self._sealed: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        self._epochs: dict[str, int] = {}
+        self._drafted: dict[str, _Drafted] = {}
+        """Training group -> what drafting did for it, until a batch books it."""
+        self._filtered: list[_Drafted] = []
+        """Of groups that were filtered before their batch was sealed."""
+        self._booked: dict[int, list[_Drafted]] = {}
+        """Step -> what its batch booked, until it is committed."""
+        self._drafting: dict[int, StatisticsSum] = {}
+
+    def apply(self, event: Event) -> None:
+        """Take in the next event of the journal."""
+        self.seq = event.seq
+        self.counts[event.kind] += 1
+        data = json.loads(event.data_json)
+        at = self._instant(event, data)
+        if event.kind == "snapshot.delivered":
+            self.deliveries.add(DeliveryRecord(**data), event.at)
+        handler = getattr(self, "_on_" + event.kind.replace(".", "_"), None)
+        if handler is not None:
+            handler(at, data)
+
+    @property
+    def publishing(self) -> list[Bar]:
+        """Return, for each version, its commit until its snapshot was announced."""
+        return [
+            Bar(self._committed[version], at, version)
+            for version, at in self._announced.items()
+            if version in self._committed
+        ]
+
+    @property
+    def broadcast(self) -> list[Bar]:
+        """Return, for each version, its announcement until the last worker sampled with it."""
+        loaded = self._loaded
+        return [
+            Bar(at, loaded[version], version) for version, at in self._announced.items() if version in loaded
+        ]
+
+    @property
+    def drafting_by_epoch(self) -> dict[int, DraftingStatistics]:
+        """Return epoch -> sum over its groups that were trained or filtered."""
+        sums = {epoch: parts.total() for epoch, parts in sorted(self._drafting.items())}
+        return {epoch: total for epoch, total in sums.items() if total is not None}
+
+    def epoch_starts(self) -> list[tuple[int, int]]:
+        """Return (step, epoch) for the first step that trained on each epoch after the first."""
+        starts: dict[int, int] = {}
+        for facts in self.steps:
+            if facts.epoch is not None and facts.epoch > max(starts, default=-1):
+                starts[facts.epoch] = facts.step
+        return [(step, epoch) for epoch, step in starts.items()][1:]
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """Return the first lease and the last commit, seconds."""
+        starts = [bar.start_s for bars in self.rollout.values() for bar in bars] if not self.steps else []
+        return (0.0, max((step.at_s for step in self.steps), default=max(starts, default=0.0)))
+
+    def busy_shares(self) -> dict[str, float]:
+        """Return the share of the window in which each plane was at work, 0..1."""
+        start, stop = self.window
+        lanes: dict[str, Iterable[Bar]] = {f"rollout {name}": bars for name, bars in self.rollout.items()}
+        lanes |= {"reward": self.reward, "training": self.training}
+        lanes |= {"broadcast": [*self.publishing, *self.broadcast]}
+        total = max(stop - start, 1e-9)
+        return {name: sum(b - a for a, b in merge(bars, start, stop)) / total for name, bars in lanes.items()}
+
+    def _instant(self, event: Event, data: Mapping[str, Any]) -> float:
+        before = self._clock.times()
+        self._clock.take(event.kind, data)
+        times = self._clock.times()
+        if times.breaks > before.breaks:
+            self.breaks.append(before.wall_s)
+        if data.get("at_s") is not None or self._clock.working_s is None:
+            self._timed = event.at
+            return times.wall_s
+        return times.wall_s + max(0.0, event.at - self._timed)
+
+    def _on_group_opened(self, at: float, data: Mapping[str, Any]) -> None:
+        self._epochs[data["group_id"]] = int(data["epoch"])
+
+    def _on_lease_granted(self, at: float, data: Mapping[str, Any]) -> None:
+        self._leases[data["group_id"]] = (at, int(data["held_version"]))
+
+    def _on_lease_expired(self, at: float, data: Mapping[str, Any]) -> None:
+        if data.get("waste") != "duplicate":  # then another holder handed the group in
+            self.offered_again[_NUMBER.sub("", str(data["reason"]))] += 1
+
+    def _on_group_submitted(self, at: float, data: Mapping[str, Any]) -> None:
+        group_id = data["group_id"]
+        leased, version = self._leases.pop(group_id, (at, int(data["oldest_version"])))
+        self.rollout.setdefault(str(data["worker_id"]), _bars()).add(leased, at, version)
+        self.generated.add(at, sum(data["token_counts"]))
+        self._submitted[group_id] = at
+        statistics, epoch = _drafting(data), self._epochs.get(group_id)
+        if statistics is not None and epoch is not None:  # evaluations belong to no epoch
+            self._drafted[group_id] = (epoch, statistics)
+
+    def _on_group_rewarded(self, at: float, data: Mapping[str, Any]) -> None:
+        submitted = self._submitted.pop(data["group_id"], None)
+        if submitted is not None:
+            self.reward.add(submitted, at, 0)
+
+    def _on_group_dropped(self, at: float, data: Mapping[str, Any]) -> None:
+        drafted = self._drafted.pop(data["group_id"], None)
+        if drafted is not None and data["reason"] == "filtered":
+            self._filtered.append(drafted)
+        for known in (self._leases, self._submitted, self._epochs):
+            known.pop(data["group_id"], None)
+
+    def _on_batch_sealed(self, at: float, data: Mapping[str, Any]) -> None:
+        groups = (*data.get("group_ids", ()), *data.get("filtered_ids", ()))
+        epochs = [self._epochs.pop(group) for group in groups if group in self._epochs]
+        early = int(data.get("groups_filtered", 0)) - len(data.get("filtered_ids", ()))
+        booked, self._filtered = self._filtered[:early], self._filtered[early:]
+        drafted = (self._drafted.pop(group, None) for group in groups)
+        self._booked[int(data["step"])] = [*booked, *(one for one in drafted if one is not None)]
+        kept = {name: value for name, value in data.items() if name not in ("group_ids", "filtered_ids")}
+        more = {"epoch": max(epochs, default=None), "groups": len(data.get("group_ids", ()))}
+        self._sealed[int(data["step"])] = (at, kept | more)
+
+    def _on_step_committed(self, at: float, data: Mapping[str, Any]) -> None:
+        step = int(data["step"])
+        for epoch, statistics in self._booked.pop(step, ()):
+            self._drafting.setdefault(epoch, StatisticsSum()).add(statistics)
+        sealed_at, batch = self._sealed.pop(step, (at, {}))
+        commit = StepCommit(
+            step=step,
+            version=step + 1,
+            weights_digest=data["weights_digest"],
+            batch_digest=data["batch_digest"],
+            metrics={sys.intern(name): value for name, value in data["metrics"].items()},
+            published=bool(data.get("published")),
+            times=self._clock.times(),
+        )
+        facts = StepFacts(
+            commit=commit,
+            at_s=at,
+            reward_mean=batch.get("reward_mean"),
+            completion_tokens_mean=batch.get("completion_tokens_mean"),
+            tokens=batch.get("tokens", 0),
+            groups=batch.get("groups", 0),
+            groups_filtered=batch.get("groups_filtered", 0),
+            staleness={int(k): int(n) for k, n in batch.get("staleness", ())},
+            epoch=batch.get("epoch"),
+            drafting=_drafting(batch),
+        )
+        self.steps.append(facts)
+        self.alarms.add(commit)
+        seconds = facts.metric("train_s")
+        begun = at - seconds if seconds else max(sealed_at, self._committed.get(step, 0.0))
+        self.training.add(begun, at, step)
+        self._committed[step + 1] = at
+
+    def _on_snapshot_announced(self, at: float, data: Mapping[str, Any]) -> None:
+        if int(data["version"]) == 0:
+            self.base_digest = str(data["weights_digest"])
+        self._announced.setdefault(int(data["version"]), at)
+
+    def _on_worker_loaded(self, at: float, data: Mapping[str, Any]) -> None:
+        if int(data["version"]) in self._announced:
+            self._loaded[int(data["version"])] = at
+
+    def _on_evaluation_opened(self, at: float, data: Mapping[str, Any]) -> None:
+        self._opened[int(data["version"])] = (at, int(data["prompts"]))
+
+    def _on_evaluation_finished(self, at: float, data: Mapping[str, Any]) -> None:
+        version = int(data["version"])
+        opened, prompts = self._opened.pop(version, (at, 0))
+        self.evaluating.add(opened, at, version)
+        self.evaluations.append(
+            EvaluationFacts(version, at, data["reward_mean"], data["completion_tokens_mean"], prompts)
+        )
+
+
+def merge(
+    bars: Iterable[Bar], start_s: float, stop_s: float, gap_s: float = 0.0
+) -> list[tuple[float, float]]:
+    """Return the union of bars within [start_s, stop_s], in order, without overlaps or gaps up to `gap_s`.
+
+    >>> merge([Bar(0, 2, 0), Bar(1, 3, 1), Bar(5, 9, 2)], 0.5, 6)
+    [(0.5, 3), (5, 6)]
     """
-    active = sum(worker.state is WorkerState.ACTIVE for worker in status.workers)
-    joining = sum(worker.state is WorkerState.JOINING for worker in status.workers)
-    workers = f"{active} worker{'s' * (active != 1)}" + (f", {joining} joining" if joining else "")
-    training = status.sealed_steps > status.committed_steps
-    views = [
-        ("rollout", f"{status.groups_leased} groups at {workers}", status.waiting),
-        (
-            "reward",
-            f"{status.groups_to_reward} to reward, {status.groups_ready} ready",
-            "" if status.groups_to_reward else "finished groups",
-        ),
-        (
-            "learner",
-            f"version {status.committed_steps}" + ("" if learner is None else f", {learner.doing}"),
-            "" if training else f"the batch of step {status.committed_steps}",
-        ),
-        ("broadcast", f"newest version {status.newest_version}", _failing_swaps(status)),
-    ]
-    if status.run_ahead:
-        views.append(("run-ahead", status.run_ahead, ""))
-    if status.capacity is not None:
-        views.append(("capacity", status.capacity.describe(), ""))
-    if status.order:
-        views.append(("lease order", status.order, ""))
-    return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}
+    union: list[tuple[float, float]] = []
+    for bar in sorted(bars, key=lambda bar: bar.start_s):
+        low, high = max(bar.start_s, start_s), min(bar.stop_s, stop_s)
+        if low < high and union and low <= union[-1][1] + gap_s:
+            union[-1] = (union[-1][0], max(union[-1][1], high))
+        elif low < high:
+            union.append((low, high))
+    return union
 
 
-def unscored_words(status: RunStatus) -> str:
-    """Say how many answers could not be scored, and why the last one; "" where all could."""
-    if not status.trajectories_failed:
-        return ""
-    return (
-        f"{status.trajectories_failed} answers could not be scored, which train nothing and count as 0 in "
-        f"held-out scores; the last: {status.last_failure}"
-    )
+def view_of(events: Iterable[Event]) -> RunView:
+    """Return the view of a run with these events, in the order of the journal."""
+    view = RunView()
+    for event in events:
+        view.apply(event)
+    return view
 
 
-def _failing_swaps(status: RunStatus) -> str:
-    """Say which workers cannot load newer weights; "" when all can."""
-    failing = [w for w in status.workers if w.swap_error and w.state is not WorkerState.LOST]
-    return "; ".join(f"{w.worker_id}: {w.swap_error}" for w in failing[:2])
-
-
-def reward_of(commit: StepCommit | None) -> float | None:
-    """Return the mean training reward of a step, or None when it reported none."""
-    return None if commit is None else commit.metrics.get("reward_mean")
-
-
-RESTING = 0.05
-"""A smaller share of drafted tokens comes from probes: the gate is closed, and drafts cost nothing."""
-
-
-def drafting_words(commit: StepCommit | None) -> str:
-    """Say in a few words what drafting did for the batch of a step; "" where no engine drafted.
-
-    >>> drafting_words(StepCommit(0, 1, "", "", {"drafting_acceptance": 0.625, "drafting_coverage": 0.5,
-    ...     "drafting_tokens_per_pass": 2.25, "drafting_gain": 1.5}))
-    '62.5% of drafts right, 2.25 tokens per pass, 1.50x as fast as undrafted'
-    >>> drafting_words(StepCommit(0, 1, "", "", {"drafting_acceptance": 0.0, "drafting_coverage": 0.01,
-    ...     "drafting_gain": 0.75}))
-    'drafts rest, 0.75x as fast as undrafted when tried'
-    """
-    metrics = {} if commit is None else commit.metrics
-    if "drafting_acceptance" not in metrics:
-        return ""
-    if metrics.get("drafting_coverage", 1.0) < RESTING:
-        tried = metrics.get("drafting_gain", 0.0)
-        return f"drafts rest, {tried:.2f}x as fast as undrafted when tried" if tried > 0 else "drafts rest"
-    said = [
-        f"{share(metrics['drafting_acceptance'])} of drafts right",
-        f"{metrics.get('drafting_tokens_per_pass', 0.0):.2f} tokens per pass",
-    ]
-    gain = metrics.get("drafting_gain", 0.0)
-    return ", ".join([*said, f"{gain:.2f}x as fast as undrafted"] if gain > 0 else said)
+def _drafting(data: Mapping[str, Any]) -> DraftingStatistics | None:
+    found = data.get("drafting")
+    return None if found is None else DraftingStatistics(**found)

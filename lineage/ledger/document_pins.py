@@ -11,8 +11,14 @@ from typing import Any
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes, digest_file
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import build_document, origin_documents, run_document
-from antiphon.lineage.documents.facts import batch_facts, evaluation_facts, version_facts
+from antiphon.lineage.documents.artifacts import (
+    batch_facts,
+    build_document,
+    evaluation_facts,
+    origin_documents,
+    run_document,
+    version_facts,
+)
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, version_entry

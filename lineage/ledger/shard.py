@@ -10,7 +10,6 @@ journal, then the tree and the pointer without them, then DVC's cache, and the f
 """
 
 import os
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +36,6 @@ from antiphon.lineage.layout import (
     read_pointer,
     read_tree,
     tree_bytes,
-    tree_line,
     tree_name,
 )
 from antiphon.system.files import PREFIX, write_atomically
@@ -63,9 +61,6 @@ class Shard:
         self._journal = journal_of(directory)
         self.entries: dict[str, Entry] = {}
         self._leaving: dict[str, Entry] = {}
-        self._order: list[str] = []
-        self._lines: dict[str, str] = {}
-        self._bytes = 0
         self.unpublished = 0
         """Entries appended since the last `publish`."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -98,7 +93,7 @@ class Shard:
             entry = Entry(rel, md5, int(meta.size))
             with self._journal.open("a", encoding="utf-8") as journal:
                 journal.write(journal_line(entry))
-            self._add(entry)
+            self.entries[rel] = entry
             self._leaving.pop(rel, None)
             self.unpublished += 1
         return md5
@@ -108,9 +103,7 @@ class Shard:
         entry = self.entries[rel]
         with self._journal.open("a", encoding="utf-8") as journal:
             journal.write(journal_line(entry, left=True))
-        del self.entries[rel], self._order[bisect_left(self._order, rel)], self._lines[rel]
-        self._bytes -= entry.size or 0
-        self._leaving[rel] = entry
+        self._leaving[rel] = self.entries.pop(rel)
         self.unpublished += 1
 
     @property
@@ -134,13 +127,14 @@ class Shard:
 
     def publish(self) -> str:
         """Write the tree of all entries and the pointer that names it; return its md5."""
-        body = tree_bytes(self._lines[rel] for rel in self._order)
+        body = tree_bytes(self.entries)
         tree = tree_name(body)
         place = self._cached(tree)
         if not place.is_file() or place.read_bytes() != body:
             write_atomically(place, body, _PROTECTED)
         _flush(self._journal)
-        write_atomically(self.pointer, pointer_bytes(self.directory, tree, self._bytes, len(self.entries)))
+        size = sum(entry.size or 0 for entry in self.entries.values())
+        write_atomically(self.pointer, pointer_bytes(self.directory, tree, size, len(self.entries)))
         self.unpublished = 0
         return tree
 
@@ -161,12 +155,6 @@ class Shard:
         generic.transfer(self._cache.fs, str(self._cached(info.value)), localfs, str(target), links=links)
         self._repo.state.save(str(target), localfs, info)
 
-    def _add(self, entry: Entry) -> None:
-        self.entries[entry.rel] = entry
-        insort(self._order, entry.rel)
-        self._lines[entry.rel] = tree_line(entry.rel, entry.md5)
-        self._bytes += entry.size or 0
-
     def _sweep(self) -> None:
         """Remove what a killed process left half-written: the directory is DVC's to the last file."""
         for path in self.directory.rglob(".*"):
@@ -182,10 +170,10 @@ class Shard:
                 continue
             known = journalled.get(entry.rel)
             size = known.size if known else self._cached_size(entry.md5)
-            self._add(Entry(entry.rel, entry.md5, size))
+            self.entries[entry.rel] = Entry(entry.rel, entry.md5, size)
         for rel, entry in journalled.items():
             if rel not in self.entries and self._intact(entry):
-                self._add(entry)
+                self.entries[rel] = entry
         self.unpublished = len(self.entries.keys() ^ published.keys())
         self._leaving = {rel: left for rel, left in journal.left.items() if (self.directory / rel).exists()}
 
@@ -202,7 +190,7 @@ class Shard:
             return read_tree(body)
         # The disk may have lost the tree while the journal, which is flushed before it, has it all.
         journalled = journal.entries
-        body = tree_bytes(tree_line(rel, journalled[rel].md5) for rel in sorted(journalled))
+        body = tree_bytes(journalled)
         if tree_name(body) != out["md5"] and len(journalled) + len(journal.left) < out["nfiles"]:
             raise UnavailableError(
                 f"{self.pointer} names a tree that is not in the DVC cache; "

@@ -14,8 +14,7 @@ from typing import Any
 from antiphon.api.policy_file import policy_facts
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import parents_by_rule
-from antiphon.lineage.documents.facts import VERSION_FACTS, evaluation_facts
+from antiphon.lineage.documents.artifacts import VERSION_FACTS, evaluation_facts, parents_by_rule
 from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
 from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened

@@ -24,7 +24,6 @@ from antiphon.lineage.layout import (
     read_tree,
     run_of,
     tree_bytes,
-    tree_line,
     tree_name,
 )
 from antiphon.lineage.ledger.findings import FileReader, Findings
@@ -186,7 +185,7 @@ class ShardCheck:
     def _check_pointer(self, tree: Mapping[str, Entry], files: Mapping[str, Path]) -> None:
         out = read_pointer(self._pointer.read_bytes())
         size = sum(found.size for path in files.values() if (found := self._reader.read(path)))
-        body = tree_bytes(tree_line(rel, tree[rel].md5) for rel in sorted(tree))
+        body = tree_bytes(tree)
         wanted = read_pointer(pointer_bytes(self._directory, tree_name(body), size, len(tree)))
         for field, value in wanted.items():
             if out.get(field) != value:

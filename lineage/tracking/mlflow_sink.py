@@ -18,7 +18,7 @@ from antiphon.api.sink import LogRecord, RunEnd, SinkRun
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.loop.schedule import is_evaluated
 from antiphon.core.reporting.figures import FiguresFold, VersionTotals
-from antiphon.lineage.documents.facts import BATCH_FACTS
+from antiphon.lineage.documents.artifacts import BATCH_FACTS
 from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.names import batch_entry, version_entry
 from antiphon.lineage.run_log import read_evaluations, read_steps

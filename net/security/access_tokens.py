@@ -92,7 +92,7 @@ def load_claims(text: str, public: bytes | None) -> TokenClaims:
         ) from None
     except jwt.InvalidAlgorithmError:
         raise ContractError(
-            f"the access token is not signed with {ALGORITHM}; make one with `antiphon token create`"
+            f"the access token is not signed with {ALGORITHM}; `antiphon invite WORKER --run RUN` makes one"
         ) from None
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
         raise ContractError(_NO_TOKEN) from None
@@ -101,7 +101,7 @@ def load_claims(text: str, public: bytes | None) -> TokenClaims:
     return claims
 
 
-_NO_TOKEN = "this is no access token; make one with `antiphon token create`"
+_NO_TOKEN = "this is no access token; make one with `antiphon invite WORKER --run RUN`"
 
 
 def _claims(payload: dict[str, Any]) -> TokenClaims:
@@ -116,5 +116,5 @@ def _claims(payload: dict[str, Any]) -> TokenClaims:
         )
     except (ValueError, KeyError, TypeError, OverflowError):
         raise ContractError(
-            "the access token's claims cannot be read; make a new one with `antiphon token create`"
+            "the access token's claims cannot be read; `antiphon invite WORKER --run RUN` makes a new one"
         ) from None

@@ -119,7 +119,7 @@ def expires(path: Path) -> datetime:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no certificate: {error}; `antiphon certs` makes one") from error
+        raise ConfigError(f"{path} is no certificate: {error}; `antiphon invite` makes one") from error
 
 
 def _begin(

@@ -67,7 +67,7 @@ def load_credentials(folder: Path) -> Credentials:
     except FileNotFoundError as error:
         raise ConfigError(
             f"the credentials in {folder} lack {Path(str(error.filename)).name}; make them with "
-            "`antiphon certs` and give the folder of one of them, such as keys/services or keys/workers/NAME"
+            "`antiphon invite` and give the folder of one of them, such as keys/services or keys/workers/NAME"
         ) from None
     except OSError as error:
         raise ConfigError(f"the credentials in {folder} cannot be read: {error}; copy them again") from error

@@ -215,7 +215,8 @@ class Guard:
         kind, _, text = authorization.partition(" ")
         if kind.lower() != "bearer" or not text:
             return Refusal(
-                Denial.UNKNOWN, "this call carries no access token; make one with `antiphon token create`"
+                Denial.UNKNOWN,
+                "this call carries no access token; `antiphon invite WORKER --run RUN` makes one",
             )
         digest = hashlib.sha256(text.encode()).hexdigest()
         known = self._known.get(digest)

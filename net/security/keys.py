@@ -133,7 +133,7 @@ def load_key(folder: Path, name: str) -> SigningKey:
         check_private(path)
         key = load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:
-        raise ConfigError(f"there is no key {path}; `antiphon certs` makes it") from None
+        raise ConfigError(f"there is no key {path}; `antiphon invite` makes it") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path} is no private key: {error}; restore it, or make new ones") from error
     if not isinstance(key, Ed25519PrivateKey):

@@ -19,12 +19,11 @@ from antiphon.api.coordinator import (
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import GroupSubmission, SubmitVerdict
 from antiphon.core.status import Event
+from antiphon.net import wire
 from antiphon.net.rpc.serving import Duplex, error_from_code, stream
 from antiphon.net.rpc.unary import Client, asks
 from antiphon.net.security.credentials import Credentials
-from antiphon.net.wire import status as wire_status
-from antiphon.net.wire import work as wire_work
-from antiphon.net.wire.calls import CALLS
+from antiphon.net.wire import CALLS
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc
 from antiphon.services.coordinator.work_stream import StreamClient
 
@@ -53,19 +52,19 @@ class CoordinatorClient(Client, Coordinator):
         await super().close()
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
-        message = wire_work.worker_heartbeat_to_proto(heartbeat)
+        message = wire.worker_heartbeat_to_proto(heartbeat)
         reply = await self._stream.ask("heartbeat", message, self._timeout_s)
-        return wire_work.heartbeat_reply_from_proto(reply)
+        return wire.heartbeat_reply_from_proto(reply)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
-        message = wire_work.lease_request_to_proto(request)
+        message = wire.lease_request_to_proto(request)
         reply = await self._stream.ask("lease", message, self._timeout_s + request.wait_s)
-        return wire_work.lease_reply_from_proto(reply)
+        return wire.lease_reply_from_proto(reply)
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
-        message = wire_work.group_submission_to_proto(submission)
+        message = wire.group_submission_to_proto(submission)
         reply = await self._stream.ask("submission", message, self._timeout_s)
-        return wire_work.submit_verdict_from_proto(reply)
+        return wire.submit_verdict_from_proto(reply)
 
     async def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
         clock, at = asyncio.get_running_loop().time, after_seq
@@ -77,7 +76,7 @@ class CoordinatorClient(Client, Coordinator):
                 limits = (FOLLOW_S, None) if follow else (None, self._timeout_s)
                 async for message in stream(self._stub.WatchEvents, request, *limits):
                     at = message.events[-1].seq
-                    yield [wire_status.event_from_proto(event) for event in message.events]
+                    yield [wire.event_from_proto(event) for event in message.events]
                 return
             except UnavailableError:
                 if not follow or clock() - opened < FOLLOW_S:

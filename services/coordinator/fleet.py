@@ -69,6 +69,9 @@ class Fleet:
     def __init__(self, heartbeat_s: float, uplink_bytes_per_s: float | None = None) -> None:
         self._heartbeat_s = heartbeat_s
         self._members: dict[str, Member] = {}
+        self._living: list[Member] | None = None  # what `living`, `active` and `newest_held` return, until a
+        self._active: list[Member] = []  # worker joins, leaves or loads a version: each lease asks for them
+        self._newest_held = self._places = 0
         self.transfers = TransferPlans(uplink_bytes_per_s)
         self.size = 0
         """Workers that are not lost."""
@@ -87,6 +90,7 @@ class Fleet:
     ) -> Member:
         member = Member(worker_id, name, concurrent_groups, now, usd_per_hour, relay_address=relay_address)
         self._members[worker_id] = member
+        self._living = None
         self.size += 1
         return member
 
@@ -106,7 +110,13 @@ class Fleet:
 
     def living(self) -> list[Member]:
         """Return every worker that is not lost."""
-        return [member for member in self._members.values() if member.state is not WorkerState.LOST]
+        if self._living is None:
+            members = self._members.values()
+            self._living = [member for member in members if member.state is not WorkerState.LOST]
+            self._active = [member for member in self._living if member.state is WorkerState.ACTIVE]
+            self._newest_held = max((member.held_version or 0 for member in self._living), default=0)
+            self._places = sum(member.concurrent_groups for member in self._active)
+        return self._living
 
     def plan_transfer(self, member: Member, digest: str, size: Size) -> TransferPlan:
         """Return whom a worker fetches a payload from; those that hold what it holds will want it too."""
@@ -135,19 +145,20 @@ class Fleet:
 
         A worker that holds its first version has joined; one that holds none any more joins again.
         """
-        changed = member.held_version != version
-        member.held_version = version
+        if member.held_version == version:
+            return False
+        member.held_version, self._living = version, None
         if version is not None and member.state is WorkerState.JOINING:
             member.state = WorkerState.ACTIVE
         if version is None and member.state is WorkerState.ACTIVE:
             member.state = WorkerState.JOINING
-        news = changed and version is not None
-        self.work_done += news
-        return news
+        self.work_done += version is not None
+        return version is not None
 
     def active(self) -> list[Member]:
         """Return the workers that can sample: neither joining nor lost."""
-        return [member for member in self._members.values() if member.state is WorkerState.ACTIVE]
+        self.living()
+        return self._active
 
     def absence(self) -> str:
         """Return whom the run waits for while no worker is active, as a sentence; "" when one is."""
@@ -184,7 +195,13 @@ class Fleet:
 
     def newest_held(self) -> int:
         """Return the newest version that an active worker holds; 0 before any does."""
-        return max((m.held_version or 0 for m in self.living()), default=0)
+        self.living()
+        return self._newest_held
+
+    def places(self) -> int:
+        """Return how many groups the active workers can sample at once."""
+        self.living()
+        return self._places
 
     def speeds(self) -> list[tuple[str, float, int]]:
         """Return id, completion tokens per second and groups at once of each active worker."""
@@ -202,7 +219,7 @@ class Fleet:
     def lose(self, member: Member) -> None:
         """Note that a worker is gone; the longest gone are forgotten."""
         self.size -= member.state is not WorkerState.LOST
-        member.state = WorkerState.LOST
+        member.state, self._living = WorkerState.LOST, None
         self.transfers.forget(member.worker_id)
         lost = [m.worker_id for m in self._members.values() if m.state is WorkerState.LOST]
         for worker_id in lost[:-LOST_REMEMBERED]:

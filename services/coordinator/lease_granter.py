@@ -196,6 +196,8 @@ class LeaseGranter:
 
     def _page(self, plan: admission.LeasePlan, prefixes: dict[str, KeptGroup | None]) -> admission.LeasePlan:
         """Return as much of a plan as one message carries; the worker asks again for the rest."""
+        if len(plan.group_ids) == 1:
+            return plan
 
         def size(group_id: str) -> int:
             group, prefix = self._state.groups.get(group_id), prefixes[group_id]

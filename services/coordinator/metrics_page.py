@@ -1,7 +1,8 @@
 """Metrics page: the run's metrics for Prometheus, read from the coordinator when they are asked for.
 
 Nothing is counted twice: the page has no counters of its own, it shows the state that the journal
-made. It is served on loopback only, since it has neither encryption nor a password.
+made, and reads of the commits only new ones. It is served on loopback only, since it has neither
+encryption nor a password.
 """
 
 import asyncio
@@ -18,8 +19,7 @@ from prometheus_client.registry import Collector
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import ALARMS, find_alarms, heldout_alarm
+from antiphon.core.reporting.alarms import ALARMS, StepAlarms, heldout_alarm
 from antiphon.core.status import RunStatus, WorkerState
 
 HOST = "127.0.0.1"
@@ -64,6 +64,7 @@ class _RunCollector(Collector):
 
     def __init__(self, coordinator: Coordinator, config: RunConfig, loop: asyncio.AbstractEventLoop) -> None:
         self._coordinator, self._config, self._loop = coordinator, config, loop
+        self._shown = StepAlarms()
 
     def describe(self) -> Sequence[Metric]:
         """Name nothing in advance: registering must not wait for the loop that registers."""
@@ -73,21 +74,28 @@ class _RunCollector(Collector):
         """Yield the families of one look at the run."""
         asked = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
         try:
-            status, commits = asked.result(ANSWER_S)
+            families = asked.result(ANSWER_S)
         except (AntiphonError, TimeoutError) as error:
             asked.cancel()
             _log.warning("metrics.failed", error=str(error))
             yield GaugeMetricFamily("antiphon_up", "Whether the coordinator answers.", 0.0)
             return
         yield GaugeMetricFamily("antiphon_up", "Whether the coordinator answers.", 1.0)
-        yield from run_families(status, commits, self._config)
+        yield from families
 
-    async def _ask(self) -> tuple[RunStatus, Sequence[StepCommit]]:
-        return await self._coordinator.status(), await self._coordinator.commits(-1)
+    async def _ask(self) -> list[Metric]:
+        status = await self._coordinator.status()
+        for commit in await self._coordinator.commits(self._shown.count - 1):
+            if commit.step == self._shown.count:  # another scrape at the same time may have added it
+                self._shown.add(commit)
+        return [*run_families(status, self._shown, self._config)]
 
 
-def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunConfig) -> Iterator[Metric]:
-    """Yield what one look at a run says, as Prometheus families; label `run` is the run's id."""
+def run_families(status: RunStatus, shown: StepAlarms, config: RunConfig) -> Iterator[Metric]:
+    """Yield what one look at a run says, as Prometheus families; label `run` is the run's id.
+
+    `shown` is what the commits so far show.
+    """
     run = status.run_id
 
     def gauge(name: str, description: str, value: float) -> Metric:
@@ -151,10 +159,10 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
         yield _labelled(f"worker_{name}", description, "worker", run, values)
     active = {worker.worker_id: float(worker.state is WorkerState.ACTIVE) for worker in status.workers}
     yield _labelled("worker_active", "Whether a worker counts as active.", "worker", run, active)
-    last = commits[-1].metrics if commits else {}
+    last = {} if shown.last is None else shown.last.metrics
     finite = {name: value for name, value in last.items() if math.isfinite(value)}
     yield _labelled("step_metric", "Metrics of the last step, as in the catalogue.", "metric", run, finite)
-    raised = {alarm.name for alarm in find_alarms(commits, config.loop.max_staleness, steps=config.run.steps)}
+    raised = {alarm.name for alarm in shown.find(config.loop.max_staleness, steps=config.run.steps)}
     raised |= {alarm.name for alarm in (heldout_alarm(status),) if alarm is not None}
     watched = {kind.name: float(kind.name in raised) for kind in ALARMS}
     yield _labelled("alarm", "Alarms about the metrics; see operations.", "alarm", run, watched)

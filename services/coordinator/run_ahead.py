@@ -27,13 +27,14 @@ class RunAheadPlanner:
         fleet: Callable[[], list[WorkerSpeed]],
         memory: Callable[[], LengthMemory],
         supply: Callable[[], float],
+        places: Callable[[], int],
     ) -> None:
         """Plan for a run.
 
         `fleet` returns its active workers, `memory` the lengths that it remembers, `supply` the tokens per
-        second that the workers can sample.
+        second that the workers can sample, `places` how many groups at once.
         """
-        self._config, self._clock, self._fleet = config, clock, fleet
+        self._config, self._clock, self._places = config, clock, places
         self.order = OrderPlanner(config, memory, fleet)
         self._supply = supply
         self._planned, self._assessed, self._with_losses = 0, 0, False
@@ -55,9 +56,6 @@ class RunAheadPlanner:
         if self._plan is None and self.active:
             return first_plan(self._config, self._places())
         return self._plan
-
-    def _places(self) -> int:
-        return sum(groups for _, _, groups in self._fleet())
 
     async def plan_if_due(self) -> bool:
         """Choose anew after the first steps, then now and then; return whether there is a new plan."""

@@ -103,7 +103,7 @@ class RunStateMachine:
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
         self.planner = RunAheadPlanner(
-            config, clock, self.fleet.speeds, lambda: self.state.lengths, self.fleet.supply
+            config, clock, self.fleet.speeds, lambda: self.state.lengths, self.fleet.supply, self.fleet.places
         )
         self._newest_held = -1
         self._sealing: frozenset[str] = frozenset()  # groups whose batch is being written

@@ -15,6 +15,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.message_sizes import MESSAGE_BYTES, TRAJECTORY_BYTES
 from antiphon.lineage.store.artifact_store import open_store
+from antiphon.net import wire
 from antiphon.net.rpc.serving import (
     Security,
     answers_errors,
@@ -31,9 +32,7 @@ from antiphon.net.security.credentials import (
     needed_token_key,
 )
 from antiphon.net.security.guard import Guard
-from antiphon.net.wire import status as wire_status
-from antiphon.net.wire import work as wire_work
-from antiphon.net.wire.calls import CALLS
+from antiphon.net.wire import CALLS
 from antiphon.net.worker_kit import KIT_FILE, KitFile
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, rollout_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
@@ -81,19 +80,19 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             yield reply
 
     async def _heartbeat(self, request: Message) -> Message:
-        reply = await self._coordinator.heartbeat(wire_work.worker_heartbeat_from_proto(request))
-        return wire_work.heartbeat_reply_to_proto(reply)
+        reply = await self._coordinator.heartbeat(wire.worker_heartbeat_from_proto(request))
+        return wire.heartbeat_reply_to_proto(reply)
 
     async def _lease(self, request: Message) -> Message:
-        reply = await self._coordinator.lease_group(wire_work.lease_request_from_proto(request))
+        reply = await self._coordinator.lease_group(wire.lease_request_from_proto(request))
         failpoints.reach("coordinator.reply.before")
-        return wire_work.lease_reply_to_proto(reply)
+        return wire.lease_reply_to_proto(reply)
 
     async def _submit(self, request: Message) -> Message:
-        submission = wire_work.group_submission_from_proto(request, keep_encoded=True)
+        submission = wire.group_submission_from_proto(request, keep_encoded=True)
         verdict = await self._coordinator.submit_group(submission)
         failpoints.reach("coordinator.reply.before")
-        return wire_work.submit_verdict_to_proto(verdict)
+        return wire.submit_verdict_to_proto(verdict)
 
     @answers_errors
     async def CommitStep(self, request: Message, context: Context) -> Message:
@@ -106,7 +105,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def WatchEvents(self, request: Message, context: Context) -> AsyncIterator[Message]:
         """Send events until there are no more, or the caller has gone."""
         async for page in self._coordinator.event_pages(request.after_seq, request.follow):
-            yield coordinator_pb2.EventsReply(events=[wire_status.event_to_proto(event) for event in page])
+            yield coordinator_pb2.EventsReply(events=[wire.event_to_proto(event) for event in page])
 
 
 answer_all(CoordinatorServicer, CALLS, "_coordinator")

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from antiphon.net.security.credentials import (
 )
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import SigningKey
-from antiphon.net.wire.calls import LEARNER_CALLS
+from antiphon.net.wire import LEARNER_CALLS
 from antiphon.net.worker_kit import write_kit
 from antiphon.protos import learner_pb2_grpc
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -158,13 +158,6 @@ async def serve_learner(
         stop.tell(leave.set)
     payloads = PayloadStore(run_dir / PAYLOADS)
     payloads.remove_leftovers()
-    coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
-    store = open_store(store_root, config.record)
-    service = open_service(config, run_id, run_dir, store, payloads, coordinator)
-    security = None
-    if credentials is not None:
-        guard = Guard(needed_token_key(credentials), run_id, wall_clock, asyncio.get_running_loop().time)
-        security = Security(credentials, guard)
     order = OriginOrder(
         str(payloads.root),
         run_id,
@@ -176,40 +169,45 @@ async def serve_learner(
         config.broadcast.object_endpoint,
         config.broadcast.lattica_port,
     )
-    server = announcing = auditing = None
-    leaving = asyncio.create_task(leave.wait())
-    working: asyncio.Task[Any] = leaving
-    serving = AsyncExitStack()
-    try:
+    security = None
+    if credentials is not None:
+        guard = Guard(needed_token_key(credentials), run_id, wall_clock, asyncio.get_running_loop().time)
+        security = Security(credentials, guard)
+    async with AsyncExitStack() as serving:
+
+        def begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            task = asyncio.create_task(work)
+            serving.callback(task.cancel)
+            return task
+
+        coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
+        serving.push_async_callback(coordinator.close)
+        store = open_store(store_root, config.record)
+        service = open_service(config, run_id, run_dir, store, payloads, coordinator)
+        serving.push_async_callback(service.close)
         origin_port = await serving.enter_async_context(serving_origin(order, credentials))
         service.origin = f"{config.services.address or host}:{origin_port}"
         server, bound = await start_server(
             host, port, lambda s: register_learner(s, service), [SERVICE_NAME], security
         )
-        kit = partial(make_kit, config, run_id, run_dir, signer)
-        working = asyncio.create_task(_take_up(service, kit))
+        serving.push_async_callback(stop_server, server)
+        leaving = begin(leave.wait())
+        working = begin(_take_up(service, partial(make_kit, config, run_id, run_dir, signer)))
         while not (working.done() or leave.is_set()):
             await asyncio.wait({working, leaving}, timeout=TELL_S, return_when=asyncio.FIRST_COMPLETED)
             starting((await service.status()).progress)
-        if not leave.is_set():
-            await working
-            announcing = asyncio.create_task(keep_announced(service, coordinator))
-            if audits:
-                auditing = _begin_audits(coordinator, config, payloads)
-            collect_as_usual()  # everything is loaded; tensors in cycles are not to be kept for long
-            ready(bound)
-            await leaving
-    finally:
-        working.cancel()
-        leaving.cancel()
-        for beside in (announcing, auditing):
-            if beside is not None:
-                beside.cancel()
-        if server is not None:
-            await stop_server(server)
-        await serving.aclose()
-        await service.close()
-        await coordinator.close()
+        if leave.is_set():
+            return
+        await working
+        begin(keep_announced(service, coordinator))
+        if audits:
+            from antiphon.services.learner.audits.audit_loop import audit_forever
+            from antiphon.services.learner.audits.auditor import Auditor  # torch again
+
+            begin(audit_forever(coordinator, Auditor(config, payloads), f"learner-{os.getpid()}"))
+        collect_as_usual()  # everything is loaded; tensors in cycles are not to be kept for long
+        ready(bound)
+        await leaving
 
 
 def make_kit(config: RunConfig, run_id: str, run_dir: Path, signer: SigningKey | None) -> None:
@@ -225,13 +223,3 @@ async def _take_up(service: LearnerService, kit: Callable[[], None]) -> None:
     await service.restore()
     await asyncio.to_thread(kit)
     await service.publish_again()
-
-
-def _begin_audits(
-    coordinator: Coordinator, config: RunConfig, payloads: PayloadStore
-) -> "asyncio.Task[None]":
-    from antiphon.services.learner.audits.audit_loop import audit_forever
-    from antiphon.services.learner.audits.auditor import Auditor  # torch again
-
-    auditor = Auditor(config, payloads)
-    return asyncio.create_task(audit_forever(coordinator, auditor, f"learner-{os.getpid()}"))

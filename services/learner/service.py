@@ -8,7 +8,7 @@ is paused. A batch that was voided meanwhile is dropped, and the step waits for 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -18,23 +18,22 @@ import structlog
 from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import Learner, LearnerStatus, SnapshotReply, StepReply, StepResult
 from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import LoopSection
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_metrics
 from antiphon.core.patience import Patience
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
-from antiphon.core.trust.audit import SampleStatistics
+from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.retry import OUTAGE_S, retry_unavailable
-from antiphon.services.learner.restoring import committed_snapshots, first_version
 from antiphon.services.learner.shared_calls import SharedCalls
 from antiphon.services.learner.training import (
     Publishing,
     TrainedStep,
     Training,
     check_repeated,
-    far_drifts,
     read_weights,
 )
 from antiphon.system import failpoints
@@ -43,10 +42,8 @@ POLL_S = 10.0
 """How long one question for a batch stays open at the coordinator."""
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
-
-
-class _Voided(Exception):
-    """The batch at hand was voided; the weights of the version before are back."""
+_Drifts = Mapping[str, tuple[SampleStatistics, ...]]
+"""Group -> how far the workers' logprobs were from the learner's."""
 
 
 class LearnerService(Learner):
@@ -82,7 +79,6 @@ class LearnerService(Learner):
         self._announced: dict[int, str] = {}
         self._version = -1
         self._audits = audits
-        self._drifts: Mapping[str, tuple[SampleStatistics, ...]] = {}
         self._last_commit: StepCommit | None = None
         self._trained: tuple[str, TrainedStep] | None = None
         """Digest of a batch that was trained on and not committed yet, and what that led to."""
@@ -154,12 +150,17 @@ class LearnerService(Learner):
                 raise ContractError(
                     f"step {step} is not the next one; the learner holds version {self._version}"
                 )
-            commit = None
-            while commit is None:
+            made = None
+            while made is None:
                 batch = await self._batch(step)
                 begun_s = loop.time()
-                commit = await self._train_and_commit(batch)
-            await self._report_drifts(batch)
+                self._state = "training"
+                try:
+                    made = await self._make(batch)
+                finally:
+                    self._state = "idle"
+            commit, drifts = made
+            await self._report_drifts(batch, drifts)
             ended_s = loop.time()
             idle_s = 0.0 if self._last_end_s is None else begun_s - self._last_end_s
             self._last_end_s = ended_s
@@ -169,57 +170,61 @@ class LearnerService(Learner):
             progress.end()
             return StepResult(commit, idle_s, ended_s - begun_s)
 
-    async def _train_and_commit(self, batch: BatchRef) -> StepCommit | None:
-        """Make the step of a batch; None when that was voided meanwhile."""
-        step, progress = batch.step, self._trainer.progress
-        self._state = "training"
+    async def _make(self, batch: BatchRef) -> tuple[StepCommit, _Drifts] | None:
+        """Train on a batch, write the version and commit it; None when the batch was voided meanwhile.
+
+        What an earlier call got done of it is not done again.
+        """
+        step, progress, trainer = batch.step, self._trainer.progress, self._trainer
+        if self._trained is not None and self._trained[0] != batch.digest:
+            await self._restore()  # that batch was voided meanwhile
         progress.begin(f"training step {step}", "micro-batch")
         try:
-            await self._train(step, batch)
-            progress.begin(f"committing step {step}", "answer of the coordinator")
-            commit = await self._commit(batch)
-        except _Voided:
-            return None
-        finally:
-            self._state = "idle"
+            if self._trained is None:
+                trained = await self._on_thread(lambda: trainer.train(step, self._store.get(batch.digest)))
+                self._trained = batch.digest, trained
+            trained = self._trained[1]
+            if self._uncommitted is None:
+                digest, metrics = await self._on_thread(partial(self._read, trained))
+                self._uncommitted = StepCommit(
+                    step=step,
+                    version=trained.version,
+                    weights_digest=digest,
+                    batch_digest=batch.digest,
+                    metrics={**metrics, **batch_metrics(batch)},
+                    published=self._published(trained.version),
+                )
+        except IntegrityError as error:
+            if await self._voided(batch):
+                return None
+            await self._refuse(step, batch, error)
+        commit = self._uncommitted
+        progress.begin(f"committing step {step}", "answer of the coordinator")
+        failpoints.reach("learner.commit.before")
+        try:
+            await self._unless_blocked(
+                f"committing step {step}", lambda: self._coordinator.commit_step(commit)
+            )
+        except IntegrityError:
+            if await self._voided(batch):
+                return None
+            raise
+        failpoints.reach("learner.commit.after")
+        self._version, self._last_commit = commit.version, commit
+        self._uncommitted = self._trained = None
         progress.add()
-        return commit
+        return commit, trained.drifts
 
-    async def _unless_voided(self, batch: BatchRef) -> None:
-        """Raise `_Voided` if a batch is not that of its step any more; nothing of it is left then."""
+    async def _voided(self, batch: BatchRef) -> bool:
+        """Return whether a batch is not that of its step any more; nothing of it is left then."""
         ask = partial(self._coordinator.await_stage, "reward", batch.step, 0.0)
         reply = await self._retried(f"asking for the batch of step {batch.step}", ask)
         if reply.batch is not None and reply.batch.digest == batch.digest:
-            return
+            return False
         _log.warning("batch.dropped", step=batch.step, digest=batch.digest[:12])
         if self._trainer.version != self._version:
             await self._restore()
-        raise _Voided
-
-    async def _train(self, step: int, batch: BatchRef) -> None:
-        if self._trained is not None and self._trained[0] != batch.digest:
-            await self._restore()  # that batch was voided meanwhile
-        if self._uncommitted is not None:
-            return  # trained already; only the commit did not get through
-        try:
-            if self._trained is None:
-                train = self._trainer.train
-                trained = await self._on_thread(lambda: train(step, self._store.get(batch.digest)))
-                self._trained = batch.digest, trained
-            trained = self._trained[1]
-            digest, metrics = await self._on_thread(partial(self._read, trained))
-        except IntegrityError as error:
-            await self._unless_voided(batch)
-            await self._refuse(step, batch, error)
-        self._drifts = trained.drifts
-        self._uncommitted = StepCommit(
-            step=step,
-            version=trained.version,
-            weights_digest=digest,
-            batch_digest=batch.digest,
-            metrics={**metrics, **batch_metrics(batch)},
-            published=self._published(trained.version),
-        )
+        return True
 
     async def _refuse(self, step: int, batch: BatchRef, error: IntegrityError) -> NoReturn:
         """Pause the run over an altered batch or a loss that is no number; have the weights back."""
@@ -233,28 +238,13 @@ class LearnerService(Learner):
             await self._restore()
         raise IntegrityError(reason) from error
 
-    async def _commit(self, batch: BatchRef) -> StepCommit:
-        commit = self._uncommitted
-        if commit is None:
-            raise IntegrityError("there is nothing to commit; restore the learner")
-        failpoints.reach("learner.commit.before")
-        try:
-            await self._unless_blocked(
-                f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit)
-            )
-        except IntegrityError:
-            await self._unless_voided(batch)
-            raise
-        failpoints.reach("learner.commit.after")
-        self._version = commit.version
-        self._last_commit = commit
-        self._uncommitted = self._trained = None
-        return commit
-
-    async def _report_drifts(self, batch: BatchRef) -> None:
+    async def _report_drifts(self, batch: BatchRef, drifts: _Drifts) -> None:
         """Report groups whose logprobs are further off than the best fleet's rounding."""
-        drifts, self._drifts = self._drifts, {}
-        far = far_drifts(drifts)
+        far = {
+            group_id: samples
+            for group_id, samples in drifts.items()
+            if max(sample.drift for sample in samples) > NARROWEST_DRIFT
+        }
         if not self._audits or not far:
             return
         rows = decode_timings(await asyncio.to_thread(self._store.get, batch.timings_digest))
@@ -338,8 +328,9 @@ class LearnerService(Learner):
         self._state = "restoring"
         progress.begin("restoring: reading the commits", "answer of the coordinator")
         commits = await self._retried("reading the commits", lambda: self._coordinator.commits(-1))
-        for version in sorted(self._known(commits)) if self.origin and not self._restored.is_set() else ():
-            await self._announce(version)
+        if self.origin and not self._restored.is_set():
+            for version in sorted(committed_snapshots(self._publisher.stored(), commits)):
+                await self._announce(version)
         try:
             await self._replay(commits)
         finally:
@@ -351,31 +342,28 @@ class LearnerService(Learner):
         return self._version
 
     async def _replay(self, commits: Sequence[StepCommit]) -> None:
-        """Bring the trainer to the last commit and compare every digest on the way."""
-        progress, trainer = self._trainer.progress, self._trainer
+        """Bring the trainer to the last commit; compare every digest on the way, write what is missing."""
+        progress, trainer, loop = self._trainer.progress, self._trainer, self._config.loop
         progress.begin("restoring: loading weights", "byte")
-        loop, known = self._config.loop, self._known(commits)
-        first = partial(first_version, loop, len(commits), known, trainer.newest_checkpoint)
+        stored = committed_snapshots(self._publisher.stored(), commits)
+        oldest = len(commits) - loop.unpublished_limit * loop.publish_interval
+        first = partial(first_version, loop, len(commits), stored, trainer.newest_checkpoint)
+
+        async def check(held: TrainedStep) -> None:
+            wanted = held.version > oldest and held.version not in stored
+            digest, _ = await self._on_thread(partial(self._read, held, wanted))
+            progress.add()
+            if held.version:
+                check_repeated(commits[held.version - 1], digest)
+
         held = await self._on_thread(lambda: trainer.start(first()))
-        await self._read_again(held, commits)
+        await check(held)
         for commit in commits[held.version :]:
             progress.begin(f"restoring: step {commit.step} of {len(commits)}", "micro-batch")
             payload = await asyncio.to_thread(self._store.get, commit.batch_digest)
             held = await self._on_thread(partial(trainer.train, commit.step, payload))
-            await self._read_again(held, commits)
+            await check(held)
             _log.info("step.repeated", step=commit.step)
-
-    async def _read_again(self, held: TrainedStep, commits: Sequence[StepCommit]) -> None:
-        """Compare a version that was made again with its commit; write its snapshot if it is missing."""
-        loop, known = self._config.loop, self._known(commits)
-        recent = held.version > len(commits) - loop.unpublished_limit * loop.publish_interval
-        digest, _ = await self._on_thread(partial(self._read, held, recent and held.version not in known))
-        self._trainer.progress.add()
-        if held.version:
-            check_repeated(commits[held.version - 1], digest)
-
-    def _known(self, commits: Sequence[StepCommit]) -> set[int]:
-        return committed_snapshots(self._publisher.stored(), commits)
 
     def _read(self, held: TrainedStep, wanted: bool = True) -> tuple[str, dict[str, float]]:
         wanted = wanted and self._published(held.version)
@@ -397,3 +385,39 @@ class LearnerService(Learner):
     async def _unless_blocked(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Make a call for the flow, which hears at once that the coordinator is blocked and asks again."""
         return await self._retried(what, attempt, outage_s=0.0)
+
+
+def committed_snapshots(stored: Mapping[int, str], commits: Sequence[StepCommit]) -> set[int]:
+    """Return the versions whose stored weights are the committed ones.
+
+    A version may have been written and not committed, and its batch voided since. Version 0 has no
+    commit; the coordinator knows what it was announced with.
+
+    Args:
+        stored: version -> digest of its stored weights.
+        commits: of all steps, in order.
+    """
+    committed = {commit.version: commit.weights_digest for commit in commits}
+    return {version for version, digest in stored.items() if not version or committed.get(version) == digest}
+
+
+def first_version(
+    loop: LoopSection,
+    committed: int,
+    stored: Collection[int],
+    newest_checkpoint: Callable[[int], int | None],
+) -> int:
+    """Return the newest version to start from, so that no snapshot still needed is skipped.
+
+    Args:
+        loop: says which versions are published, and how old one may be that still samples.
+        committed: steps so far.
+        stored: versions with a snapshot.
+        newest_checkpoint: returns the newest version up to another one with a sound checkpoint, or None.
+    """
+    oldest = max(0, committed - loop.max_staleness)
+    needed = range(oldest + -oldest % loop.publish_interval, committed + 1, loop.publish_interval)
+    first = min((version for version in needed if version not in stored), default=committed)
+    # Going back to the base weights repeats the whole run. Elastic mode continues from the newest
+    # snapshot instead; fixed mode cannot sample its next step without the one that is missing.
+    return first if loop.mode == "fixed" or newest_checkpoint(first) is not None else committed

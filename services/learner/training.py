@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from antiphon.core.errors import BlockedError, IntegrityError
 from antiphon.core.records import SnapshotManifest, StepCommit
-from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
+from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.learner.progress import ProgressCounter
 
 
@@ -138,14 +138,3 @@ def read_weights(
     if "train_s" in metrics:  # a trainer that takes the time has not counted this
         metrics["train_s"] += time.perf_counter() - begun
     return digest, metrics
-
-
-def far_drifts(
-    drifts: Mapping[str, tuple[SampleStatistics, ...]],
-) -> dict[str, tuple[SampleStatistics, ...]]:
-    """Return the groups whose logprobs are further off than the best fleet's rounding."""
-    return {
-        group_id: samples
-        for group_id, samples in drifts.items()
-        if max(sample.drift for sample in samples) > NARROWEST_DRIFT
-    }

@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import structlog
 from blake3 import blake3
@@ -270,7 +269,6 @@ async def serve_worker(
             arrivals=relay.arrivals,
             network=network,
             ask_plan=ask_plan,
-            seed=crc32(worker_name.encode()),
             links=config.broadcast.links,
         )
         opened.push_async_callback(transport.close)

@@ -68,10 +68,10 @@ def _check(host: str, address: str, credentials: Credentials | None) -> None:
         if not is_loopback(host):
             raise ConfigError(
                 f"--relay-address {address} would serve without encryption; give --credentials FOLDER with a "
-                f"bundle of `antiphon certs --worker NAME --relay-host {host}`"
+                f"bundle of `antiphon invite NAME --relay-host {host}`"
             )
     elif credentials.token_key is None or not serves_as(credentials.certificate, host):
         raise ConfigError(
             f"these credentials do not allow to serve other workers as {host}; make them again with "
-            f"`antiphon certs --worker NAME --relay-host {host}`, or leave --relay-address out"
+            f"`antiphon invite NAME --relay-host {host}`, or leave --relay-address out"
         )

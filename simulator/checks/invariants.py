@@ -18,11 +18,8 @@ from antiphon.core.records import GroupSubmission, Lease, StepCommit, SubmitVerd
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.simulator.checks import reasons
-from antiphon.simulator.checks.authorship import Authorship
-from antiphon.simulator.checks.batch_files import BatchFiles
-from antiphon.simulator.checks.group_record import GroupRecord
-from antiphon.simulator.checks.holders import LeaseHolders, wrongly_struck
-from antiphon.simulator.checks.worker_hours import WorkerHours
+from antiphon.simulator.checks.batch_files import Authorship, BatchFiles
+from antiphon.simulator.checks.records import GroupRecord, LeaseHolders, WorkerHours, wrongly_struck
 from antiphon.simulator.standins import arithmetic
 
 ACKNOWLEDGED = (SubmitVerdict.ACCEPTED, SubmitVerdict.ALREADY_ACCEPTED, SubmitVerdict.STALE)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import yaml
 from pydantic import Field, ValidationError
+from scipy.optimize import nnls
 
 from antiphon.core.config import RunConfig
 from antiphon.core.config_errors import read_yaml, sentences
@@ -144,17 +144,8 @@ def _measure(config: RunConfig, events: Sequence[TimedEvent]) -> _Measured:
     seconds, tokens, load = (np.concatenate(column) for column in zip(*found, strict=True))
     # Seconds of a lease = start + tokens (alpha + beta load), none of the three negative.
     columns = np.stack([np.ones_like(tokens), tokens, tokens * load], axis=1)
-    start_s, alpha_s, beta_s = _fit(columns, seconds)
+    start_s, alpha_s, beta_s = map(float, nnls(columns, seconds)[0])
     return _Measured(start_s, alpha_s, beta_s, pace.learner_s, pace.broadcast_s, pace.losses, state)
-
-
-def _fit(columns: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> list[float]:
-    """Return coefficients of least squares, none negative; where one would be, the fit without it."""
-    for kept in ([0, 1, 2], [1, 2], [0, 1], [1]):
-        found = np.linalg.lstsq(columns[:, kept], seconds, rcond=None)[0]
-        if (found >= 0.0).all():
-            break
-    return [float(found[kept.index(at)]) if at in kept else 0.0 for at in range(3)]
 
 
 def calibrate(config: RunConfig, events: Iterable[TimedEvent], source: str = "") -> Calibration:

@@ -10,8 +10,7 @@ from antiphon.core.errors import InfeasibleError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import fold, new_state
 from antiphon.simulator.modelled.calibration import Calibration, TimedEvent, calibrate
-from antiphon.simulator.modelled.outcome import Modelled
-from antiphon.simulator.modelled.run import HOUR_S, ModelledRun
+from antiphon.simulator.modelled.run import HOUR_S, Modelled, ModelledRun
 
 SKIPPED = 4
 """Steps at the beginning that do not count: the loop fills."""

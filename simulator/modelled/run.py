@@ -10,6 +10,9 @@ pause to load a version.
 import asyncio
 import heapq
 import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 from blake3 import blake3
@@ -19,17 +22,167 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import Ordering, continues, plan_leases
-from antiphon.core.loop.assembly import dropped, plan_seal
+from antiphon.core.loop.assembly import SealPlan, dropped, plan_seal
+from antiphon.core.loop.events import BatchSealed
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState, new_state
 from antiphon.core.loop.staleness import is_published, oldest_allowed_version
+from antiphon.core.loop.work_account import WorkAccount
 from antiphon.core.seeds import generator
 from antiphon.core.status import CapacityRecord
 from antiphon.services.coordinator.order import WorkerSpeed
 from antiphon.services.coordinator.run_ahead import RunAheadPlanner
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
-from antiphon.simulator.modelled.engine import Ends, Engine, Lengths
-from antiphon.simulator.modelled.outcome import Modelled, sealed_event
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """What a modelled run came to."""
+
+    commits_s: tuple[float, ...]
+    """When each step was committed, virtual seconds since the first lease."""
+    learner_s: float
+    """In which the learner trained."""
+    staleness: dict[int, int]
+    """Staleness in versions -> trained completions."""
+    account: WorkAccount
+    usd: float
+    tokens: int
+    """Accepted."""
+    losses: int
+    events: int
+    digest: str
+    """blake3 of all events and their times; the same seed gives the same."""
+
+    @property
+    def seconds(self) -> float:
+        return self.commits_s[-1]
+
+    @property
+    def idle_share(self) -> float:
+        return max(0.0, 1.0 - self.learner_s / self.seconds)
+
+
+def sealed_event(plan: SealPlan, filtered_before: int) -> BatchSealed:
+    """Return the event of a batch; `filtered_before` groups were dropped since the one before."""
+    ages: dict[int, int] = {}
+    for group in plan.used:
+        age = plan.step - group.oldest_version
+        ages[age] = ages.get(age, 0) + group.samples
+    tokens, count = sum(sum(group.token_counts) for group in plan.used), sum(ages.values())
+    filtered = tuple(group.group_id for group in plan.filtered)
+    return BatchSealed(
+        step=plan.step,
+        group_ids=tuple(group.group_id for group in plan.used),
+        filtered_ids=filtered,
+        digest="",
+        timings_digest="",
+        trajectories=count,
+        groups_filtered=len(filtered) + filtered_before,
+        groups_dropped_stale=0,
+        tokens=tokens,
+        reward_mean=0.0,
+        completion_tokens_mean=tokens / max(1, count),
+        staleness=tuple(sorted(ages.items())),
+    )
+
+
+_SMALL = 1e-9
+
+Ends = list[tuple[float, int]]
+"""(tokens, completions that have so many)."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One worker's engine: ``alpha + beta n`` seconds per token with n completions at once."""
+
+    name: str
+    known: Calibration
+    speed: float = 1.0
+    """Share of the pace that it has where cores are shared."""
+    tokens: float = 0.0
+    """What a completion has got that ran from the beginning on."""
+    at_s: float = 0.0
+    sampled: int = 0
+    """Tokens of all groups that it handed in."""
+    busy_s: float = 0.0
+    """With work."""
+    running: list[tuple[float, str, int]] = field(default_factory=list)
+    """(value of `tokens` at its end, group, completions of the group that end there), a heap."""
+    load: int = 0
+    groups: int = 0
+    planned: int = 0
+    """Times that its next end was planned."""
+    held: int = 0
+    away: bool = False
+
+    def token_s(self, load: int) -> float:
+        """Return the seconds per token with so many completions."""
+        return max(1e-12, self.known.alpha_s + self.known.beta_s * load)
+
+    def move(self, now: float) -> None:
+        """Sample until `now`."""
+        if self.load:
+            self.tokens += (now - self.at_s) * self.speed / self.token_s(self.load)
+            self.busy_s += now - self.at_s
+        self.at_s = now
+
+    def next_s(self) -> float:
+        """Return when the next completion ends."""
+        left = max(0.0, self.running[0][0] - self.tokens)
+        return self.at_s + left * self.token_s(self.load) / self.speed
+
+    def begin(self, group_id: str, ends: Ends) -> Ends:
+        """Begin a group, and return where its completions end."""
+        load = sum(count for _, count in ends)
+        first = self.tokens + self.known.start_s / self.token_s(self.load + load)
+        absolute = [(first + left, count) for left, count in ends]
+        for end, count in absolute:
+            heapq.heappush(self.running, (end, group_id, count))
+        self.load += load
+        self.groups += 1
+        return absolute
+
+    def ended(self, now: float) -> Iterator[tuple[str, int]]:
+        """Sample until the next end, which is now; yield each group and how many of it ended."""
+        self.move(now)
+        self.tokens = max(self.tokens, self.running[0][0])
+        while self.running and self.running[0][0] <= self.tokens + _SMALL:
+            _, group_id, count = heapq.heappop(self.running)
+            self.load -= count
+            yield group_id, count
+
+    def lose(self) -> None:
+        """Forget all."""
+        self.running, self.load, self.groups, self.away = [], 0, 0, True
+        self.planned += 1
+
+
+class Lengths:
+    """Completions to come, as they were recorded."""
+
+    def __init__(self, known: Calibration, seed: int, exact: bool) -> None:
+        """Prepare for a run; `exact` ends each completion apart, otherwise all but the longest together."""
+        self._groups, self._seed, self._exact = known.groups, seed, exact
+        self._seen = defaultdict[int, list[SeenGroup]](list)
+        for group in known.groups:
+            self._seen[group.prompt].append(group)
+
+    def draw(self, prompt: int, epoch: int, number: int) -> SeenGroup:
+        """Return a recorded group of the prompt, each in its turn; of any prompt where there is none."""
+        if known := self._seen.get(prompt):
+            return known[(epoch + prompt + self._seed) % len(known)]
+        return self._groups[(number + self._seed) % len(self._groups)]
+
+    def ends(self, seen: SeenGroup) -> Ends:
+        """Return where the completions of a group end."""
+        if self._exact:
+            return [(float(tokens), seen.tokens.count(tokens)) for tokens in set(seen.tokens)]
+        longest, others = max(seen.tokens), len(seen.tokens) - 1
+        mean = (sum(seen.tokens) - longest) / max(1, others)
+        return [(float(longest), 1), (mean, others)] if others else [(float(longest), 1)]
+
 
 EXACT_WORKERS = 32
 """Fleets of up to so many workers are walked completion by completion. In larger ones a group has its longest
@@ -79,7 +232,12 @@ class ModelledRun:
         self._there: list[WorkerSpeed] = []
         self._now = 0.0
         self._planner = RunAheadPlanner(
-            config, lambda: self._now, lambda: self._there, lambda: self._state.lengths, self._supply
+            config,
+            lambda: self._now,
+            lambda: self._there,
+            lambda: self._state.lengths,
+            self._supply,
+            lambda: sum(groups for _, _, groups in self._there),
         )
         self._lengths = Lengths(calibration, seed, workers <= EXACT_WORKERS)
         self._random = generator("modelled", seed)
@@ -398,15 +556,13 @@ class ModelledRun:
     def _outcome(self) -> Modelled:
         state, known = self._state, self._known
         account = state.work_accounts.account(self._now)
-        hours = account.total_s / HOUR_S
-        usd = hours * known.worker_usd_per_hour + self._now / HOUR_S * known.learner_usd_per_hour
+        usd = account.total_s * known.worker_usd_per_hour + self._now * known.learner_usd_per_hour
         return Modelled(
             commits_s=tuple(self._commits_s),
             learner_s=self._learner_s,
             staleness=dict(sorted(state.staleness_histogram.items())),
             account=account,
-            worker_hours=hours,
-            usd=usd,
+            usd=usd / HOUR_S,
             tokens=sum(batch.tokens for batch in state.sealed[: len(state.commits)]),
             losses=self._losses,
             events=self._count,

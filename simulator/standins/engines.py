@@ -6,7 +6,7 @@ swaps weights at step boundaries. How long things take is virtual.
 
 import asyncio
 import json
-from collections import deque
+import queue
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,11 @@ from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
-from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
 from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
-from antiphon.services.rollout.engine.driver import LoadReport
+from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.weights.client import BroadcastClient
@@ -140,8 +140,21 @@ class EditingEngine(ArithmeticEngine):
         return finished
 
 
-class LoopDriver:
-    """Drives an engine on the event loop, one step every so many virtual seconds."""
+class _Mailbox(queue.SimpleQueue[Callable[[Engine], None]]):
+    """Messages to an engine; `news` is set by each."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+
+    def put(
+        self, message: Callable[[Engine], None], block: bool = True, timeout: float | None = None
+    ) -> None:
+        super().put(message)
+        self.news.set()
+
+
+class LoopDriver(EngineThread):
+    """The production driver on the event loop instead of a thread, one step every so many virtual seconds."""
 
     def __init__(
         self,
@@ -150,96 +163,30 @@ class LoopDriver:
         step_s: Callable[[], float],
     ) -> None:
         """Build nothing before `run`; `step_s` returns the seconds of the next engine step."""
-        self._make_engine = make_engine
-        self._deliver = deliver
+        super().__init__(make_engine, deliver)
         self._step_s = step_s
-        self._mailbox: deque[Callable[[Engine], None]] = deque()
-        self._news = asyncio.Event()
-        self._started = asyncio.Event()
-        self.busy_s = 0.0
-        self.loading = False
-        self.drafts = False
-        self.continues = False
-        self.numerics = ""
-        self.vocabulary_size = 0
+        self._mailbox: _Mailbox = _Mailbox()
 
     async def run(self) -> None:
         await asyncio.sleep(self._step_s())
         engine = self._make_engine()
-        self.continues, self.vocabulary_size = engine.continues, engine.vocabulary_size
-        self.numerics = engine.numerics
+        self._look(engine)
         self._started.set()
         while True:
-            while self._mailbox:
-                self._mailbox.popleft()(engine)
+            while not self._mailbox.empty():
+                self._mailbox.get()(engine)
             if engine.unfinished:
                 seconds = self._step_s()
                 await asyncio.sleep(seconds)
-                self.busy_s += seconds
-                outputs = engine.step()
-                if outputs:
+                self._busy_s += seconds
+                if outputs := engine.step():
                     self._deliver(outputs)
-            elif not self._mailbox:
-                self._news.clear()
-                await self._news.wait()
+            else:
+                self._mailbox.news.clear()
+                await self._mailbox.news.wait()
 
-    async def started(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._started.wait()
-        except TimeoutError:
-            raise UnavailableError(f"the engine was not up after {timeout_s:g} s") from None
-
-    def add(self, requests: Sequence[EngineRequest]) -> None:
-        self._put(lambda engine: engine.add(requests))
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        self._put(lambda engine: engine.abort(request_ids))
-
-    async def progress(
-        self, since: Mapping[str, int], timeout_s: float, stop: bool = False
-    ) -> list[EngineProgress] | None:
-        answer: asyncio.Future[list[EngineProgress]] = asyncio.get_running_loop().create_future()
-
-        def obey(engine: Engine) -> None:
-            found = engine.progress(since)
-            if stop:
-                engine.abort(list(since))
-            if not answer.done():
-                answer.set_result(found)
-
-        self._put(obey)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            return None
-
-    async def load(
-        self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
-    ) -> LoadReport:
-        answer: asyncio.Future[tuple[int | None, str | None]] = asyncio.get_running_loop().create_future()
-
-        def obey(engine: Engine) -> None:
-            engine.load_weights(version, tensors, weights_digest)
-            if not answer.done():
-                answer.set_result((engine.version, engine.weights_digest))
-
-        self._put(obey)
-        try:
-            async with asyncio.timeout(timeout_s):
-                echoed = await answer
-        except TimeoutError:
-            raise UnavailableError(
-                f"the engine did not take version {version} within {timeout_s:g} s"
-            ) from None
-        if echoed != (version, weights_digest):
-            raise IntegrityError(f"the engine echoes {echoed}, not version {version} with {weights_digest}")
-        return LoadReport(version)
-
-    def _put(self, message: Callable[[Engine], None]) -> None:
-        self._mailbox.append(message)
-        self._news.set()
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        callback()
 
 
 _PIECES = 32

@@ -5,13 +5,17 @@ hold the name of the weights. What they keep across a kill lies in a `LearnerDis
 virtual.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from antiphon.api.policy_file import policy_header
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
-from antiphon.core.records import SnapshotManifest, TensorEntry
+from antiphon.core.records import GroupToAudit, SnapshotManifest, TensorEntry, Trajectory
+from antiphon.core.trust.audit import SampleStatistics
+from antiphon.services.learner.audits.audit_loop import TokenScores
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import TrainedStep
 from antiphon.simulator.standins import arithmetic
@@ -132,3 +136,41 @@ class ArithmeticPublisher:
 
     def stored(self) -> dict[int, str]:
         return self._payloads.weights()
+
+
+class ArithmeticAuditor:
+    """Compares completions with what prompt, seed and versions give."""
+
+    def __init__(self, payloads: MemoryPayloads) -> None:
+        """Examine versions of which `payloads` has the snapshot."""
+        self._payloads = payloads
+
+    def examine(self, group: GroupToAudit) -> Sequence[SampleStatistics]:
+        """Return what each sample and author showed; see `services.learner.audits.audit_loop.Examiner`."""
+        found, prompt = [], arithmetic.prompt_number(group.prompt_token_ids)
+        scored = 0
+        for trajectory in group.submission.trajectories:
+            scores = self._scores(trajectory, prompt)
+            scored += int(scores.scored.sum())
+            found += scores.by_author(trajectory.sample_index, group.authors)
+        if not scored:
+            raise UnavailableError("no version of the group is kept any more")
+        return found
+
+    def forget(self) -> None:
+        """It keeps nothing."""
+
+    def _scores(self, trajectory: Trajectory, prompt: int) -> TokenScores:
+        scores = TokenScores.of(trajectory)
+        for span in trajectory.spans:
+            if span.version not in self._payloads.versions():
+                continue
+            digest = self._payloads.manifest(span.version).weights_digest
+            weights = {span.version: arithmetic.weights_number(digest)}
+            tokens, logprobs = arithmetic.completion(weights, (span,), prompt, trajectory.seed)
+            places = slice(span.start, span.stop)
+            wrong = tokens != trajectory.token_ids[places]
+            scores.scored[places] = True
+            scores.missed[places] = scores.near[places] = scores.gross[places] = wrong
+            scores.difference[places] = np.abs(logprobs - trajectory.logprobs[places])
+        return scores

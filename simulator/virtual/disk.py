@@ -1,9 +1,10 @@
-"""Disks: what survives a kill, kept in memory, and the production classes on top of it.
+"""Disks: what survives a kill, in memory or in a file, and the production classes on top of it.
 
 A `JournalDisk` outlives the coordinators that write to it. The journal above it is the production
 one with its numbering and its group commit; only the statements of a transaction are replaced. A
 transaction is there whole or not at all; what a killed coordinator had not begun to write is lost,
-and what it had written without hearing of it is kept, as on a real disk.
+and what it had written without hearing of it is kept, as on a real disk. The same seed gives the same run on
+a `FileDisk`, where SQLite must keep that, so one of the two checks the other.
 """
 
 import asyncio
@@ -11,14 +12,17 @@ import errno
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import structlog
 
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.coordinator.journal.databases import open_sql_store
 from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.journal.sql_store import SqlStore
 from antiphon.services.coordinator.journal.store import (
     SNAPSHOTS_KEPT,
     HistoryRow,
@@ -30,7 +34,7 @@ from antiphon.services.coordinator.journal.store import (
     WriteBatch,
     Written,
 )
-from antiphon.simulator.virtual.loop import current_process
+from antiphon.simulator.virtual.loop import Process, current_process
 from antiphon.system.logs import configure_logs
 
 RUN_ID = "simulated-1"
@@ -114,8 +118,7 @@ class _DiskStore(JournalStore):
             IntegrityError: for a second writer, or a group that is trained twice.
             UnavailableError: while the disk is full.
         """
-        process = current_process()
-        if process is not None and not process.alive:
+        if not _alive():
             return Written.DONE
         disk = self._disk
         check_space(disk.full)
@@ -211,3 +214,73 @@ class MemoryStore(ArtifactStore):
         if payload is None:
             raise UnavailableError(f"object {digest} is not in the simulated store")
         return payload
+
+
+class FileDisk(JournalDisk):
+    """The tables of one run's journal, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin with a file that is not there yet.
+
+        Raises:
+            ConfigError: when it is there, or its folder is not.
+        """
+        super().__init__()
+        if path.exists():
+            raise ConfigError(f"--journal: {path} is there already; remove it or name another folder")
+        if not path.parent.is_dir():
+            raise ConfigError(f"--journal: the folder {path.parent} does not exist; make it first")
+        self._path = path
+        self._store: SqlStore | None = None
+        self._owner: Process | None = None
+        """The coordinator that opened it last."""
+
+    def open(self) -> JournalStore:
+        """Open the file as a coordinator that starts; one before it that lives still is deposed."""
+        hangs = self._owner is not None and self._owner.alive
+        if not hangs:
+            self.close()  # as the kernel does for a process that died
+        self._store = open_sql_store(self._path, RUN_ID, hung_s=0.0 if hangs else None)
+        self._owner = current_process()
+        return cast("JournalStore", _FileStore(self, self._store))
+
+    def written(self) -> list[StoredEvent]:
+        return [] if self._store is None else self._store.events(0, 1 << 40)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
+class _FileStore:
+    """The production store; a dead coordinator reaches the file no more."""
+
+    def __init__(self, disk: FileDisk, store: SqlStore) -> None:
+        self._disk = disk
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def payload(self, name: str) -> bytes | None:
+        return self._store.payload(name) if _alive() else None
+
+    def write(self, batch: WriteBatch) -> Written:
+        """Write everything in one transaction or, for a coordinator that is dead, nothing."""
+        if not _alive():
+            return Written.DONE
+        check_space(self._disk.full)
+        written = self._store.write(batch)
+        if written is Written.DONE:
+            self._disk.on_commit(batch.events)
+        return written
+
+    def close(self) -> None:
+        """Let go of the file, unless a successor has it."""
+        if _alive():
+            self._store.close()
+
+
+def _alive() -> bool:
+    process = current_process()
+    return process is None or process.alive

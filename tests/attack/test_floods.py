@@ -14,12 +14,12 @@ from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.message_sizes import MOST_SPANS
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
+from antiphon.net import wire
 from antiphon.net.rpc import interceptor
 from antiphon.net.rpc.serving import Security, open_channel, start_server, stop_server
 from antiphon.net.security.credentials import Credentials, needed_token_key
 from antiphon.net.security.guard import CALLS_AT_ONCE, Guard
 from antiphon.net.security.keys import LEARNER_KEY, load_key
-from antiphon.net.wire import work as wire_work
 from antiphon.protos import rollout_pb2
 from antiphon.system.clock import wall_clock
 from antiphon.weights.client import BroadcastClient
@@ -154,9 +154,9 @@ def test_spans_beyond_any_bound_are_refused_before_they_are_looked_at() -> None:
         sample_index=0,
         seed=1,
     )
-    message = wire_work.group_submission_to_proto(GroupSubmission("l", "g", "w-1", (trajectory,), 1.0))
+    message = wire.group_submission_to_proto(GroupSubmission("l", "g", "w-1", (trajectory,), 1.0))
     with pytest.raises(ContractError, match="version spans"):
-        wire_work.group_submission_from_proto(message)
+        wire.group_submission_from_proto(message)
 
 
 def test_a_request_for_the_same_chunk_again_and_again_is_refused(tmp_path: Path, house: House) -> None:

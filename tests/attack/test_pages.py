@@ -65,7 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         pages = read_pages(home)
         yield Site(home, pages["prefect"], pages["mlflow"], said)
     finally:
-        command("down")
+        command("up", "--stop")
 
 
 def asks(

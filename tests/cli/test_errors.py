@@ -206,7 +206,7 @@ BAD: Mapping[str, Bad] = {
         ["run", QUICKSTART, "--results", "{tmp}/file"], ["/file cannot", "--results"], {"file": ""}
     ),
     "certificates in such a home": Bad(
-        ["certs", "--host", "a.example"], ["/file"], {"file": ""}, {"ANTIPHON_HOME": "{tmp}/file"}
+        ["invite", "--host", "a.example"], ["/file"], {"file": ""}, {"ANTIPHON_HOME": "{tmp}/file"}
     ),
     # Pages and ports.
     "a port that is none": Bad(["up", "--prefect-port", "99999"], ["--prefect-port 99999 is no port"]),
@@ -333,7 +333,10 @@ def test_pages_that_are_up_elsewhere_are_not_asked_for_another_port(
     me = psutil.Process()
     write_pages(empty_home, {"prefect": Page("prefect", "http://127.0.0.1:4200", me.pid, me.create_time())})
     code, line = complaint(["up", "--prefect-port", "4300", "--mlflow-port", "0"], capsys)
-    assert code == 2 and "prefect is up at http://127.0.0.1:4200 already; `./antiphon down` stops it" in line
+    assert (
+        code == 2
+        and "prefect is up at http://127.0.0.1:4200 already; `./antiphon up --stop` stops it" in line
+    )
     assert [path.name for path in empty_home.iterdir()] == ["up.json"]
 
 
@@ -350,8 +353,8 @@ def test_up_refuses_a_taken_port_and_starts_nothing(
     assert not (empty_home / "up.json").exists()
 
 
-def test_down_without_up_has_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.execute(["down"]) == 0
+def test_stop_without_up_has_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["up", "--stop"]) == 0
     assert "nothing was up" in capsys.readouterr().out
 
 

@@ -6,10 +6,8 @@ import shlex
 import pytest
 
 from antiphon.cli.app import app, execute
-from antiphon.cli.catalogue import verbs
-from antiphon.cli.help import GROUPS, words_of
+from antiphon.cli.verbs import GROUPS, REPLACED, VERBS, words_of
 
-VERBS = [name for name, _ in verbs()]
 NOISE = ("--empty-", "[default: ()]", '[default: ""]', "[default: False]", "[ARGS", "[default: None]")
 
 
@@ -51,3 +49,13 @@ def test_examples_are_command_lines_that_the_verb_takes(verb: str) -> None:
 def test_completion_knows_the_verbs(shell: str) -> None:
     script = app.generate_completion(shell=shell)
     assert all(re.search(rf"\b{verb}\b", script) for verb in VERBS)
+
+
+@pytest.mark.parametrize("before", REPLACED)
+def test_a_verb_that_went_names_what_took_its_place(before: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute([*before.split(), "RUN"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    verb, *words = REPLACED[before].split()
+    assert verb in VERBS
+    help_page = said(capsys, verb)
+    assert all(word in help_page for word in words if word.startswith("--"))

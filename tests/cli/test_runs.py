@@ -43,7 +43,7 @@ def test_runs_are_listed_newest_first_with_what_differs_and_how_to_continue(
     assert re.search(r"small-b\s+unfinished\s+2/4\s+50\.0%\s+70\.0%\s+70\.0% v2", said)
     assert "loop.max_staleness=1" in said and "loop.max_staleness=2" in said
     assert f"continue small-b: ./antiphon run {home}/runs/small-b/config.yaml --resume small-b" in said
-    assert "./antiphon compare small-b other-a" in said
+    assert "./antiphon report small-b other-a" in said
 
 
 def test_runs_as_json_has_every_figure(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_compare_names_only_what_differs_and_writes_one_page_that_needs_nothing_
 ) -> None:
     record_run(home, "small-a", 4)
     record_run(home, "small-b", 3, reward=0.25, run__seed=7, environment__parameters={"max_terms": 3})
-    assert execute(["compare", "small-a", "small-b"]) == 0
+    assert execute(["report", "small-a", "small-b"]) == 0
     said = capsys.readouterr().out
     first = said.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in first] == [
@@ -96,14 +96,14 @@ def test_runs_with_prices_are_compared_by_dollars_too(home: Path) -> None:
     for name in ("small-a", "small-b"):
         record_run(home, name, 4, record__worker_usd_per_hour=3600.0)
     out = home / "page.html"
-    assert execute(["compare", "small-a", "small-b", "--output", str(out)]) == 0
+    assert execute(["report", "small-a", "small-b", "--out", str(out)]) == 0
     assert "Reward over dollars" in out.read_text()
 
 
 def test_compare_as_json_says_the_same(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, name in enumerate(("small-a", "small-b", "small-c")):
         record_run(home, name, 4, run__seed=seed)
-    assert execute(["compare", "small-a", "small-b", "small-c", "--json"]) == 0
+    assert execute(["report", "small-a", "small-b", "small-c", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["parameters"] == {"run.seed": [0, 1, 2]}
     assert set(told["figures"]) == {"small-a", "small-b", "small-c"}
@@ -113,9 +113,9 @@ def test_compare_as_json_says_the_same(home: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["compare", "small-a", "small-a"], "small-a is named twice"),
-        (["compare", "small-a", "nosuchrun"], "nosuchrun"),
-        (["compare", "small-a"], "SECOND"),
+        (["report", "small-a", "small-a"], "small-a is named twice"),
+        (["report", "small-a", "nosuchrun"], "nosuchrun"),
+        (["report", "small-a", "--json"], "--json compares two runs or more"),
         (["export", "nosuchrun", "best", "x"], "nosuchrun"),
     ],
 )
@@ -231,7 +231,7 @@ def test_reading_a_run_needs_no_module_of_its_environment(
         await journal.close()
 
     asyncio.run(pause())
-    assert execute(["events", "small-a", "--kind", "run.paused"]) == 0
+    assert execute(["status", "small-a", "--kind", "run.paused"]) == 0
     assert "28 of the newest 256 answers could not be scored" in capsys.readouterr().out
     assert execute(["report", "small-a"]) == 0
     assert execute(["evaluate", "small-a"]) == 0
@@ -244,13 +244,13 @@ def test_compare_says_means_over_seeds_with_their_intervals(
         record_run(home, f"small-s{seed}", 4, reward=reward, run__seed=seed)
     record_run(home, "other", 4, loop__max_staleness=0)
     names = ["small-s0", "small-s1", "small-s2", "other"]
-    assert execute(["compare", *names]) == 0
+    assert execute(["report", *names]) == 0
     said = capsys.readouterr().out
     row = r"small-s0 and 2 more\s+0, 1, 2\s+50\.0% ± 24\.8%\s+90\.0% ± 24\.8%\s+90\.0% ± 24\.8%"
     assert re.search(row, said) and "note: the seed differs" in said
     page = next(home.glob("compare-*.html")).read_text()
     assert "Over seeds" in page and "90.0% ± 24.8%" in page and "repeat each with a few seeds" not in page
-    assert execute(["compare", *names[:3], "--json"]) == 0
+    assert execute(["report", *names[:3], "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     (group,) = plain["over_seeds"]
     assert group["runs"] == names[:3] and group["scores"]["reward_last"]["mean"] == pytest.approx(0.9)

@@ -1,4 +1,4 @@
-"""`antiphon samples` reads like a page and gives programs the same as JSON."""
+"""`antiphon evaluate --samples` reads like a page and gives programs the same as JSON."""
 
 import json
 
@@ -18,7 +18,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_a_version_is_shown_with_prompt_answer_reward_and_reason(run, capsys):
-    assert execute(["samples", run.run_id, "v0", "-n", "1", "--split", "heldout"]) == 0
+    assert execute(["evaluate", "--samples", run.run_id, "v0", "-n", "1", "--split", "heldout"]) == 0
     head, blank, first, prompt, answer, reason, *_ = capsys.readouterr().out.splitlines()
     assert (head, blank) == ("run demo-1, version 0", "")
     assert first == "held-out best: reward 1 (heldout-0-2)"
@@ -27,16 +27,16 @@ def test_a_version_is_shown_with_prompt_answer_reward_and_reason(run, capsys):
 
 
 def test_without_words_it_is_the_newest_version_of_the_newest_run(run, capsys):
-    assert execute(["samples", "--json"]) == 0
+    assert execute(["evaluate", "--samples", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {sample["version"] for sample in found} == {2}
     assert {"prompt", "answer", "reward", "reason", "kept_as", "split", "trained"} <= found[0].keys()
-    assert execute(["samples", "v1", "--json"]) == 0
+    assert execute(["evaluate", "--samples", "v1", "--json"]) == 0
     assert {sample["version"] for sample in json.loads(capsys.readouterr().out)} == {1}
 
 
 def test_the_library_gives_the_same_as_a_table(run, capsys):
-    assert execute(["samples", "v1", "--json"]) == 0
+    assert execute(["evaluate", "--samples", "v1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     table = antiphon.load_run(run.run_id, home=run.home).samples(1)
     for name in ("version", "split", "key", "prompt", "answer", "reward", "reason", "kept_as", "trained"):
@@ -46,12 +46,12 @@ def test_the_library_gives_the_same_as_a_table(run, capsys):
 def test_a_run_that_goes_on_shows_what_it_has(tmp_path, monkeypatch, capsys):
     run = RecordedRun(tmp_path, record={"mlflow": False, "dvc": False})
     monkeypatch.setenv("ANTIPHON_HOME", str(run.home))
-    assert execute(["samples"]) == 0
+    assert execute(["evaluate", "--samples"]) == 0
     assert capsys.readouterr().out.strip() == "run demo-1, nothing was recorded yet"
     records = run.records()
     run.tell(range(1))
     records.flush(30.0)
-    assert execute(["samples"]) == 0
+    assert execute(["evaluate", "--samples"]) == 0
     assert "training best: reward 1, trained on, step 0 (train/0)" in capsys.readouterr().out
     records.close(30.0)
 
@@ -66,6 +66,6 @@ def test_a_run_that_goes_on_shows_what_it_has(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(run, capsys, words, says):
-    assert execute(["samples", *words]) == 2
+    assert execute(["evaluate", "--samples", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line

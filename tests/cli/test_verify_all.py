@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.app import execute
-from antiphon.cli.verify_all import verify_all
+from antiphon.cli.lineage import verify_all
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.runs.finding import find_run
 from antiphon.runs.pulled import pulled_runs

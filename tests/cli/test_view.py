@@ -15,8 +15,14 @@ from rich.console import Console
 
 from antiphon.cli.view import LiveView, PlainView, RunHistory, TurnsConsole, make_view, picture, sparkline
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words, planes_of
-from antiphon.core.status import EvaluationRecord, RunStatus
+from antiphon.core.reporting.run_display import (
+    PlaneView,
+    RunDisplay,
+    SilentDisplay,
+    drafting_words,
+    planes_of,
+)
+from antiphon.core.status import CapacityRecord, EvaluationRecord, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
 from tests.support.terminal import Terminal, panels
 
@@ -84,10 +90,7 @@ def test_the_picture_names_every_figure() -> None:
 @pytest.mark.parametrize("width", [80, 100, 120, 160, 200])
 def test_the_panel_shows_its_columns_in_every_width_with_the_rows_of_a_demo(width: int) -> None:
     waiting = "step 12: 14 of 16 groups rewarded; 27 being sampled (27 at worker-0), 3 to be rewarded"
-    capacity = (
-        "12,611 tokens/s keep the learner busy, 9,194 are there; sampling-bound, 1.12 s a step expected, "
-        "1.42 measured; publish interval 1, S_min 4"
-    )
+    capacity = CapacityRecord(12_611, 9_194, 0.9, 1.0, 0.5, 2.0, 2.5, "sampling", 1.12, 1.42, 1, 4)
     ahead = "1.50 of at most 4 steps ahead, 50% of the places in use; expected: 2.25 s a step, staleness 1.4"
     planes = {
         plane.name: plane
@@ -96,20 +99,19 @@ def test_the_panel_shows_its_columns_in_every_width_with_the_rows_of_a_demo(widt
             PlaneView("reward", "3 to reward, 14 ready", 0.0, ""),
             PlaneView("learner", "version 12, training: micro-batch 3 of 8", 12611.0, "the batch of step 12"),
             PlaneView("broadcast", "newest version 12", 0.0, ""),
-            PlaneView("run-ahead", ahead, 0.0, ""),
-            PlaneView("capacity", capacity, 0.0, ""),
-            PlaneView("lease order", "short_to_long: 1.29 s a step, arrival 1.35 s", 0.0, ""),
         )
     }
     metrics = {"reward_mean": 0.5, "drafting_acceptance": 0.88, "drafting_tokens_per_pass": 13.45}
     history = RunHistory()
-    status = status_at(9, last_commit=StepCommit(8, 9, "a" * 64, "b" * 64, metrics))
+    commit = StepCommit(8, 9, "a" * 64, "b" * 64, metrics)
+    order = "short_to_long: 1.29 s a step, arrival 1.35 s"
+    status = status_at(9, last_commit=commit, run_ahead=ahead, capacity=capacity, order=order)
     history.take(status)
     drawn = text_of(picture(status, planes, history, 60.0), width)
     head = next(line for line in drawn.splitlines() if "stage" in line)
     assert [word for word in ("stage", "state", "tokens/s", "waits for") if word not in head] == []
     first = [line.strip("│ ").split(" ")[0] for line in drawn.splitlines()]
-    assert [name for name in planes if name.split()[0] not in first] == []
+    assert [row for row in (*planes, "run-ahead", "capacity", "lease") if row not in first] == []
     assert "…" not in drawn and max(map(len, drawn.splitlines())) <= width
     words = " ".join(" ".join(line.strip("│").split()) for line in drawn.splitlines())
     for figure in ("50.0% (step 8)", "13.45 tokens per pass (step 8)", "in all steps", "9,194", "S_min 4"):
@@ -279,7 +281,7 @@ def test_a_line_without_a_terminal_is_never_longer_than_it_may_be() -> None:
 
 
 def test_every_view_keeps_the_protocol() -> None:
-    views: list[RunView] = [SilentView(), PlainView(Console(file=io.StringIO()))]
+    views: list[RunDisplay] = [SilentDisplay(), PlainView(Console(file=io.StringIO()))]
     for view in views:
         view.started("r", {})
         view.status(status_at(0, newest_version=None, staleness_histogram={}), {})

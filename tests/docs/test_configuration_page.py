@@ -2,18 +2,13 @@
 
 from pathlib import Path
 
-from antiphon.cli.reference import configuration_page
 from antiphon.core.config import RunConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
-def test_the_page_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == configuration_page(), "run scripts/docs"
-
-
 def test_every_field_is_explained() -> None:
-    page = configuration_page()
+    page = PAGE.read_text(encoding="utf-8")
     for section, info in RunConfig.model_fields.items():
         fields = info.annotation.model_fields  # type: ignore[union-attr]
         for field, detail in fields.items():

@@ -3,11 +3,12 @@
 import doctest
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from antiphon.cli.catalogue import catalogue_page, event_classes, verbs
+from antiphon.cli.verbs import VERBS
 from antiphon.core.loop.events import event_kinds
 from antiphon.core.metrics import (
     BATCH_METRICS,
@@ -131,24 +132,20 @@ def test_every_decision_has_its_parts() -> None:
         assert f"({path.name})" in index
 
 
-def test_the_catalogue_is_current() -> None:
-    page = ROOT / "docs" / "catalogue.md"
-    assert page.read_text(encoding="utf-8") == catalogue_page(), "run scripts/docs"
+def test_the_generated_pages_are_current() -> None:
+    subprocess.run([ROOT / "scripts" / "docs", "--check"], check=True)
 
 
 def test_nothing_is_left_out() -> None:
     said = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     for metric in (*LEARNER_METRICS, *BATCH_METRICS, *DRAFTING_METRICS, *STALENESS_METRICS):
         assert f"`{metric.name}" in said
-    assert [cls.kind for cls in event_classes()] == list(event_kinds())
     for kind in event_kinds():
         assert f"`{kind}`" in said
-    assert len(verbs()) > 5
     used = (ROOT / "README.md").read_text(encoding="utf-8") + (ROOT / "docs" / "operations.md").read_text(
         encoding="utf-8"
     )
-    for verb, text in verbs():
-        assert text
+    for verb in VERBS:
         assert f"`antiphon {verb}`" in said
         assert f"./antiphon {verb}" in used, f"no page shows antiphon {verb}"
 
@@ -167,7 +164,7 @@ def test_every_page_can_be_reached() -> None:
 
 
 def test_the_shell_examples_name_verbs_that_exist() -> None:
-    known = {verb for verb, _ in verbs()} | {"test"}
+    known = {*VERBS, "test"}
     for page in PAGES:
         for kind, body in _FENCE.findall(page.read_text(encoding="utf-8")):
             if kind == "sh":

@@ -115,7 +115,7 @@ def site(
             (comparison,) = re.findall(r"runs beside .*: (http.*)", served.stdout)
             yield Site(home, run, pages["prefect"].url, pages["mlflow"].url, comparison, browser, pictures)
     finally:
-        command(home, "down")
+        command(home, "up", "--stop")
 
 
 def test_the_page_of_a_run_shows_its_stages_artifacts_and_log(site: Site) -> None:

@@ -234,7 +234,7 @@ def test_the_run_is_listed_and_read_as_tables(job: Job) -> None:
 
 def test_samples_show_what_the_first_and_the_last_version_answered(job: Job) -> None:
     for version in (0, STEPS):
-        shown = command(job.home, "samples", job.run_dir.name, f"v{version}", "--json")
+        shown = command(job.home, "evaluate", job.run_dir.name, f"v{version}", "--samples", "--json")
         assert shown.returncode == 0, shown.stderr
         found = [sample for sample in json.loads(shown.stdout) if sample["split"] == "heldout"]
         assert {sample["kept_as"] for sample in found} >= {"best", "worst"}
@@ -243,7 +243,7 @@ def test_samples_show_what_the_first_and_the_last_version_answered(job: Job) -> 
             assert (sample["reward"] == 1.0) == sample["reason"].endswith("is right")
     page = (job.run_dir / "report.html").read_text()
     assert "What it answers" in page and f"version {STEPS}" in page
-    lines = command(job.home, "samples").stdout.splitlines()
+    lines = command(job.home, "evaluate", "--samples").stdout.splitlines()
     assert lines[0] == f"run {job.run_dir.name}, version {STEPS}" and any("  reason  " in x for x in lines)
 
 

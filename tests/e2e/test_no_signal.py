@@ -47,7 +47,7 @@ def test_it_ends_with_exit_code_1_a_sentence_and_completions(hopeless: Job) -> N
     )
     outcome = json.loads((hopeless.run_dir / "outcome.json").read_text())
     sentence, *shown, last = outcome["no_signal"]
-    assert "all rewards were 0" in sentence and "antiphon samples" in last
+    assert "all rewards were 0" in sentence and "--samples" in last
     assert len(shown) == 3 and all(line.startswith("  reward 0: ") for line in shown)
 
 
@@ -59,7 +59,7 @@ def test_prefect_shows_a_failed_run_with_that_name(hopeless: Job) -> None:
 
 
 def test_its_answers_can_be_read_afterwards(hopeless: Job) -> None:
-    shown = command(hopeless.home, "samples", hopeless.run_dir.name, "v0", "--json")
+    shown = command(hopeless.home, "evaluate", hopeless.run_dir.name, "v0", "--samples", "--json")
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert {sample["split"] for sample in found} == {"train", "heldout"}

@@ -95,7 +95,7 @@ def test_what_was_pulled_is_a_run_like_any_other(
     assert replayed.returncode == 0 and "bit for bit" in replayed.stdout, replayed.stderr
     assert not (second / "runs").exists(), "neither needs more than the ledger"
 
-    for arguments in (["status"], ["status", run, "--json"], ["evaluate", run], ["events", run]):
+    for arguments in (["status"], ["status", run, "--json"], ["evaluate", run], ["status", run, "--events"]):
         assert said(second, *arguments) == said(first, *arguments, made=job.home), arguments
     pages = [home / "runs" / run / "report.html" for home in (first, second)]
     for home in (first, second):

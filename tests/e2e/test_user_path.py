@@ -142,7 +142,7 @@ def person(tmp_path: Path) -> Iterator[Person]:
         yield found
     finally:
         if (found.home / "up.json").exists():
-            found.type("./antiphon down")
+            found.type("./antiphon up --stop")
         all_gone(found.home)
 
 
@@ -177,7 +177,7 @@ def first_run(person: Person) -> str:
     """Train, look at answers, and take the model away; return the run's id."""
     shown = person.watch("./antiphon demo", *TINY)
     (run,) = re.findall(r"^run (\S+): 3 steps in ", shown, re.MULTILINE)
-    answers = person.type(f"./antiphon samples {run}")
+    answers = person.type(f"./antiphon evaluate {run} --samples")
     assert "held-out best" in answers and "held-out worst" in answers and "  reason  " in answers
     folder = person.clone / "build" / "policy"
     told = person.type(f"./antiphon export {run} best FOLDER", FOLDER=str(folder))
@@ -205,7 +205,7 @@ def own_environment(person: Person, browser: Browser, first: str) -> None:
     del person.variables["PYTHONPATH"]
     (second,) = re.findall(r"^run (own-s0-\S+): 3 steps in ", shown, re.MULTILINE)
     assert first in person.type("./antiphon runs") and second in person.said
-    table = person.type(f"./antiphon compare {second} OTHER", OTHER=first)
+    table = person.type(f"./antiphon report {second} OTHER", OTHER=first)
     assert re.search(r"^loop\.max_staleness +0 +2$", table, re.MULTILINE), table
     browser.go(Path(person.line("page: ")).as_uri())
     browser.shows(first, second, "Reward over tokens", "loop.max_staleness")

@@ -265,5 +265,5 @@ def test_a_run_whose_batch_cannot_be_trained_ends_well_once_it_is_voided(
     capsys.readouterr()
     assert execute(["replay", RUN_ID, "--copy", str(tmp_path / "ledger")]) == 0
     assert f"{STEPS} of {STEPS} steps of {RUN_ID} repeat bit for bit" in capsys.readouterr().out
-    assert execute(["events", RUN_ID, "--kind", "batch.voided"]) == 0
+    assert execute(["status", RUN_ID, "--kind", "batch.voided"]) == 0
     assert "operator=ada" in capsys.readouterr().out

@@ -15,7 +15,8 @@ import structlog
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures
-from antiphon.core.reporting.run_view import SilentView
+from antiphon.core.reporting.run_display import SilentDisplay
+from antiphon.core.reporting.run_view import EvaluationFacts, RunView, StepFacts
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.flows.hooks import end_services, find_run_of, how_to_continue, remember_flow_run
 from antiphon.flows.run_page import (
@@ -71,7 +72,10 @@ def test_the_page_shows_progress_the_newest_versions_and_the_plan() -> None:
     config = build_config({"run": {"steps": 200}, "loop": {"max_staleness": 4}})
     where = {"folder": "`a|b`"}
     alarms = ["alarm stall: slow"]
-    facts = PageFacts("demo-s0-ab-1", config, status(160), commits(160), spans, where, alarms, figures)
+    view = RunView()
+    view.steps = [StepFacts(commit) for commit in commits(160)]
+    view.evaluations = [EvaluationFacts(150, 9.0, 0.5, 9.0, 8)]
+    facts = PageFacts("demo-s0-ab-1", config, status(160), view, spans, where, alarms, figures)
     content = page_content(facts)
     assert content.percent == 80.0
     assert len(content.versions) == TABLE_VERSIONS and content.versions[0]["version"] == 160
@@ -86,7 +90,7 @@ def test_the_page_shows_progress_the_newest_versions_and_the_plan() -> None:
     assert "| time | 320.0 s |" in content.plan and "| learner idle | 25.0% |" in content.plan
     assert json.loads(json.dumps(content.versions)) == content.versions
     ordered = replace(facts, status=replace(status(160), order="alternating; measured: 2.00 s a step"))
-    assert "| order | alternating; measured: 2.00 s a step |" in page_content(ordered).plan
+    assert "| lease order | alternating; measured: 2.00 s a step |" in page_content(ordered).plan
 
 
 def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end() -> None:
@@ -95,9 +99,9 @@ def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end() -> None
     assert (
         "the services are starting" in before.plan and "| policy | examples/models/chain-sum |" in before.plan
     )
-    facts = PageFacts(
-        "r", RunConfig(), status(60), commits(60), outcome=["60 steps in 9 s", "report: r.html"]
-    )
+    view = RunView()
+    view.steps = [StepFacts(commit) for commit in commits(60)]
+    facts = PageFacts("r", RunConfig(), status(60), view, outcome=["60 steps in 9 s", "report: r.html"])
     after = page_content(facts)
     assert after.percent == 100.0 and "- 60 steps in 9 s\n- report: r.html" in after.plan
     assert "waiting for" not in after.plan
@@ -106,7 +110,7 @@ def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end() -> None
 def test_what_a_run_says_is_kept_for_its_page_and_shown_all_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Shown(SilentView):
+    class Shown(SilentDisplay):
         said: ClassVar[list[str]] = []
 
         def message(self, text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.flows import simulate as place
-from antiphon.simulator.outcome import Outcome
+from antiphon.simulator.report import Outcome
 
 
 @pytest.fixture

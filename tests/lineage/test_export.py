@@ -58,7 +58,7 @@ def copy(run: TinyRun) -> ReplayCopy:
 
 
 def record_in_mlflow(run: TinyRun) -> None:
-    """Bring the run into MLflow afterwards, as `antiphon record` does."""
+    """Bring the run into MLflow afterwards, as `antiphon keep --records` does."""
     record = run.config.record.model_copy(update={"mlflow": True, "system_metrics_s": 0.0})
     config = run.config.model_copy(update={"record": record})
     records = Records(RUN_ID, config, run.run_dir, run.home, run.store.root, run.log, run.home)

@@ -8,8 +8,7 @@ import pytest
 
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.status import EvaluationRecord
-from antiphon.lineage.documents.graph import build_graph
-from antiphon.lineage.documents.graph_reader import all_documents
+from antiphon.lineage.documents.graph import all_documents, build_graph
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.names import name_of
 from antiphon.lineage.samples import Sample, SampleFiles, read_samples, sampled_versions
@@ -143,7 +142,7 @@ def test_the_report_puts_the_first_version_beside_the_last(run: RecordedRun) -> 
     assert heldout.count("best, reward 1") == heldout.count("worst, reward 0") == 2
     assert training.count("worst, reward 0") == 2
     assert "version 3" in page  # the last one that sampled for training
-    assert "antiphon samples demo-1" in page
+    assert "antiphon evaluate demo-1 v12 --samples" in page
 
 
 def test_a_run_that_recorded_nothing_has_no_section(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.core.records import StepCommit
 from antiphon.core.voided_batch import VoidedBatch
-from antiphon.lineage.documents.facts import batch_facts
+from antiphon.lineage.documents.artifacts import batch_facts
 from antiphon.lineage.ledger.document_pins import DocumentPins
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.run_log import read_steps, replaced_batches

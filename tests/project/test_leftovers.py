@@ -70,6 +70,6 @@ def test_what_cannot_be_kept_is_said(
     assert "there is no ledger demo-2 in" in (said := capsys.readouterr().err) and "there are: demo-1" in said
     (clone / "ledger" / "demo-1.pointer").unlink()
     assert execute(["keep"]) == 2
-    assert "`./antiphon record demo-1` writes it" in capsys.readouterr().err
+    assert "`./antiphon keep demo-1 --records` writes it" in capsys.readouterr().err
     run.complete(1)
     assert execute(["keep"]) == 0

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from antiphon.benchmarks.parts.capacity.schedules import Schedule, random_schedule, walk
 from antiphon.core.capacity.model import (
     LoopShape,
     largest_staleness,
@@ -11,9 +10,9 @@ from antiphon.core.capacity.model import (
     pace,
     required_supply,
 )
+from tests.support.walked_schedules import Schedule, random_schedule, walk
 
 SCHEDULES = 150
-"""Of 10,000 in `benchmarks/capacity.py`."""
 
 
 def test_staleness_stays_within_the_equation_and_nothing_deadlocks(test_seed: int) -> None:

@@ -11,7 +11,7 @@ from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop.acceptance import accept_commit
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import StepCommit
-from antiphon.net.wire import status as wire_status
+from antiphon.net import wire
 from antiphon.protos import coordinator_pb2
 
 EXAMPLES = 12
@@ -55,4 +55,4 @@ def test_a_commit_of_a_step_below_0_is_refused() -> None:
 def test_a_worker_state_of_another_version_is_refused_in_words() -> None:
     status = coordinator_pb2.RunStatus(workers=[coordinator_pb2.WorkerRecord(state="asleep")])
     with pytest.raises(ContractError, match="worker state 'asleep' is unknown here"):
-        wire_status.run_status_from_proto(status)
+        wire.run_status_from_proto(status)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from antiphon.core.drafting.history import HistoryChange, HistoryStore, completion_weight, weighted
 from antiphon.core.drafting.history_codec import EncodedHistory, decode_history, encode_history, fit_histories
 from antiphon.core.records import PastCompletion, PromptHistory
-from antiphon.net.wire.drafting import prompt_history_from_proto, prompt_history_to_proto
+from antiphon.net.wire import prompt_history_from_proto, prompt_history_to_proto
 from antiphon.protos import records_pb2
 
 INT32 = 2**31 - 1

@@ -31,7 +31,7 @@ _BROKEN = st.one_of(
     st.builds(Faults, hangs=st.tuples(st.floats(0.0, 6.0), st.just(NEVER))),
     st.builds(lambda at, long: Faults(away=(at, at + long)), st.floats(0.0, 5.0), st.floats(0.5, 20.0)),
 )
-_TOPOLOGIES = st.sampled_from(["star", "chain", "tree", "swarm", None])
+_TOPOLOGIES = st.sampled_from(["star", "chain", "tree", None])
 
 
 def _plan(workers: int, topology: Any) -> Plan:

@@ -14,7 +14,7 @@ from antiphon.core.checks import MOST_NUMBER
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import Lease, Payload
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.net.wire.calls import CALLS
+from antiphon.net.wire import CALLS
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.worker_registry import strike

@@ -19,12 +19,12 @@ from antiphon.core.loop.events import (
 )
 from antiphon.core.records import DraftingStatistics
 from antiphon.core.reporting.figures import RunFigures
+from antiphon.core.reporting.run_view import RunView, view_of
 from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report import plots
 from antiphon.report.line_panels import MOST_MARKS
 from antiphon.report.page import build_report
-from antiphon.report.timeline import RunPicture, fold
 from antiphon.runs.outcome import RunOutcome, write_results
 
 STEPS_PER_EPOCH, GROUPS = 4, 3
@@ -73,7 +73,7 @@ def page(folder: Path, events: list[Event], steps: int) -> str:
     facts: dict[str, object] = {name: 0 for name in names if name.startswith(("groups_", "opened", "sealed"))}
     facts |= {"run_id": "demo-1", "steps_total": steps, "committed_steps": steps, "newest_version": steps}
     status = RunStatus(**facts, staleness_histogram={}, finished=True)  # type: ignore[arg-type]
-    build_report(folder, ArtifactStore(folder / "s"), fold(events), status, folder / "r.html")
+    build_report(folder, ArtifactStore(folder / "s"), view_of(events), status, folder / "r.html")
     return (folder / "r.html").read_text()
 
 
@@ -93,13 +93,13 @@ def test_the_page_shows_acceptance_by_epoch_and_the_history_hits(tmp_path: Path)
 def test_a_run_without_drafting_has_no_such_section(tmp_path: Path) -> None:
     drawn = page(tmp_path, journal(6, drafts=False), 6)
     assert "What drafting did" not in drawn
-    assert plots.drafting(RunPicture()) is None
+    assert plots.drafting(RunView()) is None
 
 
 def test_the_panel_is_well_formed_and_repeats() -> None:
     for steps in (1, 120):
-        drawn = plots.drafting(fold(journal(steps)))
-        assert drawn is not None and drawn == plots.drafting(fold(journal(steps)))
+        drawn = plots.drafting(view_of(journal(steps)))
+        assert drawn is not None and drawn == plots.drafting(view_of(journal(steps)))
         for svg in (drawn.wide, drawn.narrow):
             ElementTree.fromstring(svg)
             # Of many epochs only some are marked.
@@ -107,17 +107,17 @@ def test_the_panel_is_well_formed_and_repeats() -> None:
 
 
 def test_epochs_begin_where_their_first_group_was_judged() -> None:
-    picture = fold(journal(9))
-    assert picture.epoch_starts() == [(4, 1), (8, 2)]
-    assert picture.drafting_by_epoch[0] == add_statistics([figures_of(0)] * STEPS_PER_EPOCH * GROUPS)
-    assert set(picture.drafting_by_epoch) == {0, 1, 2}
-    assert fold([]).epoch_starts() == []
+    view = view_of(journal(9))
+    assert view.epoch_starts() == [(4, 1), (8, 2)]
+    assert view.drafting_by_epoch[0] == add_statistics([figures_of(0)] * STEPS_PER_EPOCH * GROUPS)
+    assert set(view.drafting_by_epoch) == {0, 1, 2}
+    assert view_of([]).epoch_starts() == []
 
 
 def test_the_results_keep_drafting_among_the_timings(tmp_path: Path) -> None:
     from antiphon.core.drafting.statistics import drafting_summary
 
-    drafting = drafting_summary(fold(journal(8)).drafting_by_epoch)
+    drafting = drafting_summary(view_of(journal(8)).drafting_by_epoch)
     bare = RunOutcome("r", "d", "w" * 64, RunFigures(steps=8, staleness_histogram={0: 8}), 2.0)
     status = RunStatus("r", 8, 8, 8, 8, 8, 0, 0, 0, 0, 0, 0, 0, {})
     written = {}

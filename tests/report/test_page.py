@@ -8,7 +8,6 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from antiphon.core.config import build_config, dump_config
@@ -30,13 +29,12 @@ from antiphon.core.loop.events import (
     dump_event,
     load_event,
 )
+from antiphon.core.reporting.run_view import RunView, view_of
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report import lanes
 from antiphon.report.page import build_report
-from antiphon.report.timeline import Bar, RunDrawer, RunPicture, fold, merge
-from tests.support.loop_model import LoopModel, make_config, run_to_end
 from tests.support.run_logs import write_run_log
 
 STEP_S, GROUPS, STARTUP_S = 4.0, 6, 60.0
@@ -98,14 +96,14 @@ def status(steps: int, **changes: object) -> RunStatus:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., str]:
-    def build(steps: int, picture: RunPicture | None = None, **changes: object) -> str:
+    def build(steps: int, view: RunView | None = None, **changes: object) -> str:
         (tmp_path / "config.yaml").write_text(dump_config(build_config({"run": {"name": "demo"}})))
         store = ArtifactStore(tmp_path / "store")
         events = journal(steps, store=store) if steps >= 0 else []
         write_run_log(tmp_path, [load_event(event.kind, event.data_json) for event in events])
-        picture = picture or fold(events)
+        view = view or view_of(events)
         out = tmp_path / "report.html"
-        build_report(tmp_path, store, picture, status(max(steps, 0), **changes), out)
+        build_report(tmp_path, store, view, status(max(steps, 0), **changes), out)
         return out.read_text()
 
     return build
@@ -161,9 +159,9 @@ def test_the_page_shows_how_weights_came_to_the_workers(make: Callable[..., str]
         SnapshotDelivered(3, "w0"),
     )
     told = [Event(1000 + i, 1.7e9 + 30, e.kind, dump_event(e)) for i, e in enumerate(delivered)]
-    picture = fold([*journal(5), *told])
-    assert [(v.version, v.seconds_to_last) for v in picture.deliveries.in_order()] == [(2, 4.5), (3, 0.0)]
-    page = make(5, picture)
+    view = view_of([*journal(5), *told])
+    assert [(v.version, v.seconds_to_last) for v in view.deliveries.in_order()] == [(2, 4.5), (3, 0.0)]
+    page = make(5, view)
     assert "<h2>Weights</h2>" in page and 'id="deliveries-wide-figure_1"' in page
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(<td>.*?)</tr>", page)]
     wrong = "w1 sent &lt;b&gt;other&lt;/b&gt; bytes"
@@ -189,10 +187,10 @@ def test_the_clock_stands_still_in_a_break(make: Callable[..., str]) -> None:
     resumed = RunResumed(at_s=before - 1.7e9, break_s=3600.0)
     late = [dataclasses.replace(event, at=event.at + 3600.0) for event in events[half:]]
     told = [*events[:half], Event(0, before + 3600.0, resumed.kind, dump_event(resumed)), *late]
-    picture, whole = fold(told), fold(events)
-    assert lanes.break_marks(picture, *picture.window) == [(pytest.approx(before - 1.7e9 - 0.5), "break")]
-    assert picture.window[1] == pytest.approx(whole.window[1], abs=STEP_S), "but for a start-up"
-    assert "interrupted and continued once" in make(4, picture=picture)
+    view, whole = view_of(told), view_of(events)
+    assert lanes.break_marks(view, *view.window) == [(pytest.approx(before - 1.7e9 - 0.5), "break")]
+    assert view.window[1] == pytest.approx(whole.window[1], abs=STEP_S), "but for a start-up"
+    assert "interrupted and continued once" in make(4, view=view)
     page = make(4)
     assert "started for 60.5 s before they worked" in page and "interrupted" not in page
 
@@ -239,9 +237,9 @@ def test_groups_that_were_offered_again_are_explained(make: Callable[..., str]) 
             )
         )
     ]
-    picture = fold([*events, *(Event(0, at, event.kind, dump_event(event)) for event in told)])
-    assert picture.offered_again == {"no sign of life": 2, "handed over by its worker": 1}
-    page = make(2, picture=picture)
+    view = view_of([*events, *(Event(0, at, event.kind, dump_event(event)) for event in told)])
+    assert view.offered_again == {"no sign of life": 2, "handed over by its worker": 1}
+    page = make(2, view=view)
     assert "3 groups were offered again" in page
     assert "(2 x no sign of life, 1 x handed over by its worker)" in page
 
@@ -259,54 +257,9 @@ def test_the_head_names_command_and_commit(make: Callable[..., str], tmp_path: P
     assert "<dt>continued with</dt>" in head and f'title="{"cd" * 20}"' in head
 
 
-def test_a_drawer_remembers_nothing_of_groups_that_ended() -> None:
-    model = LoopModel(make_config(steps=30), workers=3)
-    run_to_end(model, np.random.default_rng(2), faults=0.1)
-    drawer = RunDrawer()
-    for number, event in enumerate(model.journal, 1):
-        drawer.take(Event(number, float(number), event.kind, dump_event(event)))
-    living = set(model.state.groups)
-    for known in (drawer._leases, drawer._submitted, drawer._epochs):
-        assert set(known) <= living
-    assert set(drawer._sealed) == set(range(len(model.state.commits), model.state.next_seal))
-
-
-def test_gaps_too_narrow_to_be_seen_are_not_drawn() -> None:
-    bars = [Bar(float(i), i + 0.9, 0) for i in range(1000)]
-    assert merge(bars, 0.0, 1000.0, gap_s=0.2) == [(0.0, 999.9)]
-    assert len(merge(bars, 0.0, 1000.0, gap_s=0.05)) == 1000
-
-
-def test_the_picture_folds_what_the_journal_says() -> None:
-    picture = fold(journal(5))
-    assert [step.step for step in picture.steps] == list(range(5))
-    assert picture.steps[0].metrics["train/loss"] == 0.1
-    assert {worker: len(bars) for worker, bars in picture.rollout.items()} == {"worker-0": 15, "worker-1": 15}
-    assert [round(bar.seconds, 6) for bar in picture.training] == [2.5] * 5
-    assert [round(bar.seconds, 6) for bar in picture.publishing] == [0.3] * 5
-    assert [round(bar.seconds, 6) for bar in picture.broadcast] == [1.1] * 5
-    assert [e.version for e in picture.evaluations] == [0, 5] and picture.evaluations[0].prompts == 192
-    assert sum(tokens for _, tokens in picture.generated) == sum(
-        sum(json.loads(event.data_json)["token_counts"])
-        for event in journal(5)
-        if event.kind == "group.submitted"
-    )
-    shares = picture.busy_shares()
-    assert set(shares) == {"rollout worker-0", "rollout worker-1", "reward", "training", "broadcast"}
-    assert all(0 < share <= 1 for share in shares.values())
-
-
-def test_busy_time_counts_no_moment_twice() -> None:
-    picture = RunPicture(training=[Bar(0, 6, 0), Bar(4, 8, 1)], rollout={"w": [Bar(0, 10, 0)]})
-    assert picture.window == (0, 0)
-    picture.steps = fold(journal(1)).steps
-    picture.steps[0].at_s = 10.0
-    assert picture.busy_shares()["training"] == pytest.approx(0.8)
-
-
 def test_each_plot_of_a_page_stands_by_itself(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "store")
-    files = build_report(tmp_path, store, fold(journal(6)), status(6), tmp_path / "report.html")
+    files = build_report(tmp_path, store, view_of(journal(6)), status(6), tmp_path / "report.html")
     assert (
         list(files)[:3] == ["learning.svg", "timeline.svg", "timeline-zoom.svg"] and "work.svg" not in files
     )

@@ -7,9 +7,9 @@ import pytest
 
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.loop.events import load_event
+from antiphon.core.reporting.run_view import view_of
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report.page import build_report
-from antiphon.report.timeline import fold
 from tests.report.test_page import journal, status
 from tests.support.browser import Browser
 from tests.support.report_page import (
@@ -35,7 +35,7 @@ def browser(
     write_run_log(folder, [load_event(event.kind, event.data_json) for event in events])
     seconds = {"useful": 30.0, "idle": 5.0, "starting": 60.0}
     facts = status(12, worker_seconds=seconds, tokens_by_use=tokens)
-    build_report(folder, ArtifactStore(folder / "store"), fold(events), facts, folder / "report.html")
+    build_report(folder, ArtifactStore(folder / "store"), view_of(events), facts, folder / "report.html")
     with Browser(needs_system("chromium"), folder / "profile") as opened:
         opened.go((folder / "report.html").as_uri())
         opened.shows("demo-1", "How to read this")

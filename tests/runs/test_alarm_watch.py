@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import swap_alarm
-from antiphon.core.reporting.run_view import planes_of
+from antiphon.core.reporting.alarms import StepAlarms, swap_alarm
+from antiphon.core.reporting.run_display import planes_of
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerRecord, WorkerState
 from antiphon.runs.alarm_watch import AlarmWatch, current_alarms
 
@@ -27,10 +27,10 @@ def commit(step, **figures):
 
 
 def test_a_figure_rises_once_and_ends_once(tmp_path):
-    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch = AlarmWatch(CONFIG, tmp_path, shown := StepAlarms(), now=0.0)
     told = []
     for step in range(100):
-        watch.commits.append(commit(step, entropy_estimate=1e-5 if 20 <= step < 60 else 0.5))
+        shown.add(commit(step, entropy_estimate=1e-5 if 20 <= step < 60 else 0.5))
         told += watch.look(status_of(step + 1), now=float(step))
         told += watch.look(status_of(step + 1), now=step + 0.5)
     rose, ended = told
@@ -39,21 +39,21 @@ def test_a_figure_rises_once_and_ends_once(tmp_path):
 
 
 def test_a_stall_names_whom_is_waited_for_and_ends_with_the_next_step(tmp_path):
-    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
-    watch.commits.append(commit(0))
+    watch = AlarmWatch(CONFIG, tmp_path, shown := StepAlarms(), now=0.0)
+    shown.add(commit(0))
     assert watch.look(status_of(1), now=1.0) == []
     (line,) = watch.look(status_of(1), now=150.0)
     assert line.startswith("alarm stall: step 1: no token, group or reward for 149 s; a judge")
     assert watch.look(status_of(1), now=200.0) == []
-    watch.commits.append(commit(1))
+    shown.add(commit(1))
     assert watch.look(status_of(2), now=201.0) == ["alarm stall is over"]
     for idle in ({"finished": True}, {"paused_reason": "disk"}):
         assert watch.look(status_of(2, **idle), now=900.0) == []
 
 
 def test_a_fleet_that_is_empty_is_no_stall(tmp_path):
-    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
-    watch.commits.append(commit(0))
+    watch = AlarmWatch(CONFIG, tmp_path, shown := StepAlarms(), now=0.0)
+    shown.add(commit(0))
     joining = replace(WORKER, state=WorkerState.JOINING)
     for now, workers in ((1.0, ()), (150.0, ()), (5000.0, (joining,)), (5050.0, (WORKER,))):
         assert watch.look(status_of(1, workers=workers), now=now) == []
@@ -62,7 +62,7 @@ def test_a_fleet_that_is_empty_is_no_stall(tmp_path):
 
 
 def test_a_long_step_is_no_stall_while_the_learner_moves_and_is_named_when_it_does_not(tmp_path):
-    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch = AlarmWatch(CONFIG, tmp_path, StepAlarms(), now=0.0)
 
     def look(counter, now):
         sealed = replace(status_of(12), sealed_steps=13)
@@ -77,13 +77,13 @@ def test_a_long_step_is_no_stall_while_the_learner_moves_and_is_named_when_it_do
 
 def test_a_nearly_full_disk_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("antiphon.core.reporting.alarms.LEAST_FREE_BYTES", 1 << 62)
-    (alarm,) = current_alarms([], CONFIG, tmp_path)
+    (alarm,) = current_alarms(StepAlarms(), CONFIG, tmp_path)
     assert alarm.name == "no_space" and str(tmp_path) in alarm.text
 
 
 def test_a_disk_that_fills_while_nothing_is_committed_is_told(tmp_path, monkeypatch):
-    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
-    watch.commits.append(commit(0))
+    watch = AlarmWatch(CONFIG, tmp_path, shown := StepAlarms(), now=0.0)
+    shown.add(commit(0))
     assert watch.look(status_of(1), now=1.0) == []
     with monkeypatch.context() as patch:
         patch.setattr("antiphon.core.reporting.alarms.LEAST_FREE_BYTES", 1 << 62)
@@ -94,7 +94,7 @@ def test_a_disk_that_fills_while_nothing_is_committed_is_told(tmp_path, monkeypa
 
 
 def test_a_learner_that_waits_for_space_is_told_at_once(tmp_path):
-    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch = AlarmWatch(CONFIG, tmp_path, StepAlarms(), now=0.0)
     said = "waiting for space to publish version 3: 11 MiB are free"
     (line,) = watch.look(status_of(2), 1.0, LearnerProgress(said, 7, "byte"))
     assert line.startswith(f"alarm no_space: {said}")
@@ -102,7 +102,7 @@ def test_a_learner_that_waits_for_space_is_told_at_once(tmp_path):
 
 
 def test_audits_that_could_not_take_place_are_told(tmp_path):
-    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch = AlarmWatch(CONFIG, tmp_path, StepAlarms(), now=0.0)
     status = status_of(0, unaudited=2, unaudited_reason="version 3 is not kept any more")
     (line,) = watch.look(status, now=1.0)
     assert line.startswith(
@@ -112,7 +112,7 @@ def test_audits_that_could_not_take_place_are_told(tmp_path):
 
 
 def test_a_worker_that_cannot_load_newer_weights_is_told(tmp_path):
-    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch = AlarmWatch(CONFIG, tmp_path, StepAlarms(), now=0.0)
     stuck = replace(WORKER, held_version=3, swap_error="version 4 was refused", swap_failing_s=7.0)
     lost = replace(stuck, worker_id="w-2", state=WorkerState.LOST, swap_failing_s=99.0)
     worse = replace(stuck, worker_id="w-3", held_version=None, swap_failing_s=8.0)

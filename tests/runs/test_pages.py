@@ -79,7 +79,7 @@ def test_up_serves_both_and_down_stops_exactly_those(
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(pages["mlflow"].url, timeout=30)
     finally:
-        assert cli.execute(["down"]) == 0
+        assert cli.execute(["up", "--stop"]) == 0
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive
     assert not (tmp_path / "up.json").exists()

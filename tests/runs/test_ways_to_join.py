@@ -13,4 +13,4 @@ def test_a_run_with_credentials_is_joined_with_a_bundle() -> None:
     config = build_config({"services": {"credentials": "keys/services"}})
     ways = " ".join(ways_to_join(config, "train.example:7700", "demo-1"))
     assert "--coordinator train.example:7700 --name NAME --credentials FOLDER" in ways
-    assert "certs --worker NAME" in ways and "token create --worker NAME --run demo-1" in ways
+    assert "invite NAME --run demo-1" in ways

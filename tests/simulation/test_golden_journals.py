@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.events import dump_event, event_kinds, load_event
-from antiphon.simulator.checks.golden import facts_digest, read_golden, rebuild, write_golden
+from tests.support.golden import facts_digest, read_golden, rebuild, write_golden
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FILES = sorted(GOLDEN.glob("*.jsonl.gz"))

@@ -17,11 +17,10 @@ from antiphon.benchmarks.parts.lengths.site import RunShape, length_bias, second
 from antiphon.benchmarks.parts.lengths.worker import LengthEngine, StepScoped, WorkerOrder, imposed_length
 from antiphon.core.loop.events import BatchSealed, LeaseDuplicated, load_event
 from antiphon.simulator import processes
-from antiphon.simulator.checks.witnessed import Witnessed
-from antiphon.simulator.process_table import ProcessEntry
+from antiphon.simulator.processes import ProcessEntry
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.virtual.loop import Process
-from antiphon.simulator.world import World
+from antiphon.simulator.world import Witnessed, World
 
 SHAPE = RunShape("arrival", max_staleness=1, counted=6, seed=1)
 NO_LOSS = 0.98

@@ -29,8 +29,7 @@ from antiphon.simulator.modelled.prediction import (
 )
 from antiphon.simulator.modelled.run import ModelledRun
 from antiphon.simulator.scenario import Scenario
-from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk
-from antiphon.simulator.virtual.file_disk import FileDisk
+from antiphon.simulator.virtual.disk import RUN_ID, FileDisk, JournalDisk
 from antiphon.simulator.world import World
 
 

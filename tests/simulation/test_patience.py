@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.simulator.campaign import mute_logs
 from antiphon.simulator.faults import Fault, FaultKind
-from antiphon.simulator.process_table import ProcessEntry
+from antiphon.simulator.processes import ProcessEntry
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.standins import training
 from antiphon.simulator.virtual.loop import Process

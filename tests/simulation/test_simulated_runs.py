@@ -29,8 +29,7 @@ from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, FaultMix
 from antiphon.simulator.report import command_for, failure_lines
 from antiphon.simulator.scenario import Scenario, drawn_scenario, load_scenario
-from antiphon.simulator.virtual.disk import JournalDisk
-from antiphon.simulator.virtual.file_disk import FileDisk
+from antiphon.simulator.virtual.disk import FileDisk, JournalDisk
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.random_streams import RandomStream
 from antiphon.simulator.world import World, simulate

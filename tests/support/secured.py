@@ -1,4 +1,4 @@
-"""Keys, bundles and a coordinator behind TLS, as `antiphon certs` and `antiphon token` make them."""
+"""Keys, bundles and a coordinator behind TLS, as `antiphon invite` makes them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from antiphon.cli import certs
+from antiphon.cli.invite import invite
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
@@ -60,7 +60,7 @@ class House:
 
 
 def make_house(folder: Path, workers: Sequence[str] = ("w",)) -> House:
-    certs.certs(worker=list(workers), keys=folder)
+    invite(*workers, keys=folder)
     return House(folder)
 
 

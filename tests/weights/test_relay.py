@@ -223,7 +223,6 @@ async def test_a_message_of_many_chunks_is_looked_through_once(
 async def test_chunks_that_are_asked_for_in_any_order_are_each_sent_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Members of a swarm ask each other in an order of their own."""
     monkeypatch.setattr(requests, "QUICK_PIECE_S", 60.0)
     origin, relay, chunk, count = (
         Holder(tmp_path / "origin"),
@@ -347,15 +346,16 @@ class _Boaster(Broadcast):
         raise UnavailableError("nowhere")
 
 
-class _Patient(RelayService):
-    """Serves once a boaster was asked."""
+class _Reluctant(RelayService):
+    """Refuses until a boaster was asked."""
 
     boaster: _Boaster
 
     async def get_chunks(
         self, payload_digest: str, indices: Sequence[int]
     ) -> AsyncIterator[tuple[int, bytes]]:
-        await self.boaster.asked.wait()
+        if not self.boaster.asked.is_set():
+            raise UnavailableError("not yet")
         async for piece in super().get_chunks(payload_digest, indices):
             yield piece
 
@@ -364,9 +364,9 @@ class _Patient(RelayService):
 async def test_whoever_answers_too_much_about_what_it_holds_is_named(tmp_path: Path) -> None:
     origin, leaf = Holder(tmp_path / "origin"), Holder(tmp_path / "leaf")
     payload, _ = _publish(origin, 1000, 100)
-    patient = _Patient(origin.store, origin.arrivals)
-    patient.boaster = _Boaster()
-    assignment = Assignment((ORIGIN,), ("boaster",), 1, 1e8, swarm=True)
-    sources = {ORIGIN: [patient], "boaster": [patient.boaster]}
+    reluctant = _Reluctant(origin.store, origin.arrivals)
+    reluctant.boaster = _Boaster()
+    assignment = Assignment((ORIGIN,), ("boaster",), 1, 1e8)
+    sources = {ORIGIN: [reluctant], "boaster": [reluctant.boaster]}
     delivery = await fetch_payload(leaf.store.receive(payload), sources, assignment, leaf.arrivals, {})
     assert list(delivery.culprits) == ["boaster"] and "1 chunks" in delivery.culprits["boaster"]

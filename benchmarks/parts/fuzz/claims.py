@@ -35,8 +35,8 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.net.wire import work
-from antiphon.net.wire.calls import CALLS
+from antiphon.net import wire
+from antiphon.net.wire import CALLS
 from antiphon.protos import coordinator_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
@@ -169,13 +169,13 @@ class ClaimedRun:
             hello = WorkerHello(f"x{self._names}", PROTOCOL_VERSION, RUN_ID, 4, relay_address="h:1")
             return CALLS["register"].request.write([hello]), partial(CALLS["register"].answer, self._service)
         if kind == "lease":
-            return work.lease_request_to_proto(LeaseRequest(worker, version, 1, 0.0)), self._answers._lease
+            return wire.lease_request_to_proto(LeaseRequest(worker, version, 1, 0.0)), self._answers._lease
         lease, held = await self._lease(worker, version or 0)
         if kind == "submission":
-            return work.group_submission_to_proto(
+            return wire.group_submission_to_proto(
                 sound_submission(lease, worker, held)
             ), self._answers._submit
-        return work.worker_heartbeat_to_proto(_heartbeat(lease, worker, held)), self._answers._heartbeat
+        return wire.worker_heartbeat_to_proto(_heartbeat(lease, worker, held)), self._answers._heartbeat
 
     async def _lease(self, worker: str, version: int) -> tuple[Lease, int]:
         """Return a lease of a worker and the version it then holds, after it loaded what it was asked to and

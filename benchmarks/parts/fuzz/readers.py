@@ -35,7 +35,7 @@ from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_
 from antiphon.net.security.access_tokens import load_claims, make_token
 from antiphon.net.security.credentials import load_credentials
 from antiphon.net.security.keys import signing_key
-from antiphon.net.wire.arrays import logprobs_from_bytes
+from antiphon.net.wire import FLOAT32, array_from_bytes
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
@@ -73,7 +73,7 @@ def readers(folder: Path) -> Iterator[Reader]:
     )
     yield Reader("history payload", (payloads.dump_history(history),), payloads.load_history)
     yield Reader("packed history", (payloads.dump_history(history),), packed_history)
-    yield Reader("logprobs", (b"\x00" * 8,), logprobs_from_bytes)
+    yield Reader("logprobs", (b"\x00" * 8,), lambda payload: array_from_bytes(payload, FLOAT32))
     yield Reader("batch table", (encode_batch([batch_row()]),), decode_batch)
     yield Reader("timings table", (encode_timings([timing()]),), decode_timings)
     yield from texts()

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 
 from antiphon.core.config import load_config
+from antiphon.core.reporting.run_view import RunView
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.report.page import build_report
-from antiphon.report.timeline import RunDrawer
-from antiphon.runs.attach import draw_events
+from antiphon.runs.attach import read_events
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.prompts import PromptSource
@@ -56,17 +56,17 @@ def report(folder: Path, address: str) -> dict[str, float]:
         client = CoordinatorClient(address, timeout_s=60.0)
         try:
             status, commits = await client.status(), await client.commits(-1)
-            return status, commits, await draw_events(client, RunDrawer())
+            return status, commits, await read_events(client, RunView())
         finally:
             await client.close()
 
-    status, commits, picture = asyncio.run(read())
+    status, commits, view = asyncio.run(read())
     read_s = time.perf_counter() - begun
-    build_report(folder, ArtifactStore(folder / "store"), picture, status, folder / "report.html")
+    build_report(folder, ArtifactStore(folder / "store"), view, status, folder / "report.html")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "commits": len(commits),
-        "events": sum(picture.counts.values()),
+        "events": sum(view.counts.values()),
         "read_s": read_s,
         "report_s": time.perf_counter() - begun,
         "growth_mb": (peak - before) / 1e6,

@@ -150,13 +150,13 @@ def _altered(home: Path, name: str, digests: dict[int, str]) -> list[str]:
 
 def _make_bundles(home: Path, host: Host, workers: dict[str, Host]) -> None:
     for name, place in workers.items():
-        certs = ["certs", "--host", host.address, "--worker", name, "--relay-host", place.address]
-        for words in (certs, ["token", "create", "--worker", name, "--run", "*", "--hours", "1"]):
-            command = [sys.executable, "-P", "-m", "antiphon.cli.app", *words]
-            environment = {**os.environ, "ANTIPHON_HOME": str(home)}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(f"antiphon {' '.join(words)}: {done.stderr.strip()}")
+        words = ["invite", name, "--host", host.address, "--relay-host", place.address]
+        words += ["--run", "*", "--hours", "1"]
+        command = [sys.executable, "-P", "-m", "antiphon.cli.app", *words]
+        environment = {**os.environ, "ANTIPHON_HOME": str(home)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"antiphon {' '.join(words)}: {done.stderr.strip()}")
 
 
 class _Process:

@@ -109,10 +109,8 @@ class Fleet:
         }
         before, begun_s = self._hosts[ORIGIN].sent_bytes(), time.monotonic()
         asked = {
-            name: asyncio.create_task(
-                self._ask(name, {**common, "assignment": asdict(assignment), "seed": number})
-            )
-            for number, (name, assignment) in enumerate(plan.assignments.items())
+            name: asyncio.create_task(self._ask(name, {**common, "assignment": asdict(assignment)}))
+            for name, assignment in plan.assignments.items()
         }
         if killed is not None:
             await asyncio.sleep(killed[1])

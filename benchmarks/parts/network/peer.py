@@ -102,7 +102,6 @@ class Peer:
             self.arrivals,
             self.culprits,
             Patience(asked["stall_s"], 60.0),
-            seed=asked["seed"],
         )
         await asyncio.to_thread(incoming.finish)
         ended_s = time.monotonic()

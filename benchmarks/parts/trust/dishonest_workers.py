@@ -39,8 +39,8 @@ from antiphon.sampling.keyed_sampler import (
     uniforms,
 )
 from antiphon.sampling.rules import RULES
-from antiphon.services.learner.audits.row_sampling import row_sampling
 from antiphon.services.learner.policy import load_causal_model
+from antiphon.services.learner.scoring import row_sampling
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "examples" / "models" / "chain-sum"

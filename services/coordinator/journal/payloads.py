@@ -7,10 +7,7 @@ from google.protobuf.message import DecodeError
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.records import GroupSubmission, PromptHistory, SnapshotManifest
-from antiphon.net.wire import drafting as wire_drafting
-from antiphon.net.wire import progress as wire_progress
-from antiphon.net.wire import steps as wire_steps
-from antiphon.net.wire import work as wire_work
+from antiphon.net import wire
 from antiphon.protos import records_pb2
 
 LEASE_KEY = "lease-key"
@@ -29,7 +26,7 @@ def prefix_name(group_id: str) -> str:
 
 def dump_prefix(kept: KeptGroup) -> bytes:
     """Return the beginning of a group as bytes."""
-    return bytes(wire_progress.kept_group_to_proto(kept).SerializeToString())
+    return bytes(wire.kept_group_to_proto(kept).SerializeToString())
 
 
 def load_prefix(payload: bytes) -> KeptGroup:
@@ -38,14 +35,14 @@ def load_prefix(payload: bytes) -> KeptGroup:
     Raises:
         IntegrityError: when the bytes are no beginning of a group.
     """
-    return wire_progress.kept_group_from_proto(_parse(records_pb2.KeptGroup, payload, "a group's beginning"))
+    return wire.kept_group_from_proto(_parse(records_pb2.KeptGroup, payload, "a group's beginning"))
 
 
 def dump_submission(submission: GroupSubmission) -> bytes:
     """Return a submission as bytes: those it came in, or made of it."""
     if submission.encoded is not None:
         return submission.encoded
-    return bytes(wire_work.group_submission_to_proto(submission).SerializeToString())
+    return bytes(wire.group_submission_to_proto(submission).SerializeToString())
 
 
 def load_submission(payload: bytes) -> GroupSubmission:
@@ -55,12 +52,12 @@ def load_submission(payload: bytes) -> GroupSubmission:
         IntegrityError: when the bytes are no submission.
     """
     message = _parse(records_pb2.GroupSubmission, payload, "a group's payload")
-    return wire_work.group_submission_from_proto(message)
+    return wire.group_submission_from_proto(message)
 
 
 def dump_manifest(manifest: SnapshotManifest) -> bytes:
     """Return a manifest as bytes."""
-    return bytes(wire_steps.snapshot_manifest_to_proto(manifest).SerializeToString())
+    return bytes(wire.snapshot_manifest_to_proto(manifest).SerializeToString())
 
 
 def load_manifest(payload: bytes) -> SnapshotManifest:
@@ -70,18 +67,18 @@ def load_manifest(payload: bytes) -> SnapshotManifest:
         IntegrityError: when the bytes are no manifest.
     """
     message = _parse(records_pb2.SnapshotManifest, payload, "a manifest")
-    return wire_steps.snapshot_manifest_from_proto(message)
+    return wire.snapshot_manifest_from_proto(message)
 
 
 def dump_history(history: PromptHistory) -> bytes:
     """Return a history as bytes, its tokens compressed."""
-    return bytes(wire_drafting.prompt_history_to_proto(history).SerializeToString())
+    return bytes(wire.prompt_history_to_proto(history).SerializeToString())
 
 
 def load_history(payload: bytes) -> PromptHistory | None:
     """Read what `dump_history` wrote; None, with a line in the log, when the bytes are damaged."""
     try:
-        return wire_drafting.prompt_history_from_proto(records_pb2.PromptHistory.FromString(payload))
+        return wire.prompt_history_from_proto(records_pb2.PromptHistory.FromString(payload))
     except DecodeError:
         return None
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from antiphon.core.config import RunConfig
+from antiphon.core.config import ORDER_OF_RETIRED, RETIRED_ORDERS, RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.loop.run_state import RunState
 from antiphon.models.codec import model_folder
@@ -46,6 +46,8 @@ def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str
     for name, value in before.items():
         if name in (MODEL_FILES, ENVIRONMENT_FILES) and name not in now:
             continue  # not on this machine, or not asked for
+        if name == "loop.order" and json.loads(value) in RETIRED_ORDERS:
+            value = json.dumps(ORDER_OF_RETIRED)
         if now.get(name) != value:
             raise ConfigError(
                 f"{name}={now.get(name)} differs from {value}, with which run {run_id} was opened; "

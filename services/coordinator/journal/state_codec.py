@@ -22,8 +22,8 @@ from antiphon.core.loop.run_state import RunState
 
 MEANING = 2
 """Raise it when an event changes the state in another way than before, though no field changed."""
-_CONFIGURED = ("group_size", "payload_retention_steps")
-"""Fields that come from the configuration of the process that reads."""
+_NOT_STORED = ("group_size", "payload_retention_steps", "_places")
+"""Fields that come from the configuration of the process that reads, or are counted from others."""
 _PLAIN = (str, int, float, bool)
 
 _Groups = dict[str, GroupState]
@@ -245,7 +245,7 @@ def _fields_of_state() -> dict[str, _Codec]:
     for name in (f.name for f in dataclasses.fields(RunState)):
         if name == "groups":
             found[name] = _mapping(_Codec("str"), _record(GroupState), named=True)
-        elif name not in _CONFIGURED:
+        elif name not in _NOT_STORED:
             found[name] = _codec(hints[name], f"RunState.{name}")
     return found
 

@@ -6,7 +6,7 @@ forward pass over prompt and completion gives the distribution of every token; t
 sampler's own arithmetic shows where each token's uniform had to fall, or under the Gumbel rule by how
 much its sum of logit and noise falls short of the largest.
 
-Legend: G samples of a group, W positions of the longest, T completion tokens, V vocabulary.
+Legend: K tokens looked at, T completion tokens, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,9 +31,9 @@ from antiphon.sampling.keyed_sampler import (
     score,
     uniforms,
 )
-from antiphon.services.learner.audits.row_sampling import row_sampling
-from antiphon.services.learner.audits.token_scores import TokenScores
+from antiphon.services.learner.audits.audit_loop import TokenScores
 from antiphon.services.learner.policy import load_causal_model
+from antiphon.services.learner.scoring import completion_states, row_sampling
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.verified_weights import open_snapshot
 
@@ -48,8 +48,6 @@ NEAR, GROSS = 0.01, 10.0
 """A token is near, or gross, that is off by more than so many of these."""
 GROSS_DRIFT = {"float32": 0.05, "bfloat16": 2.0}
 """Most nats by which one logprob may differ: float32 engines show 3e-5, bfloat16 ones 0.13."""
-POSITIONS_AT_ONCE = 8192
-"""Most positions in one forward pass, if a row has no more."""
 LOGITS_AT_ONCE = 1 << 26
 """Most logits in memory, 256 MiB; with what the rules make of them six times that."""
 Places = npt.NDArray[np.int64]
@@ -126,27 +124,16 @@ class Auditor:
     ) -> Iterator[tuple[Trajectory, Places, torch.Tensor]]:
         """Yield [K, V] logits of tokens that a version sampled, with their [K] places in the completion.
 
-        At most `POSITIONS_AT_ONCE` positions, or one row, go through the model at a time, and of these at
-        most `LOGITS_AT_ONCE` logits, or one token's, are made at a time.
+        At most `LOGITS_AT_ONCE` logits, or one token's, are made at a time.
         """
-        width = len(prompt) + max(row.token_ids.size for row in rows) - 1
-        start, at_once = len(prompt) - 1, max(1, POSITIONS_AT_ONCE // width)
         head = self._model.get_output_embeddings().weight
         most = max(1, LOGITS_AT_ONCE // len(head))
-        for first in range(0, len(rows), at_once):
-            part = rows[first : first + at_once]
-            inputs = torch.zeros((len(part), width), dtype=torch.int64)
-            for place, row in enumerate(part):
-                whole = np.concatenate([np.asarray(prompt, dtype=np.int64), row.token_ids[:-1]])
-                inputs[place, : whole.size] = torch.from_numpy(whole)
-            with torch.no_grad():
-                states = self._model.get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state
-                for place, row in enumerate(part):
-                    wanted = np.flatnonzero(_clean_versions(row) == version)
-                    for at in range(0, wanted.size, most):
-                        places = wanted[at : at + most]
-                        own = states[place, torch.from_numpy(start + places)]
-                        yield row, places, (own @ head.T).float()
+        with torch.no_grad():
+            for line, states in completion_states(self._model, [(prompt, row.token_ids) for row in rows]):
+                wanted = np.flatnonzero(_clean_versions(rows[line]) == version)
+                for at in range(0, wanted.size, most):
+                    places = wanted[at : at + most]
+                    yield rows[line], places, (states[torch.from_numpy(places)] @ head.T).float()
 
 
 def _clean_versions(completion: Completion) -> npt.NDArray[np.int64]:

@@ -1,18 +1,17 @@
 """Replay of rollouts: recorded tokens scored again under the versions that sampled them.
 
-Teacher forcing: one forward pass over prompt and completion gives every token's distribution at
-once, where the worker had one pass for each token. Sampling parameters shape the distribution as
-the engine's sampler does. A completion that changed versions is scored under each of them, whole,
-since a worker recomputes what it has when weights are swapped. Where it kept its cache instead, no clean
-pass gives the log-probabilities after the swap: these tokens are counted and not compared.
+Sampling parameters shape the distribution as the engine's sampler does. A completion that changed versions
+is scored under each of them, whole, since a worker recomputes what it has when weights are swapped. Where it
+kept its cache instead, no clean pass gives the log-probabilities after the swap: these tokens are counted and
+not compared.
 
 Both programs round. A trajectory that float32 puts outside the tolerance is scored again in
 float64, so that what remains is the rounding of the engine that sampled it, not one's own.
 
-Legend: N trajectories of one pass, W the longest of them, H hidden, V vocabulary.
+Legend: T tokens of a completion, H hidden, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,11 @@ from antiphon.core.spans import kept_cache_tokens, token_versions
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.sampling.keyed_sampler import score
-from antiphon.services.learner.audits.row_sampling import row_sampling
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.replay.base import load_version
+from antiphon.services.learner.scoring import completion_states, row_sampling
 
 BoolArray = npt.NDArray[np.bool_]
-
-PASS_TOKENS = 8192
-"""Positions of one forward pass."""
 
 PASS_LOGITS = 1 << 24
 """Most logits held at once: 128 MiB of float64."""
@@ -123,20 +119,10 @@ class RolloutScorer:
         """Return the logprobs [T] of each row's completion under a model's weights."""
         found: list[FloatArray] = [np.empty(0, dtype=np.float32)] * len(rows)
         head = model.get_output_embeddings().weight
-        for part in _passes(rows):
-            width = max(_length(rows[place]) for place in part)
-            inputs = np.zeros((len(part), width), dtype=np.int64)
-            for line, place in enumerate(part):
-                row = rows[place]
-                inputs[line, : _length(row)] = np.concatenate([row.prompt_token_ids, row.token_ids])
-            with torch.no_grad():
-                # Padding stands on the right, where a causal model never looks at it.
-                hidden = model.get_decoder()(input_ids=torch.from_numpy(inputs), use_cache=False)
-                for line, place in enumerate(part):
-                    row = rows[place]
-                    first = len(row.prompt_token_ids) - 1
-                    states = hidden.last_hidden_state[line, first : first + len(row.token_ids)]
-                    found[place] = _token_logprobs(states, head, row, self._sampling)
+        texts = [(row.prompt_token_ids, row.token_ids) for row in rows]
+        with torch.no_grad():
+            for place, states in completion_states(model, texts):
+                found[place] = _token_logprobs(states, head, rows[place], self._sampling)
         return found
 
 
@@ -156,18 +142,6 @@ def _token_logprobs(
     return found
 
 
-def _passes(rows: Sequence[BatchRow]) -> Iterator[list[int]]:
-    """Cut rows, shortest first, into passes of at most `PASS_TOKENS` padded positions."""
-    part: list[int] = []
-    for place in sorted(range(len(rows)), key=lambda place: _length(rows[place])):
-        if part and (len(part) + 1) * _length(rows[place]) > PASS_TOKENS:
-            yield part
-            part = []
-        part.append(place)
-    if part:
-        yield part
-
-
 def _load(path: str, dtype: torch.dtype) -> Any:
     model = load_causal_model(path, torch.float32, gradient_checkpointing=False)
     return model.to(dtype).eval()
@@ -179,7 +153,3 @@ def _until(row: BatchRow, tokens: int) -> BatchRow:
 
 def _beyond(recorded: FloatArray, scored: FloatArray) -> bool:
     return not bool((np.abs(recorded - scored) <= LOGPROB_TOLERANCE).all())
-
-
-def _length(row: BatchRow) -> int:
-    return len(row.prompt_token_ids) + len(row.token_ids)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.dissemination.plan import FALLBACKS, ORIGIN, TOPOLOGIES, Plan, plan_topology
-from antiphon.core.dissemination.predict import Link, Size, swarm_seconds, tree_seconds
+from antiphon.core.dissemination.predict import Link, Size, tree_seconds
 from antiphon.core.errors import ContractError
 
 MBIT = 1e6 / 8
@@ -39,16 +39,6 @@ def test_equal_links_give_the_formulas(workers: int) -> None:
 def test_a_binary_tree_of_depth_three_takes_twice_a_copy() -> None:
     parents = {f"w{at}": f"w{at // 2 - 1}" if at >= 2 else ORIGIN for at in range(14)}
     assert _last(parents) == pytest.approx(COPY_S * 2 * (1 + 2 / SIZE.chunks))
-
-
-def test_a_swarm_is_bounded_by_the_origin_the_slowest_and_the_sum_of_uplinks() -> None:
-    def bound_s(origin: float, down: float, up: float) -> float:
-        return swarm_seconds(SIZE, Link(origin, 1e9), dict.fromkeys("abc", Link(up, down)))
-
-    base = bound_s(1e7, 1e9, 1e7)
-    assert bound_s(1e6, 1e9, 1e7) > 5 * base
-    assert bound_s(1e7, 1e6, 1e7) > 5 * base
-    assert bound_s(1e7, 1e9, 1e3) > 2 * base
 
 
 def _plan(uplinks: dict[str, float], **changes: object) -> Plan:

@@ -12,8 +12,9 @@ from antiphon.core.reporting.alarms import (
     ALARMS,
     IDLE_STEPS,
     WINDOW,
+    StepAlarms,
     Turn,
-    find_alarms,
+    alarms_of,
     heldout_alarm,
     space_alarm,
     stall_alarm,
@@ -24,16 +25,20 @@ RUNS = Path(__file__).resolve().parents[2] / "data" / "grpo_runs.json"
 VOCABULARY = 151_936
 
 
+def find_alarms(commits, *limits, **more):
+    return alarms_of(commits).find(*limits, **more)
+
+
 def commits_of(figures):
     return [StepCommit(t, t + 1, f"{t:064x}", "b" * 64, metrics) for t, metrics in enumerate(figures)]
 
 
 def names_at_any_time(commits, vocabulary=VOCABULARY):
-    return {
-        alarm.name
-        for end in range(1, len(commits) + 1, 5)
-        for alarm in find_alarms(commits[:end], 2, vocabulary)
-    }
+    shown, names = StepAlarms(), set()
+    for commit in commits:
+        shown.add(commit)
+        names |= {alarm.name for alarm in shown.find(2, vocabulary)}
+    return names
 
 
 def test_of_three_real_runs_only_the_collapsed_one_raises_alarms():

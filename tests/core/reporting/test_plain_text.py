@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.cli.app import execute
-from antiphon.cli.samples import sample_lines
+from antiphon.cli.evaluate import sample_lines
 from antiphon.core.checks import check_rewards
 from antiphon.core.records import SampleReward
 from antiphon.core.reporting.plain_text import plain

@@ -13,8 +13,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import StepCommit
 from antiphon.lineage.documents.artifacts import build_document, parents_by_rule
-from antiphon.lineage.documents.graph import LineageGraph, build_graph
-from antiphon.lineage.documents.graph_reader import all_documents, read_documents
+from antiphon.lineage.documents.graph import LineageGraph, all_documents, build_graph, read_documents
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.names import batch_entry, version_entry

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
-from antiphon.lineage.layout import pointer_of, shard_directories, tree_bytes, tree_line, tree_name
+from antiphon.lineage.layout import Entry, pointer_of, shard_directories, tree_bytes, tree_name
 from antiphon.lineage.ledger.pins import Ledger
 
 ENTRIES = 10
@@ -63,8 +63,8 @@ def test_trees_are_the_bytes_that_dvc_writes(names: set[str]) -> None:
     for number, name in enumerate(sorted(names)):
         rel, md5 = f"d/{name}", f"{number:032x}"
         tree.add(("d", name), Meta(size=1), HashInfo("md5", md5))
-        lines[rel] = tree_line(rel, md5)
-    body = tree_bytes(lines[rel] for rel in sorted(lines))
+        lines[rel] = Entry(rel, md5, None)
+    body = tree_bytes(lines)
     assert body == tree.as_bytes()
     tree.digest()
     assert tree_name(body) == tree.oid

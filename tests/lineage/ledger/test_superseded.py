@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.status import EvaluationRecord
-from antiphon.lineage.documents.graph import build_graph
-from antiphon.lineage.documents.graph_reader import all_documents
+from antiphon.lineage.documents.graph import all_documents, build_graph
 from antiphon.lineage.documents.replay_copy import find_copy
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.ledger.verify import Verification, check_run, verify_run

@@ -259,15 +259,15 @@ def test_push_sends_what_a_run_left(
     tmp_path: Path, share: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
-    assert execute(["push"]) == 0
+    assert execute(["keep", "--remote"]) == 0
     assert "nothing waits" in capsys.readouterr().out
     digests = fill(open_at(tmp_path, share), 3)
     share.rmdir()
-    assert execute(["push"]) == 2
+    assert execute(["keep", "--remote"]) == 2
     assert f"record.artifact_url={share} is no folder" in capsys.readouterr().err
     share.mkdir()
-    assert execute(["push"]) == 0
+    assert execute(["keep", "--remote"]) == 0
     assert f"{share}: 3 sent, 0 were there, 0 left" in capsys.readouterr().out
     assert names(share) == digests
-    assert execute(["push", "--home", str(tmp_path)]) == 0
+    assert execute(["keep", "--remote"]) == 0
     assert "nothing waits" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from antiphon.net.rpc.bearing import BearingChannel
+from antiphon.net.rpc.serving import BearingChannel
 
 
 class Method:

@@ -194,7 +194,7 @@ def test_nothing_but_loopback_goes_unencrypted(tmp_path: Path) -> None:
         await start_server("0.0.0.0", 0, lambda server: None, [])
 
     with pytest.raises(
-        ConfigError, match=r"services.host=0.0.0.0 would serve without encryption.*antiphon certs"
+        ConfigError, match=r"services.host=0.0.0.0 would serve without encryption.*antiphon invite"
     ):
         asyncio.run(start())
 

@@ -1,6 +1,7 @@
 """A record whose message has the same field names is translated by one table."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -9,11 +10,23 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import StepCommit
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.net.rpc.codec import codec
-from antiphon.net.wire import rewards, status, steps, work
+from antiphon.net import wire
+from antiphon.net.rpc.unary import Pair, codec, known
 from antiphon.protos import coordinator_pb2, records_pb2
 
 COMMIT = StepCommit(3, 4, "a" * 64, "b" * 64, {"b": 1.0, "a": 0.5}, True)
+
+
+def translation(message: type[Any]) -> Pair:
+    found = known(message)
+    assert found is not None
+    return found
+
+
+def again(record: Any, message: type[Any]) -> Any:
+    """Return what is read of the message that a record was written as."""
+    to_proto, from_proto = translation(message)
+    return from_proto(to_proto(record))
 
 
 def test_tuples_maps_nested_and_absent_fields_come_back_as_they_were() -> None:
@@ -25,23 +38,25 @@ def test_tuples_maps_nested_and_absent_fields_come_back_as_they_were() -> None:
         evaluations=(EvaluationRecord(0, 4, 4, 0.5, 8.0),),
         last_commit=COMMIT,
     )  # fmt: skip
-    found = status.run_status_from_proto(status.run_status_to_proto(run))
+    found = again(run, coordinator_pb2.RunStatus)
     assert found == run
     assert list(found.staleness_histogram) == [0, 2]  # in the order of the keys, whatever a message says
     assert found.newest_version == 0 and found.workers[0].held_version is None
     nothing = StageReply(False, "w-1", 0.0)
-    assert status.stage_reply_from_proto(status.stage_reply_to_proto(nothing)) == nothing
-    assert steps.step_commit_from_proto(steps.step_commit_to_proto(COMMIT)) == COMMIT
+    assert again(nothing, coordinator_pb2.StageReply) == nothing
+    assert again(COMMIT, records_pb2.StepCommit) == COMMIT
 
 
 def test_a_message_that_is_invalid_is_refused() -> None:
     good = SampleStatistics(0, 5, 1, 0, 0.1)
-    assert rewards.sample_statistics_from_proto(rewards.sample_statistics_to_proto(good)) == good
+    assert again(good, records_pb2.SampleStatistics) == good
     with pytest.raises(ContractError, match="sample 2 are invalid: 6 missed"):
-        rewards.sample_statistics_from_proto(records_pb2.SampleStatistics(sample_index=2, tokens=5, missed=6))
-    pause = work.heartbeat_reply_to_proto(HeartbeatReply(True, (), None, False, next_s=float("inf")))
+        translation(records_pb2.SampleStatistics)[1](
+            records_pb2.SampleStatistics(sample_index=2, tokens=5, missed=6)
+        )
+    pause = wire.heartbeat_reply_to_proto(HeartbeatReply(True, (), None, False, next_s=float("inf")))
     with pytest.raises(ContractError, match="no pause between two heartbeats"):
-        work.heartbeat_reply_from_proto(pause)
+        wire.heartbeat_reply_from_proto(pause)
 
 
 def test_a_field_that_the_message_lacks_is_found_at_once() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from antiphon.core.checks import submission_digest
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
-from antiphon.net.wire import work as wire_work
+from antiphon.net import wire
 from antiphon.services.coordinator.journal import payloads
 
 
@@ -69,7 +69,7 @@ def plain() -> Any:
         sample_index=0,
         seed=5,
     )
-    return wire_work.group_submission_to_proto(submission(one, one))
+    return wire.group_submission_to_proto(submission(one, one))
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_columns_that_do_not_fit_are_refused(column: str, value: Any, sentence: 
         del getattr(message.completions, column)[:]
         getattr(message.completions, column).extend(value)
     with pytest.raises(ContractError, match=sentence):
-        wire_work.group_submission_from_proto(message)
+        wire.group_submission_from_proto(message)

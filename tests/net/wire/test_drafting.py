@@ -9,8 +9,8 @@ from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.checks import submission_digest
 from antiphon.core.records import BatchRef, DraftingStatistics, GroupSubmission
 from antiphon.core.seeds import derive_seed, request_seeds
-from antiphon.net.wire import steps as wire_steps
-from antiphon.net.wire import work as wire_work
+from antiphon.net import wire
+from antiphon.net.rpc.unary import known
 from antiphon.protos import records_pb2
 
 STATISTICS = DraftingStatistics(100, 40, 90, 70, 60, 2, 0.25, 0.5, 1.75)
@@ -22,27 +22,25 @@ REF = BatchRef(0, "d", "t", 2, 1, 0, 0, 9, 0.5, {0: 2}, 4.5)
 def test_statistics_travel_with_submissions_and_batches(statistics: DraftingStatistics | None) -> None:
     submission = replace(SUBMISSION, drafting=statistics)
     message = records_pb2.GroupSubmission.FromString(
-        wire_work.group_submission_to_proto(submission).SerializeToString()
+        wire.group_submission_to_proto(submission).SerializeToString()
     )
-    assert wire_work.group_submission_from_proto(message).drafting == statistics
+    assert wire.group_submission_from_proto(message).drafting == statistics
     assert submission_digest(submission) == submission_digest(SUBMISSION)
     ref = replace(REF, drafting=statistics)
-    assert wire_steps.batch_ref_from_proto(wire_steps.batch_ref_to_proto(ref)) == ref
+    found = known(records_pb2.BatchRef)
+    assert found is not None and found[1](found[0](ref)) == ref
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": -1}, {"drafter_s": math.nan}, {"gain": math.inf}])
 def test_impossible_statistics_are_none(wrong: dict[str, float]) -> None:
     submission = replace(SUBMISSION, drafting=replace(STATISTICS, **wrong))
-    assert (
-        wire_work.group_submission_from_proto(wire_work.group_submission_to_proto(submission)).drafting
-        is None
-    )
+    assert wire.group_submission_from_proto(wire.group_submission_to_proto(submission)).drafting is None
 
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_lease_request_says_whether_history_is_wanted(wanted: bool) -> None:
     request = LeaseRequest("w", None, 3, 1.5, wanted)
-    assert wire_work.lease_request_from_proto(wire_work.lease_request_to_proto(request)) == request
+    assert wire.lease_request_from_proto(wire.lease_request_to_proto(request)) == request
 
 
 def test_the_seeds_of_a_group_are_those_of_its_samples_one_by_one() -> None:

@@ -10,12 +10,13 @@ import pytest
 from antiphon.api.coordinator import CommitsReply, Coordinator
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.run_view import RunView, view_of
 from antiphon.core.status import Event
+from antiphon.lineage.run_events import EventPacker
+from antiphon.lineage.run_events import read_events as unpacked
 from antiphon.net.rpc.serving import stream
-from antiphon.net.wire.calls import CALLS
-from antiphon.net.wire.status import event_to_proto
-from antiphon.report.timeline import RunDrawer, fold
-from antiphon.runs.attach import draw_events
+from antiphon.net.wire import CALLS, event_to_proto
+from antiphon.runs.attach import read_events
 from antiphon.services.coordinator import service as coordinator_service
 from antiphon.simulator.virtual.loop import VirtualLoop
 from tests.report.test_page import journal
@@ -127,17 +128,17 @@ def test_a_read_that_broke_goes_on_where_it_was() -> None:
     events = journal(12)[1:]
 
     async def read() -> None:
-        coordinator, drawer = Broken(events), RunDrawer()
-        picture = None
-        while picture is None:
+        coordinator, view, packer = Broken(events), RunView(), EventPacker()
+        while view.seq < events[-1].seq:
             try:
-                picture = await draw_events(coordinator, drawer)
+                await read_events(coordinator, view, packer)
             except UnavailableError:
                 continue
-        whole = fold(events)
+        whole = view_of(events)
         assert coordinator.broke > 3
-        assert picture.counts == whole.counts and picture.steps == whole.steps
-        assert list(picture.generated) == list(whole.generated)
-        assert picture.busy_shares() == whole.busy_shares()
+        assert [event.seq for event in unpacked(packer.finish())] == [event.seq for event in events]
+        assert view.counts == whole.counts and view.steps == whole.steps
+        assert list(view.generated) == list(whole.generated)
+        assert view.busy_shares() == whole.busy_shares()
 
     asyncio.run(read())

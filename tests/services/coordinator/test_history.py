@@ -28,7 +28,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.net.wire import work as wire_work
+from antiphon.net import wire
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.archive import REPLY_BYTES, Archive
 from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow
@@ -258,11 +258,11 @@ def test_no_lease_and_no_reply_exceeds_its_limit() -> None:
         edit = archive.take(*long_group(number, 4, 250_000))
         assert edit is not None and len(edit.kept) == 1
     leases = asyncio.run(archive.attach([lease_of(f"train-0-{n}") for n in range(9)]))
-    sizes = [wire_work.lease_to_proto(lease).history.ByteSize() for lease in leases if lease.history]
+    sizes = [wire.lease_to_proto(lease).history.ByteSize() for lease in leases if lease.history]
     counts = [len(lease.history.completions) if lease.history else 0 for lease in leases]
     assert counts[:6] == [4] * 6 and sum(counts) < 9 * 4  # the last ones go without
     assert max(sizes) <= 4096 << 10 and sum(sizes) <= REPLY_BYTES
-    message = wire_work.lease_reply_to_proto(LeaseReply(tuple(leases), "", 0, None, False))
+    message = wire.lease_reply_to_proto(LeaseReply(tuple(leases), "", 0, None, False))
     assert message.ByteSize() < MESSAGE_BYTES
     small = Archive(DraftingSection(lease_kib=1))
     small.take(*long_group(0, 4, 100))

@@ -11,7 +11,7 @@ import pytest
 from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import SubmitVerdict
-from antiphon.net.wire import work as wire_work
+from antiphon.net import wire
 from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.server import CoordinatorServicer
@@ -94,7 +94,7 @@ def test_what_arrived_is_kept_as_it_was_without_fields_that_nobody_knows(tmp_pat
             client = await stream_to(site)
             worker_id = (await client.register(hello())).worker_id
             (lease,) = (await client.lease_group(LeaseRequest(worker_id, 0, 1, 1.0))).leases
-            message = wire_work.group_submission_to_proto(sample_lease(lease, worker_id, 0))
+            message = wire.group_submission_to_proto(sample_lease(lease, worker_id, 0))
             known = message.SerializeToString()
             message.MergeFromString(b"\xfa\x7f\x05extra")  # field 2047, which no version has
             assert message.SerializeToString() != known

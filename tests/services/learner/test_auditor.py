@@ -11,9 +11,10 @@ from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SamplingParameters, VersionSpan
 from antiphon.core.trust.audit import AuthoredSpan, Band, Sums, audit_group
+from antiphon.services.learner import scoring
 from antiphon.services.learner.audits import auditor as auditor_module
+from antiphon.services.learner.audits.audit_loop import TokenScores
 from antiphon.services.learner.audits.auditor import Auditor, score_tokens
-from antiphon.services.learner.audits.token_scores import TokenScores
 from antiphon.weights.payload_store import PayloadStore
 from tests.support.audited import CONFIG, ScoringAuditor
 
@@ -44,7 +45,7 @@ def test_no_more_than_the_bound_is_in_memory(
         score(into, logits, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(auditor_module, "score_tokens", seen)
-    monkeypatch.setattr(auditor_module, "POSITIONS_AT_ONCE", 1)
+    monkeypatch.setattr(scoring, "PASS_TOKENS", 1)
     monkeypatch.setattr(auditor_module, "LOGITS_AT_ONCE", 3 * sampler.vocabulary)
     parts = auditor.examine(to_audit(lease, made))
     assert max(sizes) == 3 and sum(sizes) == sum(one.token_ids.size for one in made)

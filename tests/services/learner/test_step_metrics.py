@@ -10,7 +10,7 @@ from antiphon.core.metrics import LEARNER_METRICS, STALENESS_METRICS, find_metri
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner.objective import TokenMetrics
 from antiphon.services.learner.packing import make_micro_batches
-from antiphon.services.learner.step_metrics import TokenTable, describe_tokens, drifts
+from antiphon.services.learner.step import TokenTable, describe_tokens, drifts
 
 TOKENS = st.lists(
     st.tuples(

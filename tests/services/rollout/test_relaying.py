@@ -12,7 +12,7 @@ import torch
 
 from antiphon.api.manifest import full_payload
 from antiphon.api.snapshots import Place
-from antiphon.cli import certs
+from antiphon.cli.invite import invite
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, TransferPlan
@@ -327,7 +327,7 @@ class TiledEngine(LightEngine):
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     house = make_house(tmp_path_factory.mktemp("keys"), ["leaf"])
-    certs.certs(worker=["relay"], relay_host=["127.0.0.1", "far.example"], keys=house.keys)
+    invite("relay", relay_host=["127.0.0.1", "far.example"], keys=house.keys)
     return house
 
 
@@ -362,7 +362,7 @@ def test_a_bundle_that_cannot_serve_is_refused_with_the_command_that_helps(
 ) -> None:
     store = PayloadStore(tmp_path)
     for name, address in (("leaf", "127.0.0.1:7000"), ("relay", "other.example:7000")):
-        with pytest.raises(ConfigError, match=r"antiphon certs --worker NAME --relay-host"):
+        with pytest.raises(ConfigError, match=r"antiphon invite NAME --relay-host"):
             WorkerRelay(store, address, load_credentials(house.keys / "workers" / name))
     with pytest.raises(ConfigError, match="without encryption"):
         WorkerRelay(store, "far.example:7000", None)
@@ -371,9 +371,9 @@ def test_a_bundle_that_cannot_serve_is_refused_with_the_command_that_helps(
 
 def test_a_relay_host_is_of_one_worker_and_none_of_the_services(house: House) -> None:
     with pytest.raises(ConfigError, match="one worker"):
-        certs.certs(worker=["a", "b"], relay_host=["a.example"], keys=house.keys)
+        invite("a", "b", relay_host=["a.example"], keys=house.keys)
     with pytest.raises(ConfigError, match="address of the services"):
-        certs.certs(worker=["a"], host=["s.example"], relay_host=["s.example"], keys=house.keys)
+        invite("a", host=["s.example"], relay_host=["s.example"], keys=house.keys)
 
 
 def test_opening_a_connection_is_no_part_of_the_round_trip(tmp_path: Path) -> None:

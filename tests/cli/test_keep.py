@@ -1,4 +1,4 @@
-"""record: a run that ended while MLflow was away is complete after one command."""
+"""keep --records: a run that ended while MLflow was away is complete after one command."""
 
 from pathlib import Path
 
@@ -28,12 +28,12 @@ def test_records_of_a_finished_run_are_brought_in_once(
     run.log.write_journal(run.run_dir / JOURNAL_NAME, run.run_dir.name)
     assert records.close(0.0).writers[-1].pending > 0
 
-    assert execute(["record", run.run_dir.name, "--timeout-s", "0.1"]) == 1
+    assert execute(["keep", run.run_dir.name, "--records", "--timeout-s", "0.1"]) == 1
     assert "still incomplete" in capsys.readouterr().err
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     counted = []
     for _ in range(2):
-        assert execute(["record", run.run_dir.name]) == 0
+        assert execute(["keep", run.run_dir.name, "--records"]) == 0
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow/mlflow.db")
@@ -55,5 +55,5 @@ def test_a_run_without_records_is_refused_in_one_sentence(
     folder.mkdir(parents=True)
     config = build_config({"record": {"mlflow": False, "dvc": False}})
     (folder / "config.yaml").write_text(dump_config(config))
-    assert execute(["record", "bare-1"]) == 2
+    assert execute(["keep", "bare-1", "--records"]) == 2
     assert "record.mlflow=false" in capsys.readouterr().err

@@ -1,0 +1,207 @@
+"""invite: let workers elsewhere into a run by certificate and access token, look at a token, take it back."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from antiphon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from antiphon.core.trust.access_tokens import Scope
+
+SERVICES_TOKEN_DAYS = 90
+"""How long the token in the services' own bundle lasts; giving the command again renews it."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def invite(
+    *workers: str,
+    run: str | None = None,
+    host: list[str] | None = None,
+    relay_host: list[str] | None = None,
+    hours: float = 24.0,
+    scopes: str = "lease,submit,pull",
+    max_leases: int = 64,
+    days: int = 90,
+    keys: Path | None = None,
+    show: Path | None = None,
+    revoke: bool = False,
+    pardon: bool = False,
+    reason: str = "",
+) -> int:
+    """Make a private authority, the services' bundle and, for each worker, a bundle to send there.
+
+    With --run an access token for that run is written into each worker's bundle. The authority and the
+    signing keys are made once and stay. Certificates are made again each time, so the same command renews
+    them. Without a worker the services' bundle is made or renewed.
+
+    Args:
+        workers: names of workers, as in their certificates; with --revoke also the id of an access token.
+        run: the run that the workers may serve; `*` for every run of this home. With --revoke and --pardon
+            the run that it holds in; by default the newest.
+        host: name or address by which workers reach the services, beside localhost; several are allowed.
+        relay_host: name or address by which other workers reach the one worker named, which may then hand
+            weights on to them (`antiphon worker --relay-address`); several are allowed.
+        hours: how long an access token lasts.
+        scopes: what it allows, of lease, submit, pull, admin.
+        max_leases: most groups that the worker may hold at a time.
+        days: how long certificates last.
+        keys: folder for all of it; by default keys in the home directory.
+        show: instead, say what the access token in this file or bundle allows, and whether its signature is
+            right.
+        revoke: instead, exclude these workers, or make these access tokens invalid, in a run.
+        pardon: instead, let workers that were excluded try again, as strangers; revoked tokens stay revoked.
+        reason: with --revoke and --pardon: kept in the journal.
+    """
+    if sum((show is not None, revoke, pardon)) > 1:
+        raise ConfigError("--show, --revoke and --pardon are three things; give one of them")
+    if show is not None:
+        return _show(show)
+    if revoke or pardon:
+        if not workers:
+            raise ConfigError(f"{'--pardon' if pardon else '--revoke'} needs the name of a worker; add it")
+        return asyncio.run(_decide(run, workers, reason, pardon))
+    return _make(workers, run, host or [], relay_host or [], hours, _scopes(scopes), max_leases, days, keys)
+
+
+def _make(
+    workers: Sequence[str],
+    run: str | None,
+    hosts: list[str],
+    relay_hosts: list[str],
+    hours: float,
+    scopes: "tuple[Scope, ...]",
+    max_leases: int,
+    days: int,
+    keys: Path | None,
+) -> int:
+    from antiphon.core.trust.access_tokens import TokenClaims
+    from antiphon.core.trust.worker_names import WORKER_NAME
+    from antiphon.net.security.access_tokens import make_token, new_token_id, write_services_token
+    from antiphon.net.security.certificates import ensure_authority, issue
+    from antiphon.net.security.credentials import KEYS, SERVICES_NAME
+    from antiphon.net.security.keys import (
+        LEARNER_KEY,
+        TOKEN_KEY,
+        ensure_key,
+        make_private_folder,
+        write_private,
+    )
+    from antiphon.runs.directory import home_directory
+
+    if days < 1:
+        raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")
+    if not 0.0 < hours <= 24.0 * 366:
+        raise ConfigError(f"--hours {hours:g} is not within a year; access tokens are short-lived")
+    for name in workers:
+        if not WORKER_NAME.fullmatch(name) or name == SERVICES_NAME:
+            raise ConfigError(f"worker {name} is not possible; use letters, digits, dot, dash, underscore")
+    if relay_hosts and len(workers) != 1:
+        raise ConfigError("--relay-host is the address of one worker; name one with it")
+    if run is not None and not workers:
+        raise ConfigError("--run lets workers into a run; name one with it")
+    folder, now = keys or home_directory() / KEYS, datetime.now(UTC)
+    services = folder / SERVICES_NAME
+    made = ensure_authority(folder, now) or not (services / "cert.pem").exists()
+    if hosts or made or not workers:
+        names = list(dict.fromkeys([*LOOPBACK, *(hosts or _hosts(services))]))
+        issue(folder, services, SERVICES_NAME, names, days, now)
+        print(f"services: {services} (dialled as {', '.join(names)})")
+    # A worker that may serve under the services' own address could pose as them.
+    for name in set(relay_hosts) - set(LOOPBACK):
+        if name in _hosts(services):
+            raise ConfigError(f"--relay-host {name} is an address of the services; give the worker's own")
+    signer = ensure_key(folder, TOKEN_KEY)
+    learner = ensure_key(services, LEARNER_KEY)
+    write_services_token(services, signer, now, SERVICES_TOKEN_DAYS)
+    if workers:
+        make_private_folder(folder / "workers")
+    for name in workers:
+        bundle = folder / "workers" / name
+        relays = relay_hosts or _hosts(bundle)
+        issue(folder, bundle, name, relays, days, now)
+        write_private(bundle / f"{LEARNER_KEY}.pub", learner.public.hex().encode() + b"\n")
+        if relays:
+            write_private(bundle / f"{TOKEN_KEY}.pub", signer.public.hex().encode() + b"\n")
+        if run is None:
+            print(f"worker {name}: {bundle}; `antiphon invite {name} --run RUN` lets it in")
+            continue
+        expires = int(now.timestamp() + hours * 3600)
+        claims = TokenClaims(new_token_id(), run, name, scopes, expires, max_leases)
+        write_private(bundle / "token", make_token(claims, signer).encode() + b"\n")
+        print(f"worker {name}: {bundle}, with token {claims.token_id} for run {run}, {hours:g} h")
+    print(f"the authority {folder / 'ca.key'} and {folder / 'tokens.key'} stay on this machine")
+    return 0
+
+
+def _hosts(bundle: Path) -> list[str]:
+    """Return the addresses that a bundle's certificate names, beside its bearer; none without one."""
+    from antiphon.net.security.certificates import hosts_of
+
+    path = bundle / "cert.pem"
+    return [host for host in hosts_of(path.read_bytes()) if host != bundle.name] if path.exists() else []
+
+
+def _show(token: Path) -> int:
+    from antiphon.core.errors import ContractError
+    from antiphon.net.security.access_tokens import load_claims
+    from antiphon.net.security.credentials import KEYS
+    from antiphon.net.security.keys import TOKEN_KEY, load_public
+    from antiphon.runs.directory import home_directory
+
+    path = token / "token" if token.is_dir() else token
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"there is no access token in {path}: {error}; `antiphon invite WORKER --run RUN` makes one"
+        ) from None
+    claims = load_claims(text, None)
+    public = load_public(home_directory() / KEYS, TOKEN_KEY)
+    signed = "cannot be checked without keys/tokens.pub"
+    if public is not None:
+        try:
+            load_claims(text, public)
+            signed = "right"
+        except ContractError:
+            signed = "WRONG"
+    left_h = (claims.expires_at - datetime.now(UTC).timestamp()) / 3600
+    print(f"token {claims.token_id}\nworker {claims.worker_name}\nrun {claims.run_id}")
+    print(f"scopes {', '.join(claims.scopes)}\nleases at most {claims.max_leases}")
+    print(f"expired {-left_h:.1f} h ago" if left_h <= 0 else f"expires in {left_h:.1f} h")
+    print(f"signature {signed}")
+    return 0
+
+
+async def _decide(run: str | None, names: Sequence[str], reason: str, pardon: bool) -> int:
+    from antiphon.runs.attach import attached
+    from antiphon.runs.directory import home_directory, store_directory
+    from antiphon.runs.finding import find_run
+
+    home = home_directory()
+    directory = find_run(home, run)
+    async with attached(directory, store_directory(home)) as (coordinator, running):
+        for name in names:
+            await (coordinator.pardon if pardon else coordinator.revoke)(name, reason)
+            said = "may try again" if pardon else "counts no more"
+            print(f"{name} {said} in run {directory.name}{'' if running else ', which is not running'}")
+    return 0
+
+
+def _scopes(text: str) -> "tuple[Scope, ...]":
+    from antiphon.core.trust.access_tokens import Scope
+
+    try:
+        found = tuple(Scope(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(
+            f"--scopes {text} is not of lease, submit, pull, admin; separate them by commas"
+        ) from None
+    if Scope.ADMIN not in found and Scope.LEASE not in found:
+        raise ConfigError(
+            f"--scopes {text} lets a worker do nothing, since it registers and hands in under a lease; add "
+            "lease, or leave --scopes out for lease,submit,pull"
+        )
+    return found

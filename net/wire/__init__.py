@@ -1,1 +1,0 @@
-"""Records to protobuf messages and back."""

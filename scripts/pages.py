@@ -1,0 +1,210 @@
+"""Writes the generated pages under docs/; with --check only tells whether they are current.
+
+docs/configuration.md comes from the configuration's own words. docs/catalogue.md lists metrics, journal
+events, alarms, verbs and errors from their own declarations, so that none is left out.
+"""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from antiphon.cli.verbs import REPLACED, VERBS
+from antiphon.core import errors
+from antiphon.core.config import RunConfig
+from antiphon.core.loop.events import JournalEvent
+from antiphon.core.metrics import (
+    BATCH_METRICS,
+    DRAFTING_METRICS,
+    LEARNER_METRICS,
+    ORDER_METRICS,
+    PLAN_METRICS,
+    STALENESS_METRICS,
+    SUMMARY_METRICS,
+    SYSTEM_METRICS,
+    TOTAL_METRICS,
+    Metric,
+    staleness_metric,
+)
+from antiphon.core.reporting.alarms import ALARMS
+from antiphon.lineage.tracking.charts import SECTIONS
+
+CATALOGUE = """\
+# Catalogue
+
+Generated from the code by `scripts/docs`; a test compares the two.
+"""
+
+
+def event_classes() -> list[type[JournalEvent]]:
+    """Return the class of every journal event, by kind."""
+    # A dataclass with slots is made twice; only the second one was given its kind.
+    classes = [cls for cls in JournalEvent.__subclasses__() if hasattr(cls, "kind")]
+    return sorted(classes, key=lambda cls: cls.kind)
+
+
+def catalogue_page() -> str:
+    """Return the page as Markdown."""
+    parts = [CATALOGUE, "## Metrics\n"]
+    for title, metrics in (
+        ("What a learner step reports", LEARNER_METRICS),
+        ("What a commit says of its batch", BATCH_METRICS),
+        ("What it says of the order of leasing, where `loop.order` is `by_length`", ORDER_METRICS),
+        ("What it says of drafting, where an engine drafts", DRAFTING_METRICS),
+    ):
+        parts.append(f"{title}:\n\n{_metric_table(metrics)}")
+    rows = [(f"`{name}/`", ", ".join(f"`{n}`" for n in drawn.split())) for name, drawn in SECTIONS.items()]
+    parts.append(
+        "MLflow draws them in sections, such as `learning/loss`; those of drafting and order are in "
+        f"`rollout/`, those of one staleness in `staleness/`:\n\n{table(('section', 'metrics'), rows)}"
+    )
+    example = staleness_metric("kl_k3", 2)
+    split = [dataclasses.replace(m, name=f"{m.name}.staleness_N") for m in STALENESS_METRICS]
+    parts.append(
+        f"And for each staleness N that occurs in the batch, such as `{example}`:\n\n{_metric_table(split)}"
+    )
+    for title, prefix, metrics in (
+        ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
+        ("Plan and measurement, at each step", "", PLAN_METRICS),
+        ("At the end of a run", "summary/", SUMMARY_METRICS),
+        ("Of the machine, while it runs", "system/", SYSTEM_METRICS),
+    ):
+        named = [dataclasses.replace(metric, name=prefix + metric.name) for metric in metrics]
+        parts.append(f"{title}:\n\n{_metric_table(named)}")
+    parts.append(
+        "## Journal events\n\nWhat happened to a run, by kind; its state is their fold\n"
+        "(`core/loop/events.py`).\n"
+    )
+    events = [(f"`{cls.kind}`", _first(cls), _fields(cls)) for cls in event_classes()]
+    parts.append(table(("kind", "meaning", "fields"), events))
+    parts.append(
+        "## Alarms\n\nWhat a run says of itself when its metrics need a person\n"
+        "(`core/reporting/alarms.py`).\n"
+    )
+    parts.append(table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.fix) for a in ALARMS]))
+    parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
+    parts.append(
+        table(("verb", "does"), [(f"`antiphon {name}`", VERBS[name].help) for name in sorted(VERBS)])
+    )
+    parts.append("What took the place of verbs that went:\n")
+    replaced = [(f"`antiphon {name}`", f"`antiphon {now}`") for name, now in REPLACED.items()]
+    parts.append(table(("before", "now"), replaced))
+    parts.append("## Errors\n\nHow to read them: [operations](operations.md#errors).\n")
+    classes = [
+        cls
+        for cls in vars(errors).values()
+        if isinstance(cls, type) and issubclass(cls, errors.AntiphonError)
+    ]
+    tree = [(f"`{cls.__name__}`", str(cls.exit_code), _first(cls)) for cls in classes]
+    parts.append(table(("class", "exit code", "meaning"), tree))
+    return "\n".join(parts)
+
+
+def _metric_table(metrics: Iterable[Metric]) -> str:
+    return table(("name", "unit", "meaning"), [(f"`{m.name}`", m.unit, m.meaning) for m in metrics])
+
+
+def _fields(cls: type) -> str:
+    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(cls))
+
+
+def _first(cls: type) -> str:
+    return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose cells may hold pipes."""
+    lines = [_row(head), "|" + "---|" * len(head), *map(_row, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+CONFIGURATION = """\
+# Configuration
+
+Generated from `core/config.py` by `scripts/docs`; a test compares the two.
+
+One YAML file gives the sections below; whatever it leaves out has the default shown. On the command
+line, `section.field=value` replaces a field (the value is read as YAML). `antiphon config FILE
+[section.field=value ...]` prints the whole tree, and everything is checked before anything starts: an
+unknown key, an impossible value or an invalid combination is one sentence and exit code 2.
+"""
+
+
+def configuration_page() -> str:
+    """Return the page as Markdown, one table for each section."""
+    parts = [CONFIGURATION]
+    for name, info in RunConfig.model_fields.items():
+        section = info.annotation
+        assert isinstance(section, type) and issubclass(section, BaseModel)
+        parts.append(f"## {name}\n\n{inspect.cleandoc(section.__doc__ or '')}\n")
+        rows = [_field_row(name, field, detail) for field, detail in section.model_fields.items()]
+        parts.append(table(("field", "type", "default", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def _field_row(section: str, field: str, info: FieldInfo) -> tuple[str, str, str, str]:
+    default = yaml.safe_dump(info.get_default(call_default_factory=True), default_flow_style=True)
+    default = default.replace("...", "").strip()
+    meaning = " ".join((info.description or "").split())
+    return f"`{section}.{field}`", _kind(info), f"`{default}`", meaning
+
+
+def _kind(info: FieldInfo) -> str:
+    limits: dict[str, str] = {}
+    pattern = None
+    for rule in info.metadata:
+        for bound in ("ge", "gt", "le", "lt"):
+            limit = getattr(rule, bound, None)
+            if limit is not None:
+                whole = isinstance(limit, int) and bound == "lt"
+                bound, limit = ("le", limit - 1) if whole else (bound, limit)
+                limits[bound] = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+        pattern = getattr(rule, "pattern", pattern)
+    parts = [_type_words(info.annotation)]
+    if limits.keys() == {"ge", "le"}:
+        parts.append(f"{limits['ge']}..{limits['le']}")
+    else:
+        signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+        parts += [f"{signs[bound]} {limit}" for bound, limit in limits.items()]
+    if pattern is not None:
+        parts.append(f"`{pattern}`")
+    return ", ".join(parts)
+
+
+def _type_words(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(annotation))
+    if origin in (Union, UnionType):
+        return " or ".join(_type_words(part) for part in get_args(annotation))
+    names = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "none"}
+    if origin is dict:
+        return "mapping"
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write both pages, or with --check name the one that is not current."""
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    for name, page in (("configuration.md", configuration_page()), ("catalogue.md", catalogue_page())):
+        if list(arguments) != ["--check"]:
+            (docs / name).write_text(page, encoding="utf-8")
+        elif (docs / name).read_text(encoding="utf-8") != page:
+            print(f"docs/{name} is not current; run scripts/docs", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""Scoring: recorded completions under given weights, as the keyed sampler's distributions see them.
+
+Teacher forcing: one forward pass over prompt and completion gives every token's distribution at once, where
+the engine had one pass for each token.
+
+Legend: T tokens of a completion, H hidden.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from antiphon.core.records import IntArray, SamplingParameters
+from antiphon.sampling.keyed_sampler import RowSampling
+
+TokenIds = Sequence[int] | IntArray
+PASS_TOKENS = 8192
+"""Most positions of one forward pass, padding included, if a row has no more."""
+
+
+def completion_states(
+    model: Any, rows: Sequence[tuple[TokenIds, TokenIds]]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the place of each row, shorter ones first, and the states [T, H] that predict its completion.
+
+    Args:
+        model: a Hugging Face causal model.
+        rows: token ids of prompt and completion.
+    """
+    lengths = [len(prompt) + len(tokens) for prompt, tokens in rows]
+    passes: list[list[int]] = [[]]
+    for place in sorted(range(len(rows)), key=lengths.__getitem__):
+        if passes[-1] and (len(passes[-1]) + 1) * lengths[place] > PASS_TOKENS:
+            passes.append([])
+        passes[-1].append(place)
+    for part in filter(None, passes):
+        inputs = np.zeros((len(part), lengths[part[-1]]), dtype=np.int64)
+        for line, place in enumerate(part):
+            inputs[line, : lengths[place]] = np.concatenate([np.asarray(ids) for ids in rows[place]])
+        # Padding stands on the right, where a causal model never looks at it.
+        hidden = model.get_decoder()(input_ids=torch.from_numpy(inputs), use_cache=False).last_hidden_state
+        for line, place in enumerate(part):
+            first = len(rows[place][0]) - 1
+            yield place, hidden[line, first : lengths[place] - 1]
+
+
+def row_sampling(sampling: SamplingParameters, rows: int, vocabulary: int) -> RowSampling:
+    """Return the sampling of `rows` tokens that share their parameters."""
+
+    def column(value: Any, dtype: torch.dtype, used: bool) -> torch.Tensor | None:
+        return torch.full((rows,), value, dtype=dtype) if used else None
+
+    greedy = sampling.temperature == 0.0
+    return RowSampling(
+        temperature=column(sampling.temperature, torch.float64, not greedy and sampling.temperature != 1.0),
+        top_k=column(sampling.top_k, torch.int64, not greedy and 0 < sampling.top_k < vocabulary),
+        top_p=column(sampling.top_p, torch.float64, not greedy and sampling.top_p < 1.0),
+        greedy=column(True, torch.bool, greedy),
+        all_greedy=greedy,
+    )

@@ -1,0 +1,67 @@
+"""Invitations: bundles with tokens that work; a token that lets its worker do nothing is not made."""
+
+from pathlib import Path
+
+import pytest
+
+from antiphon.cli.app import execute
+from antiphon.cli.invite import _scopes
+from antiphon.core.errors import ConfigError
+from antiphon.core.trust.access_tokens import Scope
+from antiphon.net.security.certificates import hosts_of
+
+
+def test_scopes_without_leases_are_refused() -> None:
+    assert _scopes("lease, submit,pull") == (Scope.LEASE, Scope.SUBMIT, Scope.PULL)
+    assert _scopes("admin") == (Scope.ADMIN,)
+    for text in ("submit", "submit,pull", ""):
+        with pytest.raises(ConfigError, match=f"--scopes {text} lets a worker do nothing.*add lease"):
+            _scopes(text)
+
+
+def test_one_command_makes_a_bundle_that_lets_a_worker_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    assert execute(["invite", "--host", "a.example"]) == 0
+    assert "a.example" in capsys.readouterr().out
+    assert (
+        execute(["invite", "gpu-7", "--run", "demo-1", "--relay-host", "gpu-7.example", "--hours", "2"]) == 0
+    )
+    assert "for run demo-1, 2 h" in capsys.readouterr().out
+    bundle = tmp_path / "keys" / "workers" / "gpu-7"
+    names = {"ca.pem", "cert.pem", "key.pem", "learner.pub", "token", "tokens.pub"}
+    assert {path.name for path in bundle.iterdir()} == names
+    assert execute(["invite", "--show", str(bundle)]) == 0
+    said = capsys.readouterr().out
+    assert "worker gpu-7\nrun demo-1\n" in said and "signature right" in said
+    token = (bundle / "token").read_text()
+    assert execute(["invite", "gpu-7", "--run", "demo-1"]) == 0
+    assert (bundle / "token").read_text() != token
+    assert hosts_of((bundle / "cert.pem").read_bytes()) == ["gpu-7", "gpu-7.example"]
+    services = hosts_of((tmp_path / "keys" / "services" / "cert.pem").read_bytes())
+    assert "a.example" in services, "a later invitation leaves the services' addresses"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--run", "demo-1"], "--run lets workers into a run; name one with it"),
+        (["--revoke"], "--revoke needs the name of a worker"),
+        (["w", "--revoke", "--pardon"], "are three things; give one of them"),
+        (["w", "--run", "demo-1", "--hours", "0"], "--hours 0 is not within a year"),
+        (["services"], "worker services is not possible"),
+        (["--show", "nowhere"], "there is no access token in nowhere"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    says: str,
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    assert execute(["invite", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
