@@ -297,14 +297,13 @@ class Coordinator(Protocol):
             ContractError: for a payload that is none of that version's.
         """
 
-    async def void_batch(self, step: int, digest: str, reason: str, operator: str) -> VoidedBatch:
-        """Take the sealed batch of a step back, so that other groups make another; return what was voided.
+    async def skip_step(self, step: int, reason: str, operator: str) -> VoidedBatch:
+        """Let a step train nothing: an empty batch takes the place of its sealed one, which is returned.
 
-        `digest` are its first digits or all of them; "" means the step's newest batch. Voiding the same batch
-        again changes nothing.
+        Skipping the same step again changes nothing.
 
         Raises:
-            ContractError: when there is no such batch, or its step is committed.
+            ContractError: when the step has no batch yet, or is committed.
         """
 
     async def pause(self, reason: str) -> None:

@@ -13,30 +13,33 @@ tokens and TLS are off. The exit status is 1 when an answer was not the one ther
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHello
-from antiphon.benchmarks.parts import fleets
-from antiphon.benchmarks.parts.long_runs import reading
-from antiphon.benchmarks.parts.long_runs.journals import long_config, write_journal
-from antiphon.benchmarks.parts.measure import end_on_sigterm, tail
+from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
+from antiphon.benchmarks.parts.measure import end_on_sigterm, started
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
+from antiphon.core.loop import events as e
+from antiphon.core.loop.leases import heartbeat_pause_s
+from antiphon.core.loop.run_state import new_state
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     FinishReason,
@@ -48,14 +51,423 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.reporting.run_view import RunView
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
+from antiphon.report.page import build_report
+from antiphon.runs.attach import read_events
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, TrainedRow
+from antiphon.services.coordinator.journal.pinned import pinned_values
+from antiphon.services.coordinator.journal.state_snapshots import StateSnapshots
+from antiphon.services.coordinator.prompts import PromptSource
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.system.processes import run_service, write_ready_file
+
+REPORT_S = 1200.0
+"""Longest that finishing may take before the benchmark gives up."""
+
+
+def restart(folder: Path, run_id: str, prompts: PromptSource) -> dict[str, float]:
+    """Open a journal as a coordinator does, print how long that took, and let go of it.
+
+    A process of its own should do it: the libraries are loaded, and nothing else is.
+    """
+    config = load_config(folder / "config.yaml")
+
+    async def start() -> tuple[float, int]:
+        loop = asyncio.get_running_loop()
+        begun = time.perf_counter()
+        journal = Journal(folder / JOURNAL_NAME, run_id)
+        store = open_store(folder / "store", config.record)
+        machine = RunStateMachine(config, run_id, journal, store, prompts, loop.time)
+        await machine.start()
+        took_s, commits = time.perf_counter() - begun, len(machine.state.commits)
+        await machine.close()
+        return took_s, commits
+
+    took_s, commits = asyncio.run(start())
+    return {"restart_s": took_s, "commits": commits}
+
+
+def report(folder: Path, address: str) -> dict[str, float]:
+    """Read commits, events and status of a run and write its report, as the end of a run does."""
+    begun, before = time.perf_counter(), psutil.Process().memory_info().rss
+
+    async def read() -> tuple[Any, ...]:
+        client = CoordinatorClient(address, timeout_s=60.0)
+        try:
+            status, commits = await client.status(), await client.commits(-1)
+            return status, commits, await read_events(client, RunView())
+        finally:
+            await client.close()
+
+    status, commits, view = asyncio.run(read())
+    read_s = time.perf_counter() - begun
+    build_report(folder, ArtifactStore(folder / "store"), view, status, folder / "report.html")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "commits": len(commits),
+        "events": sum(view.counts.values()),
+        "read_s": read_s,
+        "report_s": time.perf_counter() - begun,
+        "growth_mb": (peak - before) / 1e6,
+        "page_mb": (folder / "report.html").stat().st_size / 1e6,
+    }
+
+
+async def in_child(*arguments: str) -> dict[str, float]:
+    """Run this program with other arguments and return the JSON object that it prints last."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        "antiphon.benchmarks.coordinator",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "ANTIPHON_LOG": "warning"},
+    )
+    try:
+        out, _ = await asyncio.wait_for(child.communicate(), REPORT_S)
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode:
+        raise SystemExit(f"{' '.join(arguments)} ended with {child.returncode}")
+    found: dict[str, float] = json.loads(out.decode().splitlines()[-1])
+    return found
+
+
+async def with_peak(
+    process: psutil.Process, work: Callable[[], Awaitable[dict[str, float]]]
+) -> tuple[dict[str, float], float]:
+    """Return what `work` returned and by how many MB the memory of a process grew meanwhile, at most."""
+    before = peak = process.memory_info().rss
+    doing = asyncio.ensure_future(work())
+    while not doing.done():
+        await asyncio.wait({doing}, timeout=0.05)
+        peak = max(peak, process.memory_info().rss)
+    return doing.result(), (peak - before) / 1e6
+
+
+GROUP_SIZE = 8
+WORKERS = 8
+METRICS = 45
+HELD_OUT = 64
+EVALUATED_EVERY = 10
+STEPS_TOGETHER = 20
+"""Steps in one transaction."""
+DIGEST = "0" * 64
+
+
+def long_config(prompts_per_step: int) -> RunConfig:
+    """Return the configuration of a run that is far from its end."""
+    return build_config(
+        {
+            "run": {"steps": 1_000_000, "seed": 1},
+            "environment": {"train_size": 4096, "heldout_size": HELD_OUT},
+            "evaluation": {"prompts": HELD_OUT, "interval": 0},
+            "loop": {"mode": "elastic", "prompts_per_step": prompts_per_step, "group_size": GROUP_SIZE},
+            "drafting": {"enabled": False},
+        }
+    )
+
+
+def write_journal(folder: Path, run_id: str, config: RunConfig, events: int) -> int:
+    """Write a journal of at least so many events into a folder and return how many steps it has."""
+    journal, state = Journal(folder / JOURNAL_NAME, run_id), new_state(config)
+    snapshots = StateSnapshots(journal, state)
+
+    async def write() -> int:
+        step = 0
+        for found, trained in _steps(run_id, config):
+            for event in found:
+                state.apply(event)
+            written = journal.enqueue(found, trained=trained, dump=snapshots.due(len(found)))
+            step += trained is not None
+            if step % STEPS_TOGETHER == 0:
+                await written
+            if journal.last_seq >= events:
+                break
+        await journal.close()
+        return step
+
+    return asyncio.run(write())
+
+
+def _steps(run_id: str, config: RunConfig) -> Iterator[tuple[list[e.JournalEvent], TrainedRow | None]]:
+    """Yield the events of the beginning, and then of one step after another, without end."""
+    opening: list[e.JournalEvent] = [e.RunOpened(run_id, pinned_values(config))]
+    opening += [e.WorkerRegistered(f"w{worker}-1", f"w{worker}", 16, 0.0) for worker in range(WORKERS)]
+    yield [*opening, e.SnapshotAnnounced(0, DIGEST, "127.0.0.1:1")], None
+    places, step = config.loop.prompts_per_step, 0
+    while True:
+        now, numbers = 10.0 * step, range(step * places, (step + 1) * places)
+        ids = tuple(f"g{number:07d}" for number in numbers)
+        found: list[e.JournalEvent] = [e.StepOpened(step)]
+        for number, group_id in zip(numbers, ids, strict=True):
+            found.append(e.GroupOpened(group_id, number, number % 4096, number // 4096, None, None, False))
+            found += _sampled(group_id, number, step, GROUP_SIZE, now + number % 8)
+        tokens, histogram = 800 * places, ((0, GROUP_SIZE * places),)
+        found.append(
+            e.BatchSealed(
+                step, ids, (), DIGEST, DIGEST, GROUP_SIZE * places, 0, 0, tokens, 0.5, 100.0, histogram
+            )
+        )
+        metrics = {f"train/figure_number_{index}": index * 1.2345678 + step for index in range(METRICS)}
+        metrics |= {"train/loss": 0.1, "train/train_s": 5.0}
+        found.append(e.StepCommitted(step, step + 1, DIGEST, DIGEST, metrics, True))
+        found.append(e.SnapshotAnnounced(step + 1, DIGEST, "127.0.0.1:1"))
+        if step % EVALUATED_EVERY == 0:
+            found.append(e.EvaluationOpened(step + 1, HELD_OUT))
+            for index in range(HELD_OUT):
+                found += _sampled(f"v{step + 1:06d}-e{index:04d}", index, step + 1, 1, now + 5.0)
+            found.append(e.EvaluationFinished(step + 1, 1.0, 100.0))
+        yield found, TrainedRow(step, step + 1, DIGEST, DIGEST, ids)
+        step += 1
+
+
+def _sampled(group_id: str, number: int, version: int, samples: int, now: float) -> list[e.JournalEvent]:
+    lease_id, worker_id = f"lease-of-{group_id}", f"w{number % WORKERS}-1"
+    return [
+        e.LeaseGranted(group_id, lease_id, worker_id, 1, version, now),
+        e.GroupSubmitted(group_id, lease_id, worker_id, 1, DIGEST, version, (100,) * samples, 1.0, now + 2.0),
+        e.GroupRewarded(group_id, tuple(float(index % 2) for index in range(samples)), "r", now + 2.5),
+    ]
+
+
+START_S = 120.0
+"""Longest until a fleet is up, or a coordinator that has just started does nothing any more."""
+LEASE_WAIT_S = 5.0
+"""As long as a worker has a request for leases held open."""
+IDLE_PAUSE_S = 0.5
+"""As long as a worker waits at most before it asks again."""
+HEARTBEAT_S = 2.0
+CALM_S = 2.0
+CALM_SHARE = 0.01
+"""Of a core: a coordinator that takes more for `CALM_S` without being called is still starting."""
+CONCURRENT = 2
+"""Groups that each working worker samples at a time."""
+Sampler = Callable[[Lease, str], GroupSubmission]
+
+
+@dataclass(slots=True)
+class FleetCounts:
+    """What the workers of one process measured."""
+
+    beats_s: list[float] = field(default_factory=list)
+    """Seconds until each heartbeat was answered."""
+    pairs: int = 0
+    wrong: int = 0
+
+
+class FleetWorker:
+    """One registered worker."""
+
+    def __init__(self, client: CoordinatorClient, run_id: str, number: int, counts: FleetCounts) -> None:
+        self._client, self._run_id, self._number, self._counts = client, run_id, number, counts
+        self._held: set[str] = set()
+        self._worker_id = ""
+        self._heartbeat_s = HEARTBEAT_S
+
+    async def register(self) -> None:
+        welcome = await self._client.register(
+            WorkerHello(f"fleet-{self._number}", PROTOCOL_VERSION, self._run_id, 4)
+        )
+        self._worker_id, self._heartbeat_s = welcome.worker_id, welcome.heartbeat_s
+
+    async def idle(self) -> None:
+        """Beat, and hold a request for leases open, that brings nothing: there is no room in it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat())
+            tasks.create_task(self._ask_in_vain())
+
+    async def work(self, group_s: float, sampler: Sampler) -> None:
+        """Beat, and take and hand in groups that take `group_s` seconds each."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat())
+            for slot in range(CONCURRENT):
+                tasks.create_task(self._sample(group_s, slot, sampler))
+
+    async def _beat(self) -> None:
+        await asyncio.sleep(self._heartbeat_s * (self._number % 97) / 97)
+        while True:
+            beat = WorkerHeartbeat(self._worker_id, 0, None, tuple(self._held), 0, 0.0, 1.0)
+            begun = time.perf_counter()
+            reply = await self._client.heartbeat(beat)
+            self._counts.beats_s.append(time.perf_counter() - begun)
+            self._counts.wrong += not reply.known
+            await asyncio.sleep(self._heartbeat_s if self._held else max(self._heartbeat_s, reply.next_s))
+
+    async def _ask_in_vain(self) -> None:
+        while True:
+            reply = await self._client.lease_group(LeaseRequest(self._worker_id, 0, 0, LEASE_WAIT_S))
+            self._counts.wrong += bool(reply.leases)
+            await asyncio.sleep(IDLE_PAUSE_S)
+
+    async def _sample(self, group_s: float, slot: int, sampler: Sampler) -> None:
+        await asyncio.sleep(group_s * ((self._number * CONCURRENT + slot) % 89) / 89)
+        while True:
+            reply = await self._client.lease_group(LeaseRequest(self._worker_id, 0, 1, LEASE_WAIT_S))
+            for lease in reply.leases:
+                self._held.add(lease.lease_id)
+                await asyncio.sleep(group_s)
+                verdict = await self._client.submit_group(sampler(lease, self._worker_id))
+                self._held.discard(lease.lease_id)
+                self._counts.wrong += verdict is not SubmitVerdict.ACCEPTED
+                self._counts.pairs += 1
+
+
+async def idle_fleet(
+    address: str, run_id: str, process: psutil.Process, workers: int, seconds: float
+) -> tuple[float, float]:
+    """Return the share of a core that idle workers cost, and how many heartbeats came per second."""
+    counts = FleetCounts()
+    calm = await _calm_share(process)
+    crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(workers)]
+    fleet = [FleetWorker(client, run_id, number, counts) for number, client in enumerate(crew)]
+    for worker in fleet:
+        await worker.register()
+    tasks = [asyncio.ensure_future(worker.idle()) for worker in fleet]
+    try:
+        deadline = time.monotonic() + START_S
+        while len(counts.beats_s) < 2 * workers:  # until everybody goes at the pace of the whole fleet
+            await _until_ended(tasks, 0.1)
+            if time.monotonic() > deadline:
+                sent = len(counts.beats_s)
+                raise SystemExit(f"after {START_S:g} s {workers} idle workers had sent {sent} heartbeats")
+        before, begun = cpu_s(process), time.perf_counter()
+        counts.beats_s.clear()
+        # Each of them beats in it.
+        await _until_ended(tasks, max(seconds, heartbeat_pause_s(HEARTBEAT_S, workers, busy=False)))
+        passed_s = time.perf_counter() - begun
+        share, rate = (cpu_s(process) - before) / passed_s, len(counts.beats_s) / passed_s
+    finally:
+        await _end(tasks, crew)
+    if counts.wrong:
+        raise SystemExit(f"{counts.wrong} answers to idle workers are not the ones there are")
+    return share - calm, rate
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """A fleet of working and idle workers in many processes."""
+
+    address: str
+    run_id: str
+    processes: int
+    workers: int
+    working: int
+    """Of the workers; the others have no room."""
+    group_s: float
+    seconds: float
+
+
+def working_fleet(plan: FleetPlan, sampler: Sampler, begin: Callable[[], Any]) -> dict[str, float]:
+    """Let a fleet work and return what it measured; `begin` is called when all of it is under way.
+
+    The processes are forked, so a process should call this that has no channel open.
+    """
+    context = multiprocessing.get_context("fork")
+    pipes, crew = [], []
+    for index in range(plan.processes):
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_serve, args=(plan, index, sampler, theirs), daemon=True)
+        child.start()
+        pipes.append(ours)
+        crew.append(child)
+    try:
+        for pipe in pipes:
+            _receive(pipe)
+        begin()
+        for pipe in pipes:
+            pipe.send("begin")
+        found = [_receive(pipe) for pipe in pipes]
+    finally:
+        for child in crew:
+            child.terminate()
+            child.join(10.0)
+    beats = np.array([seconds for part in found for seconds in part["beats_s"]] or [0.0])
+    return {
+        "pairs_per_s": sum(part["pairs"] for part in found) / plan.seconds,
+        "heartbeats_per_s": len(beats) / plan.seconds,
+        "heartbeat_p50_ms": float(np.percentile(beats, 50)) * 1000,
+        "heartbeat_p99_ms": float(np.percentile(beats, 99)) * 1000,
+        "wrong": sum(part["wrong"] for part in found),
+    }
+
+
+def _receive(pipe: Connection) -> Any:
+    if not pipe.poll(START_S):
+        raise SystemExit(f"a process of the fleet said nothing for {START_S:g} s")
+    try:
+        return json.loads(pipe.recv())
+    except EOFError:
+        raise SystemExit("a process of the fleet ended early") from None
+
+
+def _serve(plan: FleetPlan, index: int, sampler: Sampler, pipe: Connection) -> None:
+    asyncio.run(_take_part(plan, index, sampler, pipe))
+
+
+async def _take_part(plan: FleetPlan, index: int, sampler: Sampler, pipe: Connection) -> None:
+    counts = FleetCounts()
+    numbers = range(index, plan.workers, plan.processes)
+    crew = [CoordinatorClient(plan.address, timeout_s=60.0) for _ in numbers]
+    fleet = [
+        FleetWorker(client, plan.run_id, number, counts) for client, number in zip(crew, numbers, strict=True)
+    ]
+    for worker in fleet:
+        await worker.register()
+    tasks = [
+        asyncio.ensure_future(worker.work(plan.group_s, sampler) if number < plan.working else worker.idle())
+        for number, worker in zip(numbers, fleet, strict=True)
+    ]
+    try:
+        await _until_ended(tasks, plan.group_s + HEARTBEAT_S)  # until all slots are taken
+        pipe.send("0")
+        await asyncio.to_thread(pipe.poll, START_S)
+        counts.beats_s.clear()
+        counts.pairs = 0
+        await _until_ended(tasks, plan.seconds)
+        pipe.send(json.dumps({"beats_s": counts.beats_s, "pairs": counts.pairs, "wrong": counts.wrong}))
+    finally:
+        await _end(tasks, crew)
+
+
+async def _until_ended(tasks: list[asyncio.Task[None]], timeout_s: float) -> None:
+    done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        task.result()
+
+
+async def _end(tasks: list[asyncio.Task[None]], crew: list[CoordinatorClient]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*(client.close() for client in crew))
+
+
+async def _calm_share(process: psutil.Process) -> float:
+    """Return what a coordinator that no one calls takes of a core, once it has done with starting."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        before = cpu_s(process)
+        await asyncio.sleep(CALM_S)
+        if (share := (cpu_s(process) - before) / CALM_S) <= CALM_SHARE:
+            return share
+    raise SystemExit(f"the coordinator was not calm within {START_S:g} s")
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the processor seconds that a process has used."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
 
 RUN_ID = "load-1"
-GROUP_SIZE = 8
 TOKENS = 90
 """Of one completion; a group's payload is then about 4 KiB."""
-START_S = 120.0
 WARM_UP_S = 5.0
 """A coordinator that has just started still loads its table library, beside the first requests."""
 MOST_PAIRS_PER_S, MOST_GROUPS = 4000, 65_536
@@ -133,26 +545,11 @@ def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.P
     """Run a coordinator process and yield its address and itself."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump_config(config))
-    log = folder / "log"
-    with log.open("wb") as out:
-        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "ANTIPHON_LOG": "warning"}
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "antiphon.benchmarks.coordinator", "--serve", str(folder)],
-            stdout=out,
-            stderr=out,
-            env=environment,
-        )
-    try:
-        deadline = time.monotonic() + START_S
-        while not (folder / "ready").exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the coordinator did not start ({process.poll()})\n{tail(log)}")
-            time.sleep(0.02)
-        port = json.loads((folder / "ready").read_text())["port"]
+    words = [sys.executable, "-P", "-m", "antiphon.benchmarks.coordinator", "--serve", str(folder)]
+    ready = folder / "ready"
+    with started(words, ready, folder / "coordinator.log", {"ANTIPHON_LOG": "warning"}) as process:
+        port = json.loads(ready.read_text())["port"]
         yield f"127.0.0.1:{port}", psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(30.0)
 
 
 def manifest() -> SnapshotManifest:
@@ -246,9 +643,9 @@ def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Na
     """Return pairs per second and what belongs to them."""
     groups = min(int(options.seconds + WARM_UP_S) * MOST_PAIRS_PER_S, MOST_GROUPS)
     with coordinator(home / name, make_config(groups, store)) as (address, process):
-        before, begun = fleets.cpu_s(process), time.perf_counter()
+        before, begun = cpu_s(process), time.perf_counter()
         counts = asyncio.run(load(address, options.clients, options.seconds, options.duplicates))
-        server_cores = (fleets.cpu_s(process) - before) / (time.perf_counter() - begun)
+        server_cores = (cpu_s(process) - before) / (time.perf_counter() - begun)
     lease_ms = np.array(counts.lease_s or [0.0]) * 1000
     return {
         "pairs_per_s": round(counts.pairs / options.seconds, 1),
@@ -263,17 +660,17 @@ def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Na
 def measure_fleet(folder: Path, workers: int, processes: int, seconds: float) -> dict[str, float]:
     """Return what a fleet in many processes costs the coordinator, and how fast it is answered."""
     working = workers * 2 // 3
-    groups = round(working * fleets.CONCURRENT * (2 + (seconds + START_S) / GROUP_S))
+    groups = round(working * CONCURRENT * (2 + (seconds + START_S) / GROUP_S))
     with coordinator(folder, make_config(groups, None)) as (address, process):
         asyncio.run(open_run(address))
-        plan = fleets.FleetPlan(address, RUN_ID, processes, workers, working, GROUP_S, seconds)
+        plan = FleetPlan(address, RUN_ID, processes, workers, working, GROUP_S, seconds)
         command = ["-P", "-m", "antiphon.benchmarks.coordinator", "--plan", json.dumps(asdict(plan))]
         with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             child.stdout.readline()  # all of it is under way
-            before, begun = fleets.cpu_s(process), time.perf_counter()
+            before, begun = cpu_s(process), time.perf_counter()
             line = child.stdout.readline()
-            share = (fleets.cpu_s(process) - before) / (time.perf_counter() - begun)
+            share = (cpu_s(process) - before) / (time.perf_counter() - begun)
     if not line:
         raise SystemExit(f"the fleet ended with {child.returncode}")
     found = {"core_share": share, **json.loads(line)}
@@ -290,7 +687,7 @@ async def open_run(address: str) -> None:
 
 def be_fleet(plan: dict[str, Any]) -> int:
     """Be the fleet's processes: say when all are at work, and then what they measured."""
-    found = fleets.working_fleet(fleets.FleetPlan(**plan), sampled, lambda: print("begun", flush=True))
+    found = working_fleet(FleetPlan(**plan), sampled, lambda: print("begun", flush=True))
     print(json.dumps(found), flush=True)
     return 0
 
@@ -301,12 +698,10 @@ def measure_long_run(folder: Path, events: int) -> dict[str, float]:
     config = long_config(LONG_PLACES)
     steps = write_journal(folder, RUN_ID, config, events)
     (folder / "config.yaml").write_text(dump_config(config))
-    restarts = sorted(
-        asyncio.run(reading.in_child("--restart", str(folder)))["restart_s"] for _ in range(RESTARTS)
-    )
+    restarts = sorted(asyncio.run(in_child("--restart", str(folder)))["restart_s"] for _ in range(RESTARTS))
     with coordinator(folder, config) as (address, process):
-        work = partial(reading.in_child, "--report", str(folder), address)
-        found, grown_mb = asyncio.run(reading.with_peak(process, work))
+        work = partial(in_child, "--report", str(folder), address)
+        found, grown_mb = asyncio.run(with_peak(process, work))
     name = "restart_1m_events_s" if events >= 1_000_000 else "restart_events_s"
     return {
         "long_run_events": events,
@@ -346,12 +741,12 @@ def main() -> int:
     if options.serve is not None:
         return serve(options.serve)
     if options.restart is not None:
-        print(json.dumps(reading.restart(options.restart, RUN_ID, LoadPrompts())))
+        print(json.dumps(restart(options.restart, RUN_ID, LoadPrompts())))
         return 0
     if options.plan is not None:
         return be_fleet(json.loads(options.plan))
     if options.report is not None:
-        print(json.dumps(reading.report(Path(options.report[0]), options.report[1])))
+        print(json.dumps(report(Path(options.report[0]), options.report[1])))
         return 0
     end_on_sigterm()
     home = Path(tempfile.mkdtemp(prefix="antiphon-load-"))
@@ -366,9 +761,7 @@ def main() -> int:
         if options.idle:
             with coordinator(home / "idle", make_config(64, None)) as (address, process):
                 asyncio.run(open_run(address))
-                share, rate = asyncio.run(
-                    fleets.idle_fleet(address, RUN_ID, process, options.idle, options.seconds)
-                )
+                share, rate = asyncio.run(idle_fleet(address, RUN_ID, process, options.idle, options.seconds))
             result |= {"idle_workers": options.idle, "heartbeats_core_share": round(share, 4)}
             result["heartbeats_per_s"] = round(rate, 1)
         if options.fleet:

@@ -1,25 +1,18 @@
 """The demo, measured: what it learns, how fast, and what is thrown away, for several seeds.
 
 `filtered_share`, `stale_share`, `staleness_mean`, `idle_share`, `loop_s` and `drafting_*` are the run's own
-figures (docs/concepts/figures.md). `evaluation_exact_share`: of the held-out answers of the
-journal, the share whose every token the evaluated version sampled; below 1 the benchmark fails.
-`stale_token_share` counts tokens that were sampled and thrown away, for
-whatever reason; `length_bias` is how far the mean length of one staleness is from that of the same
-batches, at most (of staleness that at least 5% of the groups have). `drafts_rested_share`: of the tokens
-that were sampled while over 0.8 of the newest drafts were right, the share sampled without drafts. The base
-model was
-taught the careful method and then had it buried (docs/concepts/demo-model.md), so the score says how fast a
-buried habit comes back.
+figures (docs/concepts/figures.md). `evaluation_exact_share`: of the held-out answers of the journal, the
+share whose every token the evaluated version sampled; below 1 the benchmark fails. `stale_token_share` counts
+tokens that were sampled and thrown away, for whatever reason; `length_bias` is how far the mean length of one
+staleness is from that of the same batches, at most (of staleness that at least 5% of the groups have).
+`drafts_rested_share`: of the tokens that were sampled while over 0.8 of the newest drafts were right, the
+share sampled without drafts. The base model was taught the careful method and then had it buried
+(docs/concepts/demo-model.md), so the score says how fast a buried habit comes back.
 
     .venv/bin/python benchmarks/demo.py --seeds 5
-
-With `--against CHECKOUT`, another clone that was set up, each seed runs there too, in turns:
-`wall_ratio` and `cpu_ratio` are this clone's seconds relative to that one's.
 """
 
-import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -48,24 +41,18 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds (default 3)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--steps", type=int, default=None, help="learner steps (default: the demo's)")
-    parser.add_argument("--against", type=Path, default=None, help="another clone to compare with")
     parser.add_argument("overrides", nargs="*", help="key=value pairs besides")
     arguments = parser.parse_args()
     end_on_sigterm()
-    against = arguments.against and arguments.against.resolve()
     overrides = [*arguments.overrides, *([f"run.steps={arguments.steps}"] if arguments.steps else [])]
     samples: dict[str, list[float]] = {}
     staleness: dict[str, int] = {}
     seeds = list(range(arguments.first, arguments.first + arguments.seeds))
-    for place, seed in enumerate(seeds):
+    for seed in seeds:
         words = [f"run.seed={seed}", *overrides]
         with scratch_home() as home:
-            other = other_job(home, against, words) if place % 2 else None
             job = run_job(home, CONFIG, words, "demo", RUN_S)
-            other = other or other_job(home, against, words)
             found = measured(job, home)
-            if other is not None:
-                found |= {"wall_ratio": job.seconds / other.seconds, "cpu_ratio": job.cpu_s / other.cpu_s}
             for age, count in job.metrics()["staleness"].items():
                 staleness[age] = staleness.get(age, 0) + count
         print(f"seed {seed}: {found}", flush=True)
@@ -88,16 +75,6 @@ def main() -> int:
             f"{result['evaluation_exact_share']:.1%} of the held-out answers are of their version"
         )
     return finish(result, record=arguments.record, samples=samples, violated=violated)
-
-
-def other_job(home: Path, checkout: Path | None, words: Sequence[str]) -> JobRun | None:
-    """Run the same in another clone; None where there is none."""
-    if checkout is None:
-        return None
-    place = home / "other"
-    place.mkdir()
-    shutil.copytree(home / ".dvc", place / ".dvc")
-    return run_job(place, checkout / CONFIG.relative_to(PROJECT), words, "other", RUN_S, checkout)
 
 
 def measured(job: JobRun, home: Path) -> dict[str, float]:

@@ -21,10 +21,11 @@ log-probabilities and draws each request from its own seed.
 - to_plain: drafting against vllm_plain on every load, so with what seeds, log-probabilities and our hooks
   cost counted against us.
 
-    .venv/bin/python benchmarks/drafting.py [--home DIR [--run ID]] [--pairs N]
+    .venv/bin/python benchmarks/drafting.py [--pairs N]
 
-Without --home it first trains the demo for `--steps` steps, two epochs or more, in a scratch folder. The last
-line is JSON. The exit status is 1 when a request got other tokens with drafts than without.
+It first trains the demo for `--steps` steps, two epochs or more, in a scratch folder; no group is left out of
+its batches, so they are all of the history. The last line is JSON. The exit status is 1 when a request got
+other tokens with drafts than without.
 """
 
 import argparse
@@ -59,8 +60,6 @@ GREEDY_PROMPTS, GREEDY_MEDIAN = 32, 180.0
 def main() -> int:
     """Measure, print, and return the exit status."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--home", type=Path, help="ANTIPHON_HOME of a finished run; else one is made")
-    parser.add_argument("--run", help="id of the run (default: the newest)")
     parser.add_argument("--steps", type=int, default=24, help="learner steps of the run that is made")
     parser.add_argument("--prompts", type=int, default=256, help="of an epoch of that run (default 256)")
     parser.add_argument("--pairs", type=int, default=5)
@@ -78,20 +77,19 @@ def main() -> int:
             {**child_environment(1), "ANTIPHON_BENCHMARK_CHILD": "1"},
         )
     with scratch_home() as scratch:
-        home = arguments.home or train(scratch, arguments.steps, arguments.prompts)
-        result = Report(home, arguments).measure()
+        train(scratch, arguments.steps, arguments.prompts)
+        result = Report(scratch, arguments).measure()
     share = result["identical_share"]
     violated = [] if share == 1 else [f"{share:.4%} of the requests got the same tokens with drafts, not all"]
     return finish(result, record=arguments.record, violated=violated)
 
 
-def train(home: Path, steps: int, prompts: int) -> Path:
+def train(home: Path, steps: int, prompts: int) -> None:
     """Train the demo for `steps` steps: 8 are an epoch of 256 prompts."""
     overrides = [f"run.steps={steps}", f"environment.train_size={prompts}"]
-    overrides += ["evaluation.interval=0", "evaluation.prompts=32"]
+    overrides += ["evaluation.interval=0", "evaluation.prompts=32", "loop.filter=none"]
     job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "run", 1200)
     print(f"a run of {steps} steps took {job.seconds:.0f} s")
-    return home
 
 
 class Report:
@@ -99,7 +97,6 @@ class Report:
 
     def __init__(self, home: Path, arguments: argparse.Namespace) -> None:
         self._home = home
-        self._run = arguments.run
         self._pairs = arguments.pairs
         self._wanted = arguments.only or ["greedy", "sampled", "unhelpful"]
         self._methods = not arguments.no_vllm_methods
@@ -145,35 +142,32 @@ class Report:
 
     def _policy(self, folder: Path) -> None:
         from antiphon.benchmarks.parts.drafting.bench import (
+            RecordedRun,
             open_bench,
             policy_directory,
-            restore_history,
             sampled_work,
             serve,
             unseen_work,
         )
-        from antiphon.benchmarks.parts.recorded_run import RecordedRun
 
-        run = RecordedRun(self._home, self._run)
+        run = RecordedRun(self._home)
         epoch = run.epochs - 1
         version = run.middle_version(epoch)
         tensors = run.weights(version)
         model_dir = policy_directory(run, tensors, folder)
         bench = open_bench(model_dir, tensors, run.config.rollout.max_model_tokens, self._drafting)
         if "sampled" in self._wanted:
-            past = restore_history(run, bench.ending, epoch - 1)
+            histories = run.histories(epoch - 1)
             serve(bench.ending, version, tensors)
             self.result["history"] = {
                 "epoch": epoch - 1,
                 "version_served": version,
-                "groups_recorded": past.recorded,
-                "groups_sampled_again": past.restored,
-                "recorded_that_repeat": round(past.repeated, 4),
+                "groups_recorded": len(histories),
             }
             print(f"history: {self.result['history']}", flush=True)
             self._add_vllm(bench)
             for concurrency, prompts in SAMPLED_PROMPTS.items():
-                self._load("sampled", bench, sampled_work(run, past.histories, prompts), concurrency)
+                self._load("sampled", bench, sampled_work(run, histories, prompts), concurrency)
         if "unhelpful" in self._wanted:
             self._add_plain(bench)
             for concurrency, prompts in UNSEEN_PROMPTS.items():
@@ -195,20 +189,14 @@ class Report:
     def _add_vllm(self, bench: Any) -> None:
         if not self._methods:
             return
-        from antiphon.benchmarks.parts.drafting.vllm_baseline import suffix_installed
-
         self._add_plain(bench)
         bench.add("ngram", "ngram")
-        if suffix_installed():
-            bench.add("suffix", "suffix")
-        else:
-            self.result["vllm_suffix"] = "absent: arctic-inference is not installed"
 
     def _load(
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, native_alike: bool = False
     ) -> None:
         """Measure a load where drafts should help."""
-        from antiphon.benchmarks.parts.drafting.load import compare, run_load, with_lengths
+        from antiphon.benchmarks.parts.drafting.bench import compare, run_load, with_lengths
 
         work = with_lengths(bench.ending, work, concurrency)
         found = compare(bench.sides(("native", "drafted"), work, concurrency), self._pairs)
@@ -232,7 +220,7 @@ class Report:
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, keyed: bool = False
     ) -> None:
         """Measure a load where drafts cannot help."""
-        from antiphon.benchmarks.parts.drafting.load import compare, with_lengths
+        from antiphon.benchmarks.parts.drafting.bench import compare, with_lengths
 
         work = with_lengths(bench.ending, work, concurrency)
         plain = [side for side in bench.others if side == "plain"]
@@ -260,7 +248,7 @@ class Report:
         print(f"{load}: drafting is {measured:.3f} of vLLM alone without drafts", flush=True)
 
     def _identity(self, drafted: Any, reference: Any) -> None:
-        from antiphon.benchmarks.parts.drafting.load import identical
+        from antiphon.benchmarks.parts.drafting.bench import identical
 
         self._same += identical(drafted.outputs, reference.outputs)
         self._asked += len(drafted.outputs)

@@ -47,8 +47,7 @@ from typing import Any
 
 from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm
-from antiphon.benchmarks.parts.race.arithmetic import link_rate, mean_interval
-from antiphon.benchmarks.parts.race.runs import run_here
+from antiphon.benchmarks.parts.race.runs import link_rate, mean_interval, run_here
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.reward_parity import make_model
 from antiphon.core.config import load_config

@@ -21,13 +21,12 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,7 @@ import psutil
 from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.api.manifest import full_payload
 from antiphon.benchmarks.coordinator import LoadPrompts, make_config, manifest, sampled
-from antiphon.benchmarks.parts.measure import end_on_sigterm, tail
+from antiphon.benchmarks.parts.measure import end_on_sigterm, started
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.cli.invite import invite
 from antiphon.core.config import dump_config, load_config
@@ -58,7 +57,7 @@ from antiphon.protos import broadcast_pb2, rollout_pb2
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.server import serve_coordinator
 from antiphon.system.clock import wall_clock
-from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
+from antiphon.system.processes import run_service, write_ready_file
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 from antiphon.weights.server import register_broadcast
@@ -82,7 +81,7 @@ ATTACKERS = ("strangers", "hoarder", "overlapper", "repeaters")
 SAME_ID = 40_000
 """Requests under one id in a message."""
 MOST_GROWTH_MB = 256.0
-START_S, SETTLE_S = 120.0, 3.0
+SETTLE_S = 3.0
 REGISTER, WORK = "/antiphon.Coordinator/Register", "/antiphon.Coordinator/Work"
 GET_CHUNKS = "/antiphon.Broadcast/GetChunks"
 
@@ -199,34 +198,15 @@ def prepare(home: Path) -> None:
     store.put_manifest(write_snapshot(store, RUN_ID, 0, weights_of(tensors), CHUNK_BYTES))
 
 
-@contextmanager
 def party(
     name: str, home: Path, options: argparse.Namespace | None = None, nice: int = 0
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one party's process; it has begun its work when this yields, and ends with the block."""
-    (home / f"{name}.ready").unlink(missing_ok=True)
-    log = home / f"{name}.log"
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run one party's process; it has begun its work when the block does, and ends with it."""
     script = ("-P", "-m", "antiphon.benchmarks.exhaustion")
-    command = [sys.executable, *script, "--party", name, "--home", str(home)]
+    words = ["nice", "-n", str(nice), sys.executable, *script, "--party", name, "--home", str(home)]
     if options is not None:
-        command += ["--connections", str(options.connections), "--requests", str(options.requests)]
-    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "ANTIPHON_LOG": "error"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            ["nice", "-n", str(nice), *command], stdout=out, stderr=out, env=environment
-        )
-    try:
-        deadline = time.monotonic() + START_S
-        while not (home / f"{name}.ready").exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{name} did not start ({process.poll()})\n{tail(log)}")
-            time.sleep(0.05)
-        yield process
-        if process.poll() is not None:
-            raise SystemExit(f"{name} ended with {process.returncode}\n{tail(log)}")
-    finally:
-        process.terminate()
-        process.wait(30.0)
+        words += ["--connections", str(options.connections), "--requests", str(options.requests)]
+    return started(words, home / f"{name}.ready", home / f"{name}.log", {"ANTIPHON_LOG": "error"})
 
 
 def peaks(processes: Sequence[psutil.Process], seconds: float) -> list[float]:

@@ -6,33 +6,305 @@ any answer but a sentence of ours; a change is anything that a refused call left
 found is printed with what provokes it; the same seed makes the same inputs.
 """
 
+import dataclasses
+import json
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
+import torch
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from antiphon.benchmarks.parts.fuzz.claims import KINDS, ClaimedRun, claimed_run
-from antiphon.benchmarks.parts.fuzz.messages import damaged, messages
-from antiphon.benchmarks.parts.fuzz.readers import readers
-from antiphon.benchmarks.parts.fuzz.targets import RunningServices, known_values, open_services
+from antiphon.api.manifest import check_manifest, manifest_from_bytes, manifest_to_bytes
+from antiphon.api.policy_file import policy_facts
+from antiphon.benchmarks.parts.fuzz.claims import (
+    KINDS,
+    ClaimedRun,
+    RunningServices,
+    claimed_run,
+    known_values,
+    open_services,
+)
+from antiphon.benchmarks.parts.nightly.table import read_table
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.core.drafting.history_codec import EncodedHistory, decode_history
 from antiphon.core.errors import AntiphonError
+from antiphon.core.loop import events as e
+from antiphon.core.records import (
+    BatchRow,
+    FinishReason,
+    GroupSubmission,
+    PastCompletion,
+    PromptHistory,
+    RowTiming,
+    Trajectory,
+    VersionSpan,
+)
+from antiphon.core.trust.access_tokens import Scope, TokenClaims
+from antiphon.lineage.documents.artifacts import read_document
+from antiphon.lineage.layout import Entry, journal_line, read_journal, read_pointer, read_tree
+from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
 from antiphon.net import wire
 from antiphon.net.rpc.unary import known
+from antiphon.net.security.access_tokens import load_claims, make_token
+from antiphon.net.security.credentials import load_credentials
+from antiphon.net.security.keys import signing_key
+from antiphon.net.wire import FLOAT32, array_from_bytes
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
+from antiphon.services.coordinator.journal import payloads
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.system.logs import configure_logs
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.snapshot import weights_of, write_snapshot
+from antiphon.weights.verified_weights import open_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Something that takes bytes."""
+
+    name: str
+    sound: tuple[bytes, ...]
+    """What it reads without complaint; damaged by the fuzzer."""
+    read: Callable[[bytes], object]
+
+
+def readers(folder: Path) -> Iterator[Reader]:
+    """Yield every reader; those of files write the bytes into `folder` first."""
+    store = PayloadStore(folder / PAYLOADS)
+    tensors = {"a.weight": torch.arange(24.0).reshape(4, 6), "b": torch.zeros(3, dtype=torch.bfloat16)}
+    manifest = write_snapshot(store, "run-1", 1, weights_of(tensors), 1024)
+    submission = GroupSubmission("0" * 32, "g0000000", "w-1", (trajectory(),), 0.5)
+    history = PromptHistory("p", 1, (PastCompletion(np.arange(5, dtype=np.int32), 0, 1, 0, 1.0),))
+
+    def whole(payload: bytes) -> None:
+        open_snapshot(manifest_from_bytes(payload), store)
+
+    yield Reader("manifest", (manifest_to_bytes(manifest),), whole)
+    yield Reader("submission payload", (payloads.dump_submission(submission),), payloads.load_submission)
+    yield Reader(
+        "manifest payload",
+        (payloads.dump_manifest(manifest),),
+        lambda b: check_manifest(payloads.load_manifest(b)),
+    )
+    yield Reader("history payload", (payloads.dump_history(history),), payloads.load_history)
+    yield Reader("packed history", (payloads.dump_history(history),), packed_history)
+    yield Reader("logprobs", (b"\x00" * 8,), lambda payload: array_from_bytes(payload, FLOAT32))
+    yield Reader("batch table", (encode_batch([batch_row()]),), decode_batch)
+    yield Reader("timings table", (encode_timings([timing()]),), decode_timings)
+    yield from texts()
+    yield from files(folder)
+
+
+def texts() -> Iterator[Reader]:
+    """Yield the readers of text."""
+    claims = TokenClaims("0" * 32, "run-1", "w", (Scope.LEASE,), 2**31, 4)
+    key = signing_key(bytes(32))
+    token = make_token(claims, key).encode()
+    yield Reader("access token", (token,), lambda b: load_claims(b.decode("latin-1"), key.public))
+    yield Reader("claims", (token,), lambda b: load_claims(b.decode("latin-1"), None))
+    kinds = e.event_kinds()
+    bodies = tuple(f"{kind} {json.dumps(event_fields(kind))}".encode() for kind in kinds)
+    yield Reader("event", bodies, lambda b: e.load_event(*b.decode("latin-1").partition(" ")[::2]))
+    entry = Entry("versions/v000001.json", "0" * 32, 10)
+    tree = json.dumps([{"md5": entry.md5, "relpath": entry.rel}]).encode()
+    yield Reader("ledger tree", (tree,), read_tree)
+    yield Reader(
+        "ledger journal", (journal_line(entry).encode(),), lambda b: read_journal(b.decode("latin-1"))
+    )
+    yield Reader("ledger pointer", (b"outs:\n- md5: 00.dir\n  size: 1\n",), read_pointer)
+    yield Reader("document", (b'{"a":1}',), read_document)
+
+
+def files(folder: Path) -> Iterator[Reader]:
+    """Yield the readers of files."""
+
+    def through(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+        def write_and_read(payload: bytes) -> object:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(payload)
+            return read(path)
+
+        return write_and_read
+
+    def bundle(path: Path) -> object:
+        for name in ("ca.pem", "cert.pem", "key.pem"):
+            (path.parent / name).write_bytes(b"x")
+            (path.parent / name).chmod(0o600)
+        return load_credentials(path.parent)
+
+    partial_groups = CheckpointStore(folder / "partial_groups", 2)
+    header = json.dumps({"__metadata__": {"antiphon": json.dumps({"run": "r"})}}).encode()
+    policy = len(header).to_bytes(8, "little") + header
+    table = json.dumps({"format": 1, "commit": "c", "at": "t"}).encode()
+    contents = json.dumps({"state/model.pt": "0" * 64}).encode()
+    yield Reader("public key", (b"0" * 64,), through("bundle/tokens.pub", bundle))
+    yield Reader("policy file", (policy,), through("policy.safetensors", policy_facts))
+    yield Reader("benchmark table", (table,), through("table.json", read_table))
+    yield Reader(
+        "checkpoint list",
+        (contents,),
+        through("partial_groups/v00000001/contents.json", lambda path: partial_groups.newest_sound(9)),
+    )
+
+
+def packed_history(payload: bytes) -> object:
+    """Read the bytes as a history's compressed tokens, of lengths that are often right."""
+    encoded = EncodedHistory("p", 1, (5,), (0,), (1,), (0,), (1.0,), payload)
+    return decode_history(encoded)
+
+
+def trajectory() -> Trajectory:
+    """Return a sound trajectory."""
+    return Trajectory(
+        np.arange(4, dtype=np.int32),
+        -np.ones(4, dtype=np.float32),
+        (VersionSpan(0, 0, 4),),
+        FinishReason.STOP,
+        sample_index=0,
+        seed=7,
+    )
+
+
+def batch_row() -> BatchRow:
+    """Return a sound row."""
+    made = trajectory()
+    return BatchRow(
+        made.token_ids,
+        made.logprobs,
+        made.spans,
+        made.finish_reason,
+        group_id="g0000000",
+        prompt_key="p",
+        sample_index=0,
+        prompt_token_ids=np.arange(3, dtype=np.int32),
+        reward=1.0,
+        advantage=0.5,
+    )
+
+
+def timing() -> RowTiming:
+    """Return a sound timing."""
+    return RowTiming("g0000000", 0, "w-1", "0" * 32, 1, 0.5, 1.0, 2.0, 3.0)
+
+
+def event_fields(kind: str) -> Mapping[str, Any]:
+    """Return fields of roughly the right types for an event of a kind."""
+    cls = next(c for c in e.JournalEvent.__subclasses__() if getattr(c, "kind", None) == kind)
+    values = {"int": 1, "str": "x", "float": 0.5, "bool": True}
+    return {f.name: values.get(str(f.type).removesuffix(" | None"), [1]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+
+
+DEEPEST = 4
+"""Messages within messages; deeper ones stay empty."""
+MOST = 5
+"""Elements of a repeated field."""
+
+_INT32 = st.sampled_from([0, 1, 2, 3, 7, 63, 64, -1, 2**31 - 1, -(2**31)]) | st.integers(-(2**31), 2**31 - 1)
+_INT64 = st.sampled_from([0, 1, 2, 3, 4, -1, 2**62, 2**63 - 1, -(2**63)]) | st.integers(-(2**63), 2**63 - 1)
+_UINT64 = st.sampled_from([0, 1, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+_DOUBLE = (
+    st.sampled_from([0.0, 1.0, 0.5, -1.0, float("nan"), float("inf"), -float("inf"), 1e308]) | st.floats()
+)
+_TEXT = st.sampled_from(
+    ["", "w", "../x", "/etc/passwd", "a\x00b", "\u202e", "x" * 5000, "stop", "length"]
+) | st.text(max_size=40)
+_BYTES = st.sampled_from([b"", b"\x00" * 4, b"\x00" * 8, b"\xff" * 7, b"\x00\x00\xc0\x7f"]) | st.binary(
+    max_size=64
+)
+
+_KINDS: dict[int, st.SearchStrategy[Any]] = {
+    FieldDescriptor.TYPE_INT32: _INT32,
+    FieldDescriptor.TYPE_INT64: _INT64,
+    FieldDescriptor.TYPE_FIXED64: _UINT64,
+    FieldDescriptor.TYPE_UINT64: _UINT64,
+    FieldDescriptor.TYPE_DOUBLE: _DOUBLE,
+    FieldDescriptor.TYPE_BOOL: st.booleans(),
+    FieldDescriptor.TYPE_STRING: _TEXT,
+    FieldDescriptor.TYPE_BYTES: _BYTES,
+}
+
+
+def messages(
+    descriptor: Descriptor, known: Mapping[str, Sequence[Any]] | None = None, depth: int = 0
+) -> st.SearchStrategy[Any]:
+    """Return a strategy for messages of a type.
+
+    Args:
+        descriptor: the type.
+        known: field name -> values worth trying, drawn half of the time.
+        depth: how deep the message stands in another one.
+    """
+    known = known or {}
+    fields = {
+        field.name: _field(field, known, depth)
+        for field in descriptor.fields
+        if depth < DEEPEST or field.type != FieldDescriptor.TYPE_MESSAGE
+    }
+    made = st.fixed_dictionaries({}, optional=fields)
+    return made.map(lambda values: GetMessageClass(descriptor)(**values))
+
+
+def _field(field: Any, known: Mapping[str, Sequence[Any]], depth: int) -> st.SearchStrategy[Any]:
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        key, value = (inner.fields_by_name[name] for name in ("key", "value"))
+        return st.dictionaries(_value(key, known, depth), _value(value, known, depth), max_size=MOST)
+    value = _value(field, known, depth)
+    return st.lists(value, max_size=MOST) if field.is_repeated else value
+
+
+def _value(field: Any, known: Mapping[str, Sequence[Any]], depth: int) -> st.SearchStrategy[Any]:
+    if field.message_type is not None:
+        return messages(field.message_type, known, depth + 1)
+    value = _KINDS[field.type]
+    if field.name in known:
+        return st.sampled_from(list(known[field.name])) | value
+    return value
+
+
+def damaged(sound: Sequence[bytes]) -> st.SearchStrategy[bytes]:
+    """Return a strategy for bytes near sound ones: cut, flipped, spliced, doubled; or of no kind at all."""
+
+    @st.composite
+    def near(draw: Any) -> bytes:
+        payload = bytearray(draw(st.sampled_from(list(sound))))
+        for _ in range(draw(st.integers(1, 4))):
+            at = draw(st.integers(0, max(0, len(payload) - 1)))
+            match draw(st.sampled_from(["cut", "flip", "set", "insert", "splice", "drop"])):
+                case "cut":
+                    del payload[at:]
+                case "flip" if payload:
+                    payload[at] ^= 1 << draw(st.integers(0, 7))
+                case "set" if payload:
+                    payload[at] = draw(st.sampled_from([0, 0x7F, 0x80, 0xFF, 0x22, 0x5B, 0x7B, 0x2D, 0x39]))
+                case "insert":
+                    payload[at:at] = draw(st.binary(min_size=1, max_size=8))
+                case "splice":
+                    other = draw(st.sampled_from(list(sound)))
+                    payload[at:] = other[draw(st.integers(0, max(0, len(other) - 1))) :]
+                case "drop":
+                    del payload[at : at + draw(st.integers(1, 16))]
+                case _:
+                    pass  # nothing left to change
+        return bytes(payload)
+
+    return near() | st.binary(max_size=200)
+
 
 EXAMPLES = 60
 """Inputs of one target before the next one has its turn."""

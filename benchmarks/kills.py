@@ -38,15 +38,59 @@ from statistics import median
 import numpy as np
 
 from antiphon.benchmarks.parts.kills.audit import Audit, audit
-from antiphon.benchmarks.parts.kills.setup import HANGING, TROUBLED, make_config, roles
+from antiphon.benchmarks.parts.kills.standins import HANG_VARIABLE, LINK_VARIABLE
 from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, end_on_sigterm, tail
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.core.config import RunConfig, dump_config
+from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.services.rollout.engine.watchdog import HUNG_EXIT
 from antiphon.system import failpoints
 from antiphon.system.ports import free_ports
 from antiphon.system.processes import PARENT_VARIABLE
+
+WORKERS = 3
+HANGING = "worker-hanging"
+TROUBLED: Mapping[str, Mapping[str, str]] = {
+    "worker-joining": {LINK_VARIABLE: "none"},
+    "worker-slow": {LINK_VARIABLE: "1.0"},
+    HANGING: {HANG_VARIABLE: "12"},
+}
+"""Workers that do badly, and what the environment of each has for it."""
+
+
+def make_config(
+    mode: str, steps: int, model: str = "", name: str = "killed", store: str | None = None
+) -> RunConfig:
+    """Return a run of many small steps, two of them ahead; `model` is a real learner's."""
+    return build_config(
+        {
+            "run": {"name": name, "steps": steps, "seed": 5},
+            "environment": {"train_size": 40, "heldout_size": 4},
+            "evaluation": {"prompts": 4, "interval": 0},
+            "loop": {"mode": mode, "max_staleness": 2, "prompts_per_step": 6, "group_size": 4},
+            "sampling": {"max_tokens": 24},
+            "rollout": {"concurrent_groups": 4},
+            "learner": {"checkpoint_interval": 3},
+            "coordinator": {
+                "lease_s": 3.0,
+                "heartbeat_s": 0.4,
+                "payload_retention_steps": 2,
+                "journal_url": store,
+            },
+            "broadcast": {"snapshots_kept": 16},
+            "services": {"stall_timeout_s": 120.0},
+            "drafting": {"enabled": False},
+            **({"model": {"path": model}} if model else {}),
+        }
+    )
+
+
+def roles(troubled: bool = False) -> list[str]:
+    """Return the processes of a run, in the order in which they start."""
+    names = [f"worker-{i}" for i in range(WORKERS)]
+    workers = [*names[:-1], *TROUBLED] if troubled else names  # each process takes time to start
+    return ["coordinator", "learner", "reward", *workers, "flow"]
+
 
 POLL_S = 0.01
 LEARNER_STEPS = 20

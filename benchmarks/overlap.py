@@ -1,27 +1,22 @@
-"""Overlap: the same work at S=0 and at S=2, with a slow broadcast and with the demo's own model.
+"""Overlap: the same work at S=0 and at S=2, with a slow broadcast.
 
-First pair: a short synchronous run without a cap measures what rollout and training of one step take;
+A short synchronous run without a cap measures what rollout and training of one step take;
 then the origin's uplink is capped so that one snapshot takes half of that, and the same steps are run at
 S=0 and at S=2. `ratio` compares the two. Hiding only the injected transfer gives 1.5, so
 `ratio_over_stage_sum` compares the overlapped step with rollout and training alone, one after the other
 and without the transfer: above 1, rollout and training themselves overlap with a gain.
 
-The policy of the first pair is a random Qwen3 of 3.2 million parameters. With the demo's 0.45 million the
-two cores are shared evenly between the learner and everything else, so nothing could keep the learner
-busy all the time; here training is the largest stage, as it must be for the capacity model to promise a
-learner that never waits (rollout + broadcast <= 2 training steps at S=2).
-
-Second pair: `ratio_demo_model` is S=0 against S=2 with the demo's own model and batch, no cap. Each stage
-of a synchronous run has one thread, as in the overlapped one, so a core is idle then.
+The policy is a random Qwen3 of 3.2 million parameters. With the demo's 0.45 million the two cores are shared
+evenly between the learner and everything else, so nothing could keep the learner busy all the time; here
+training is the largest stage, as it must be for the capacity model to promise a learner that never waits
+(rollout + broadcast <= 2 training steps at S=2).
 
 In all runs the learning rate is so small that the policy, and with it the work, stays the same.
 
     .venv/bin/python benchmarks/overlap.py
 """
 
-import math
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -29,7 +24,6 @@ from typing import Any
 
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
-    JobRun,
     end_on_sigterm,
     run_job,
     scratch_home,
@@ -95,7 +89,6 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--steps", type=int, default=24, help="learner steps of each run")
     parser.add_argument("--repeats", type=int, default=1, help="times that all runs are repeated")
-    parser.add_argument("--only", choices=[pair.__name__ for pair in PAIRS], help="one of the two pairs")
     parser.add_argument("--config", type=Path, default=PROJECT / "benchmarks" / "overlap.yaml")
     arguments = parser.parse_args()
     if arguments.steps < WARM_UP_STEPS + 2:
@@ -104,17 +97,14 @@ def main() -> int:
     samples: dict[str, list[float]] = {}
     staleness: dict[str, int] = {}
     for number in range(arguments.repeats):
-        for measure in PAIRS:
-            if arguments.only not in (None, measure.__name__):
-                continue
-            with scratch_home() as home:
-                found, ages = measure(home, arguments.config, arguments.steps)
-            print(f"{measure.__name__} {number + 1}: {found}", flush=True)
-            for name, value in found.items():
-                samples.setdefault(name, []).append(value)
-            for age, count in ages.items():
-                staleness[age] = staleness.get(age, 0) + count
-    oldest, ratio = max(map(int, staleness)), median(samples.get("ratio", [math.inf]))
+        with scratch_home() as home:
+            found, ages = slow_broadcast(home, arguments.config, arguments.steps)
+        print(f"{number + 1}: {found}", flush=True)
+        for name, value in found.items():
+            samples.setdefault(name, []).append(value)
+        for age, count in ages.items():
+            staleness[age] = staleness.get(age, 0) + count
+    oldest, ratio = max(map(int, staleness)), median(samples["ratio"])
     violated = [f"a sample was {oldest} versions old, the bound is {BOUND}"] if oldest > BOUND else []
     hidden = f"S={BOUND} hides nothing of a slow broadcast: its step takes {1 / ratio:.2f} of S=0"
     at_size = [hidden] if ratio <= 1.0 else []
@@ -136,7 +126,11 @@ def slow_broadcast(home: Path, config: Path, steps: int) -> tuple[dict[str, floa
     probe = run_job(home, config, words, "probe", RUN_S, untaught=True)
     busy = busy_seconds(probe.timings())
     cap = f"broadcast.uplink_bytes_per_s={payload_bytes(home) / (0.5 * busy):.0f}"
-    sync, over = pair(home, config, [*common, cap], steps)
+    same = [*common, cap, f"run.steps={steps}"]
+    sync, over = (
+        run_job(home, config, [*same, f"loop.max_staleness={bound}"], label, RUN_S, untaught=True)
+        for label, bound in (("sync", 0), ("overlapped", BOUND))
+    )
     seconds_sync, seconds_over = step_seconds(sync.timings()), step_seconds(over.timings())
     found = {
         "seconds_per_step_sync": seconds_sync,
@@ -148,29 +142,6 @@ def slow_broadcast(home: Path, config: Path, steps: int) -> tuple[dict[str, floa
         "broadcast_s": 0.5 * busy,
     }
     return {name: round(value, 4) for name, value in found.items()}, over.metrics()["staleness"]
-
-
-def demo_model(home: Path, config: Path, steps: int) -> tuple[dict[str, float], dict[str, int]]:
-    """Compare S=0 and S=2 with the demo's model and batch and nothing slowed down."""
-    sync, over = pair(home, config, SAME_WORK, steps)
-    seconds_sync, seconds_over = step_seconds(sync.timings()), step_seconds(over.timings())
-    found = {
-        "seconds_per_step_sync_demo_model": seconds_sync,
-        "seconds_per_step_overlapped_demo_model": seconds_over,
-        "ratio_demo_model": seconds_sync / seconds_over,
-        "idle_share_demo_model": idle_share(over.timings()),
-    }
-    return {name: round(value, 4) for name, value in found.items()}, over.metrics()["staleness"]
-
-
-def pair(home: Path, config: Path, overrides: Sequence[str], steps: int) -> tuple[JobRun, JobRun]:
-    """Run the same steps at S=0 and at S=2."""
-    same = [*overrides, f"run.steps={steps}"]
-    sync, over = (
-        run_job(home, config, [*same, f"loop.max_staleness={bound}"], label, RUN_S, untaught=True)
-        for label, bound in (("sync", 0), ("overlapped", BOUND))
-    )
-    return sync, over
 
 
 def make_policy(config: Path, out: Path) -> Path:
@@ -197,9 +168,6 @@ def payload_bytes(home: Path) -> int:
     for path in sorted(home.glob("runs/*/payloads/*.payload")):
         return path.stat().st_size
     raise SystemExit("the probe run left no manifest behind")
-
-
-PAIRS = (slow_broadcast, demo_model)
 
 
 if __name__ == "__main__":

@@ -23,39 +23,436 @@ The bar can fail: `--no-replacement --headroom 0 --one-case` loses about half an
 
     .venv/bin/python benchmarks/preemption.py
     .venv/bin/python benchmarks/preemption.py --mode moment
-    .venv/bin/python benchmarks/preemption.py --mode trace --trace benchmarks/data/spot_p3.csv
     .venv/bin/python benchmarks/preemption.py --real-processes
     .venv/bin/python benchmarks/preemption.py --curves
 """
 
 import argparse
 import asyncio
+import heapq
+import json
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+import psutil
 
-from antiphon.benchmarks.parts.measure import end_on_sigterm
-from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site
-from antiphon.benchmarks.parts.preemption.schedule import (
-    Stay,
-    at_one_moment,
-    by_chance,
-    by_trace,
-    read_trace,
-    reclaimed,
-    undisturbed,
-    worker_hours,
-)
-from antiphon.benchmarks.parts.preemption.simulated import simulate_fleet
+from antiphon.benchmarks.parts.imposed_worker import WorkerOrder
+from antiphon.benchmarks.parts.kills.audit import audit
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.errors import ConfigError
+from antiphon.core.loop.work_account import WorkAccount
+from antiphon.core.seeds import generator
 from antiphon.simulator.campaign import mute_logs
+from antiphon.simulator.faults import Fault, FaultKind
+from antiphon.simulator.scenario import Scenario
+from antiphon.simulator.world import World
+
+MAX_TOKENS = 24
+"""Three times the mean length of a completion that nothing ends but the stand-in's own end token."""
+END_SHARE = 1 / 8
+"""Probability of the stand-in's end token at each place."""
+HEARTBEAT_S = 5.0
+LEASE_S = 60.0
+STALL_S = 36_000.0
+"""A fleet that waits for new machines has not stalled."""
+CHUNKS = 2
+"""A snapshot of the stand-ins has so many."""
+HANGS_AT = 0.25
+"""Share of the span after which an engine hangs, with groups in flight."""
+WARM_UP_STEPS = 3
+"""Steps left out at the beginning: the pipeline fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One fleet and its learner; times in seconds of the simulated clock."""
+
+    max_staleness: int = 2
+    headroom: float = 0.0
+    """Share by which workers sample faster than `group_s` says."""
+    handover: bool = True
+    workers: int = 8
+    stragglers: bool = False
+    """The first worker's link is so slow that a snapshot takes as long as a learner step, and there are two
+    workers more: one that joins and never loads, and one whose engine hangs."""
+    groups_at_once: int = 2
+    """Groups that one worker samples at the same time."""
+    group_size: int = 4
+    prompts_per_step: int = 32
+    group_s: float = 120.0
+    """Seconds in which a worker without headroom hands in `groups_at_once` groups."""
+
+    @property
+    def train_s(self) -> float:
+        """Return the seconds of a learner step: as long as an undisturbed fleet needs for a batch."""
+        return self.prompts_per_step * self.group_s / (self.workers * self.groups_at_once)
+
+    @property
+    def engine_step_s(self) -> float:
+        """Return the seconds of an engine step, which gives each completion a token."""
+        steps = _engine_steps_per_group(self.groups_at_once, self.group_size)
+        return self.group_s / self.groups_at_once / steps / (1.0 + self.headroom)
+
+    def trouble(self, span_s: float) -> list[Fault]:
+        """Return what goes wrong in `span_s` seconds but for reclaimed workers."""
+        if not self.stragglers:
+            return []
+        return [
+            Fault(0.0, FaultKind.SLOW_LINK, "worker-0", span_s),
+            Fault(0.0, FaultKind.DEAD_TRANSFER, f"worker-{self.workers}", span_s),
+            Fault(HANGS_AT * span_s, FaultKind.HANG, f"worker-{self.workers + 1}", span_s),
+        ]
+
+    def scenario(self, seed: int, span_s: float, scale: float = 1.0) -> Scenario:
+        """Return the run of `span_s` seconds; `scale` of them pass in one second of the run's own clock."""
+        return Scenario(
+            name="preemption",
+            run={
+                "run": {"name": "preemption", "steps": 100_000, "seed": seed},
+                "environment": {"train_size": 4096, "heldout_size": 1},
+                "evaluation": {"prompts": 1, "interval": 0},
+                "loop": {
+                    "mode": "elastic",
+                    "max_staleness": self.max_staleness,
+                    "prompts_per_step": self.prompts_per_step,
+                    "group_size": self.group_size,
+                    "filter": "none",
+                },
+                "sampling": {"max_tokens": MAX_TOKENS},
+                "rollout": {"concurrent_groups": self.groups_at_once},
+                "drafting": {"enabled": False},
+                "coordinator": {
+                    "lease_s": LEASE_S / scale,
+                    "heartbeat_s": HEARTBEAT_S / scale,
+                    "partials_mib": 64 if self.handover else 0,
+                },
+                "services": {"stall_timeout_s": STALL_S / scale},
+            },
+            workers=self.workers + 2 * self.stragglers,
+            slow_chunk_s=self.train_s / CHUNKS,
+            engine_step_s=(self.engine_step_s, self.engine_step_s),
+            worker_slowness=(1.0, 1.0),
+            learner_step_s=(self.train_s, self.train_s),
+            limit_s=2.0 * span_s,
+            span_s=span_s,
+        )
+
+
+@cache
+def _engine_steps_per_group(groups_at_once: int, group_size: int, groups: int = 4096) -> float:
+    """Return the engine steps in which a worker ends one group, on the average over `groups` of them.
+
+    It begins another as soon as it has room for all of its completions, with the step after the one that
+    runs.
+    """
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.geometric(END_SHARE, size=(groups, group_size)), MAX_TOKENS)
+    ends: list[int] = []  # a heap: the step in which each completion ends
+    step = 0
+    for counts in lengths:
+        while len(ends) + group_size > groups_at_once * group_size:
+            step = max(step, heapq.heappop(ends))
+        for count in counts:
+            heapq.heappush(ends, step + 1 + int(count))
+    return max(ends) / groups
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRun:
+    """What one fleet came to over its span."""
+
+    steps_per_hour: float
+    """Learner steps."""
+    wasted_share: float
+    """Of the worker seconds under a lease: what no step trained on, as the work account books it."""
+    preempted_share: float
+    """The part of these that was lost with a worker."""
+    continued: int
+    """Leases that began with tokens of an earlier holder."""
+    violations: tuple[str, ...]
+    """What must not be: tokens beyond the bound, wrong tokens, lost groups."""
+    hung_leases: int = 0
+    """Leases that were taken back because an engine stood still."""
+
+
+def shares(account: WorkAccount) -> tuple[float, float]:
+    """Return the wasted and the preempted share of the seconds under a lease."""
+    leased_s = account.leased_s
+    return account.wasted_share(), account.seconds["preempted"] / leased_s if leased_s else 0.0
+
+
+def steps_per_hour(commits: Sequence[float], train_s: float, span_s: float) -> float:
+    """Return the rate after the warm-up; a step that is late when the span ends counts as late.
+
+    Args:
+        commits: second of each commit.
+        train_s: seconds that a step takes where nothing is late.
+        span_s: second at which the run was stopped.
+    """
+    ends = commits[WARM_UP_STEPS:]
+    if len(ends) < 2:
+        return 0.0
+    return 3600.0 * (len(ends) - 1) / (max(ends[-1], span_s - train_s) - ends[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """One worker from its start to its reclaim."""
+
+    slot: int
+    start_s: float
+    stop_s: float
+    """Infinite for one that is never reclaimed."""
+
+
+def undisturbed(workers: int) -> list[Stay]:
+    """None is reclaimed."""
+    return [Stay(slot, 0.0, np.inf) for slot in range(workers)]
+
+
+def by_chance(
+    workers: int, span_s: float, share_per_hour: float, replacement_s: float, seed: int
+) -> list[Stay]:
+    """Each is reclaimed with probability `share_per_hour` in an hour; a replacement comes later.
+
+    Args:
+        workers: slots of the fleet.
+        span_s: seconds to plan for.
+        share_per_hour: in [0, 1).
+        replacement_s: seconds until the slot is filled again; infinite for never.
+        seed: of the chance.
+    """
+    hazard = -np.log1p(-share_per_hour) / 3600.0
+    chance = generator("preemption", seed)
+    stays = []
+    for slot in range(workers):
+        at = 0.0
+        while at < span_s:
+            stop = at + float(chance.exponential(1.0 / hazard))
+            stays.append(Stay(slot, at, stop))
+            at = stop + replacement_s
+    return stays
+
+
+def at_one_moment(workers: int, span_s: float, share: float, replacement_s: float) -> list[Stay]:
+    """A share of the fleet, rounded, is reclaimed in the middle of the span."""
+    middle, hit = span_s / 2, round(share * workers)
+    stays = [Stay(slot, 0.0, middle if slot < hit else np.inf) for slot in range(workers)]
+    return stays + [Stay(slot, middle + replacement_s, np.inf) for slot in range(hit)]
+
+
+def as_faults(stays: Sequence[Stay], workers: int) -> list[Fault]:
+    """Return what keeps the simulator's workers to the schedule: each slot is empty between two stays."""
+    found = []
+    for slot in range(workers):
+        own = sorted((stay.start_s, stay.stop_s) for stay in stays if stay.slot == slot)
+        edges = [0.0, *(edge for stay in own for edge in stay), np.inf]
+        empty = zip(edges[::2], edges[1::2], strict=True)  # before, between and after the stays
+        found += [
+            Fault(at_s, FaultKind.RECLAIM, f"worker-{slot}", until_s - at_s)
+            for at_s, until_s in empty
+            if at_s < until_s
+        ]
+    return sorted(found, key=lambda fault: (fault.at_s, fault.target))
+
+
+def reclaimed(stays: Sequence[Stay], span_s: float) -> int:
+    """Return how many workers are taken away within the span."""
+    return sum(stay.stop_s < span_s for stay in stays)
+
+
+def worker_hours(stays: Sequence[Stay], span_s: float) -> float:
+    """Return the hours that workers are there, until reclaimed or until the end of the span."""
+    return sum(max(0.0, min(stay.stop_s, span_s) - stay.start_s) for stay in stays) / 3600.0
+
+
+def simulate_fleet(site: Site, stays: Sequence[Stay], span_s: float, seed: int) -> FleetRun:
+    """Simulate one fleet; the witness checks every token, bound and acknowledgement on the way."""
+    faults = [*as_faults(stays, site.workers), *site.trouble(span_s)]
+    world = World(site.scenario(seed, span_s), seed, faults)
+    outcome = world.run()
+    coordinator = world.shared.state_machines[-1]
+    wasted, preempted = shares(coordinator.state.work_accounts.account(coordinator.clock()))
+    rows = list(world.shared.journal.written())
+    return FleetRun(
+        steps_per_hour=steps_per_hour([at_s for at_s, _ in world.witness.commits], site.train_s, span_s),
+        wasted_share=wasted,
+        preempted_share=preempted,
+        continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in rows),
+        violations=outcome.violations,
+        hung_leases=sum(row.kind == "lease.expired" and '"hung":true' in row.body for row in rows),
+    )
+
+
+LEAD_S = 4.0
+"""Real seconds that a replacement is started early, for its imports; it joins when it is due."""
+
+
+async def run_fleet(
+    site: Site, stays: Sequence[Stay], span_s: float, seed: int, scale: float, folder: Path
+) -> FleetRun:
+    """Run a fleet of worker processes over gRPC, killed and replaced as a schedule says, then audit it.
+
+    Args:
+        site: the fleet.
+        stays: of its workers.
+        span_s: scaled seconds.
+        seed: of the run.
+        scale: seconds of the schedule that pass in one real second.
+        folder: gets all that the run leaves.
+    """
+    config, clock = site.scenario(seed, span_s, scale).run_config(), asyncio.get_running_loop().time
+    running: dict[Stay, subprocess.Popen[bytes]] = {}
+
+    def order(stay: Stay, start_at: float) -> WorkerOrder:
+        name = f"w{stay.slot}-{int(stay.start_s)}"
+        return WorkerOrder(name, site.engine_step_s / scale, start_at=start_at)
+
+    async with served_run(config, folder, site.train_s / scale) as run:
+        first = [stay for stay in stays if stay.start_s <= 0.0]
+        await run.start_all([order(stay, 0.0) for stay in first])
+        running.update(zip(first, run.workers, strict=True))
+        begun, begun_at = clock(), time.time()
+
+        async def follow() -> None:
+            comings = [(max(0.0, s.start_s - LEAD_S * scale), 0, s) for s in stays if 0 < s.start_s < span_s]
+            goings = [(stay.stop_s, 1, stay) for stay in stays if stay.stop_s < span_s]
+            for at, leaves, stay in sorted(comings + goings, key=lambda entry: entry[:2]):
+                await asyncio.sleep(max(0.0, begun + at / scale - clock()))
+                if leaves:
+                    running[stay].kill()
+                    await asyncio.to_thread(running[stay].wait, 10)
+                else:
+                    running[stay] = run.start(order(stay, begun + stay.start_s / scale))
+            await asyncio.sleep(max(0.0, begun + span_s / scale - clock()))
+
+        following, flow = asyncio.ensure_future(follow()), asyncio.ensure_future(run.flow.run())
+        await asyncio.wait([following, flow, run.rewarding], return_when=asyncio.FIRST_COMPLETED)
+        for task in (flow, run.rewarding):
+            if task.done():
+                task.result()  # says what went wrong
+        await following
+        flow.cancel()
+        await asyncio.wait([flow], timeout=10)
+        wasted, preempted = shares(run.machine.state.work_accounts.account(clock()))
+        events = await run.events()
+    left = await audit(folder, config)
+    commits = [row.at for row in events if row.kind == "step.committed"]
+    wrong = {"lost": left.lost, "twice": left.twice, "beyond": left.beyond_bound, "wrong": left.wrong}
+    return FleetRun(
+        steps_per_hour=steps_per_hour([(at - begun_at) * scale for at in commits], site.train_s, span_s),
+        wasted_share=wasted,
+        preempted_share=preempted,
+        continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in events),
+        violations=tuple(f"{name}: {count}" for name, count in wrong.items() if count),
+    )
+
+
+CURVE_WORKERS = 2
+CURVE_S = 3600.0
+"""Longest run of a curve."""
+
+
+@contextmanager
+def reclaiming(home: Path, every_s: float, seed: int) -> Iterator[list[int]]:
+    """Kill a worker of a run every `every_s` seconds, each with the same chance; give the ids."""
+    chance, over, killed = generator("preemption-curves", seed), threading.Event(), list[int]()
+
+    def reclaim() -> None:
+        while not over.wait(every_s):
+            name = f"worker-{int(chance.integers(CURVE_WORKERS))}.json"
+            for ready in home.glob(f"runs/*/services/{name}"):
+                pid = int(json.loads(ready.read_text(encoding="utf-8"))["pid"])
+                killed.extend([pid] if kill_worker(pid) else [])
+
+    thread = threading.Thread(target=reclaim, daemon=True)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join(10.0)
+
+
+def kill_worker(pid: int) -> bool:
+    """Kill a worker process; False when there is none of that id, because it is being started again."""
+    try:
+        process = psutil.Process(pid)
+        if "worker" not in process.cmdline():
+            return False
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def run_pair(seed: int, steps: int, every_s: float) -> dict[str, Any]:
+    """Run one seed undisturbed and disturbed: the demo's task with two vLLM workers, in elastic mode.
+
+    In fixed mode both runs have the same weights anyway.
+    """
+    overrides = [
+        f"run.seed={seed}",
+        f"run.steps={steps}",
+        f"rollout.workers={CURVE_WORKERS}",
+        "rollout.concurrent_groups=12",
+        "evaluation.interval=5",
+        "coordinator.heartbeat_s=0.5",
+        "services.restart_limit=1000",
+        "record.mlflow=false",
+        "record.dvc=false",
+    ]
+    found: dict[str, Any] = {"seed": seed}
+    for name in ("undisturbed", "disturbed"):
+        with scratch_home() as home:
+            with reclaiming(home, every_s if name == "disturbed" else CURVE_S, seed) as killed:
+                job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, name, CURVE_S)
+            metrics = job.metrics()
+            found[name] = {
+                "curve": [e["pass_at_1"] for e in metrics["evaluations"]],
+                "pass_after": metrics["pass_after"],
+                "seconds": round(job.seconds, 1),
+                "killed": len(killed),
+            }
+            print(seed, name, found[name], flush=True)
+    return found
+
+
+def compare_curves(seeds: Iterable[int], steps: int, every_s: float) -> dict[str, Any]:
+    """Run every seed twice and compare the held-out reward.
+
+    Args:
+        seeds: of the pairs.
+        steps: learner steps of each run.
+        every_s: seconds between two kills in the disturbed runs.
+    """
+    pairs = [run_pair(seed, steps, every_s) for seed in seeds]
+    gaps = [pair["disturbed"]["pass_after"] - pair["undisturbed"]["pass_after"] for pair in pairs]
+    areas = [mean(p["disturbed"]["curve"]) - mean(p["undisturbed"]["curve"]) for p in pairs]
+    slowdown = [p["disturbed"]["seconds"] / p["undisturbed"]["seconds"] for p in pairs]
+    return {
+        "pairs": pairs,
+        "killed": sum(pair["disturbed"]["killed"] for pair in pairs),
+        "pass_gap_mean": round(mean(gaps), 4),
+        "pass_gap_stdev": round(stdev(gaps), 4) if len(gaps) > 1 else None,
+        "curve_gap_mean": round(mean(areas), 4),
+        "curve_gap_stdev": round(stdev(areas), 4) if len(areas) > 1 else None,
+        "seconds_ratio_mean": round(mean(slowdown), 3),
+    }
+
 
 MOST_LOST = 0.12
 """Bar of `lost_throughput` where workers are reclaimed by chance."""
@@ -64,19 +461,11 @@ MOST_APART = 0.05
 
 
 def plan(arguments: argparse.Namespace, seed: int) -> list[Stay]:
-    """Return the disturbed fleet's schedule.
-
-    Raises:
-        ConfigError: when there is no such trace.
-    """
+    """Return the disturbed fleet's schedule."""
     span_s = 3600.0 * arguments.hours
     replacement_s = np.inf if arguments.no_replacement else arguments.replacement
     if arguments.mode == "moment":
         return at_one_moment(arguments.workers, span_s, arguments.share, replacement_s)
-    if arguments.mode == "trace":
-        if arguments.trace is None:
-            raise ConfigError("--mode trace needs --trace FILE, such as benchmarks/data/spot_p3.csv")
-        return by_trace(read_trace(arguments.trace), arguments.workers, span_s)
     return by_chance(arguments.workers, span_s, arguments.share, replacement_s, seed)
 
 
@@ -172,8 +561,6 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str], l
 
 def compare_processes(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Run one schedule with real processes and in virtual time; return the result and what was violated."""
-    from antiphon.benchmarks.parts.preemption.processes import run_fleet
-
     span_s, seed = 3600.0 * arguments.hours, arguments.seed
     site = cases(arguments)[0]
     fleets = [(replace(site, headroom=0.0), undisturbed(site.workers)), (site, plan(arguments, seed))]
@@ -207,9 +594,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = benchmark_parser(__doc__)
     parser.add_argument(
         "--mode",
-        choices=["chance", "moment", "trace"],
+        choices=["chance", "moment"],
         default="chance",
-        help="chance: each worker by itself; moment: --share of the fleet at once; trace: as recorded",
+        help="chance: each worker by itself; moment: --share of the fleet at once",
     )
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--hours", type=float, default=2.0, help="hours of each fleet (default 2)")
@@ -222,7 +609,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="first schedule, or first pair (default 0)")
     parser.add_argument("--seeds", type=int, default=8, help="schedules (default 8)")
     parser.add_argument("--one-case", action="store_true", help="only the case of lost_throughput")
-    parser.add_argument("--trace", type=Path, help="CSV file with lines seconds,instances")
     parser.add_argument("--real-processes", action="store_true", help="check one schedule with processes")
     parser.add_argument(
         "--scale", type=float, default=60.0, help="seconds per real second of --real-processes (default 60)"
@@ -242,8 +628,6 @@ def main(words: Sequence[str] | None = None) -> int:
     mute_logs()
     try:
         if arguments.curves:
-            from antiphon.benchmarks.parts.preemption.curves import compare_curves
-
             seeds = range(arguments.seed, arguments.seed + arguments.pairs)
             result = compare_curves(seeds, arguments.steps, arguments.every)
             return finish(result, record=arguments.record, name="preemption_curves")

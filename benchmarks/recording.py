@@ -7,21 +7,18 @@ step after the other, as fast as it goes. Then a ledger of 10,000 entries is pub
 and a thousand artifacts are pushed with the real `dvc push` to a real S3 server.
 
 The last line is one JSON object: milliseconds are medians over the steps, `step_cpu_ms` is the
-processor's share of a batch and a version together, `ledger_ms_per_step` and `mlflow_ms_per_step` are
-what the two writers behind the loop need, and `s3_push_1000_s` is null with --no-s3. The exit status is 1
-when a record or a version's weights are missing afterwards.
+processor's share of a batch and a version together, `ledger_ms_per_step` and `mlflow_ms_per_step` are what
+the two writers behind the loop need. The exit status is 1 when a record or a version's weights are missing
+afterwards.
 
     .venv/bin/python benchmarks/recording.py
 """
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +40,6 @@ from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.runs.servers.s3_server import serve_s3
 
 GROUPS, GROUP_SIZE = 8, 8
 """Prompts of a batch and completions of each: 64 trajectories."""
@@ -51,10 +47,6 @@ TOKENS = 256
 """Tokens of a completion."""
 PUBLISHES = 20
 APPENDED_PER_PUBLISH = 16
-PUSHED = 1_000
-PUSHED_BYTES = 50_000
-"""Size of a pushed artifact; the whole is about 50 MB."""
-PUSH_TIMEOUT_S = 300.0
 METRICS = {f"metric_{i}": 0.1 * i for i in range(24)}
 FLUSH_S = 120.0
 """Longest wait for the writers."""
@@ -66,7 +58,6 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--entries", type=int, default=10_000, help="of the ledger (default 10,000)")
-    parser.add_argument("--no-s3", action="store_true", help="leave out the push to an S3 server")
     arguments = parser.parse_args()
     end_on_sigterm()
     with scratch_home() as home:
@@ -78,8 +69,10 @@ def main() -> int:
             "trajectories": GROUPS * GROUP_SIZE,
             "weights_bytes": MODEL.stat().st_size,
             "steps": arguments.steps,
-            **measure_publish(home, arguments.entries),
-            "s3_push_1000_s": None if arguments.no_s3 else measure_push(home / "pushed"),
+            f"publish_{arguments.entries}_ms": publish_ms(
+                Ledger(home, "ledger", "long-1"), arguments.entries
+            ),
+            "shard_entries": SHARD_ENTRIES,
         }
     return finish(result, record=arguments.record, violated=[*missing, *missing_busy])
 
@@ -186,17 +179,6 @@ def make_reference(step: int, rows: list[BatchRow], digest: str, timings_digest:
     )
 
 
-def measure_publish(home: Path, entries: int) -> dict[str, Any]:
-    """Publish a ledger of so many entries, each time with a few more; as it is, and as one tree."""
-    as_it_is = publish_ms(Ledger(home, "ledger", "long-1"), entries)
-    one_tree = publish_ms(Ledger(home, "ledger", "long-2", shard_entries=2 * entries), entries)
-    return {
-        f"publish_{entries}_ms": as_it_is,
-        f"publish_{entries}_one_tree_ms": one_tree,
-        "shard_entries": SHARD_ENTRIES,
-    }
-
-
 def publish_ms(ledger: Ledger, entries: int) -> float:
     """Fill a ledger with so many entries and return the median milliseconds of a publication."""
 
@@ -213,27 +195,6 @@ def publish_ms(ledger: Ledger, entries: int) -> float:
         taken.append(timed(ledger.publish))
     ledger.close()
     return 1e3 * median(taken)
-
-
-def measure_push(project: Path) -> float:
-    """Return the seconds of `dvc push` of 1,000 artifacts to a local S3 server."""
-    (project / ".dvc").mkdir(parents=True)
-    (project / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
-    ledger = Ledger(project, "ledger", "pushed-1")
-    chance = np.random.default_rng(1)
-    for number in range(PUSHED):
-        ledger.append(f"batches/t{number:06d}.parquet", chance.bytes(PUSHED_BYTES))
-    ledger.close()
-    with serve_s3(project / "s3") as server:
-        place = f"    url = s3://{server.bucket}/dvc\n    endpointurl = {server.endpoint_url}\n"
-        (project / ".dvc" / "config.local").write_text(f"[core]\n    remote = s3\n['remote \"s3\"']\n{place}")
-        known = {**os.environ, **server.environment, "DVC_NO_ANALYTICS": "true"}
-        command = [str(Path(sys.executable).with_name("dvc")), "push", "--quiet", "ledger/pushed-1.dvc"]
-
-        def push() -> None:
-            subprocess.run(command, cwd=project, env=known, check=True, timeout=PUSH_TIMEOUT_S)
-
-        return timed(push)
 
 
 def timed(work: Callable[[], object]) -> float:

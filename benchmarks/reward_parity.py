@@ -44,8 +44,7 @@ from antiphon.benchmarks.parts.measure import (
 )
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.parity.trl_server import SERVER_VARIABLE, TRL_PACKAGES, served
-from antiphon.benchmarks.parts.race.arithmetic import covered, half_interval
-from antiphon.benchmarks.parts.race.runs import cpu_at
+from antiphon.benchmarks.parts.race.runs import covered, cpu_at, half_interval
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.warmstart.recipe import RECIPES
 from antiphon.core.config import RunConfig, load_config
@@ -147,7 +146,7 @@ def run_side(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any
 
 def scored(config: RunConfig, weights: Mapping[int, Path], samples: int) -> dict[str, Any]:
     """Return versions, and the held-out reward of each."""
-    from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
+    from antiphon.benchmarks.parts.learning.experiment import heldout_score  # heavy
 
     versions = sorted(weights)
     context = multiprocessing.get_context("spawn")

@@ -18,17 +18,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
+import yaml
+
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.benchmarks.parts.sandbox.attempts import ATTEMPTS, Attempt
 from antiphon.benchmarks.parts.sandbox.environment import FACTORY, HONEST
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed, ScoringTask, Verdict
 from antiphon.environments.scoring.pool import ScoringPool
 from antiphon.system.logs import configure_logs
+
+ATTEMPTS: dict[str, str] = yaml.safe_load(
+    (Path(__file__).parent / "data" / "attempts.yaml").read_text(encoding="utf-8")
+)
+"""Name -> code of an answer."""
+
 
 TIMEOUT_S = 1.0
 """Deadline of one attempt."""
@@ -46,7 +54,7 @@ def main() -> int:
     parser.add_argument("--attempts", type=int, default=len(ATTEMPTS), help="try only the first so many")
     args = parser.parse_args()
     configure_logs(level="error")
-    report = asyncio.run(_measure(ATTEMPTS[: args.attempts], args.answers))
+    report = asyncio.run(_measure(dict(list(ATTEMPTS.items())[: args.attempts]), args.answers))
     problems = [f"succeeded: {name}" for name in report["escaped"]]
     problems += [f"disturbed the scorer: {name}" for name in report["disturbed"]]
     if report["failed_after"]:
@@ -59,7 +67,7 @@ def main() -> int:
     return finish(report, record=args.record, violated=problems, at_size=slow)
 
 
-async def _measure(attempts: Sequence[Attempt], answers: int) -> dict[str, Any]:
+async def _measure(attempts: Mapping[str, str], answers: int) -> dict[str, Any]:
     escaped, disturbed, failed_after = await attack(attempts, TIMEOUT_S)
     return {
         "attempts": len(attempts),
@@ -72,7 +80,7 @@ async def _measure(attempts: Sequence[Attempt], answers: int) -> dict[str, Any]:
     }
 
 
-async def attack(attempts: Sequence[Attempt], answer_timeout_s: float) -> tuple[list[str], list[str], int]:
+async def attack(attempts: Mapping[str, str], answer_timeout_s: float) -> tuple[list[str], list[str], int]:
     """Try each attempt; return those that succeeded, those that disturbed the scorer, and what it cost.
 
     That is the number of honest answers that failed after an attempt.
@@ -80,16 +88,16 @@ async def attack(attempts: Sequence[Attempt], answer_timeout_s: float) -> tuple[
     escaped, disturbed, failed_after = [], [], 0
     with _outside() as (names, was_touched):
         async with _pool(answer_timeout_s) as pool:
-            for attempt in attempts:
-                (verdict,) = await pool.score("train-0-0", [attempt.code.format(**names)])
+            for name, code in attempts.items():
+                (verdict,) = await pool.score("train-0-0", [Template(code).substitute(names)])
                 after = await pool.score("train-0-1", [HONEST, "won = False"])
                 got_it = verdict == 1.0 or was_touched()
-                print(f"{attempt.name}: {'SUCCEEDED' if got_it else _words(verdict)}", flush=True)
+                print(f"{name}: {'SUCCEEDED' if got_it else _words(verdict)}", flush=True)
                 if got_it:
-                    escaped.append(attempt.name)
+                    escaped.append(name)
                 failed_after += sum(isinstance(one, Failed) for one in after)
                 if after != [1.0, 0.0]:
-                    disturbed.append(attempt.name)
+                    disturbed.append(name)
     return escaped, disturbed, failed_after
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import structlog
 
-from antiphon.benchmarks.parts.lengths.pipeline import draw_groups
+from antiphon.benchmarks.parts.lengths import draw_groups
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
     end_on_sigterm,

@@ -35,8 +35,7 @@ import numpy as np
 from antiphon.benchmarks.learning import CONFIG, Recipe, finished_runs
 from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import end_on_sigterm
-from antiphon.benchmarks.parts.race.arithmetic import mean_interval
-from antiphon.benchmarks.parts.race.runs import run_here
+from antiphon.benchmarks.parts.race.runs import mean_interval, run_here
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, load_config
 

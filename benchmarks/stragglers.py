@@ -1,9 +1,9 @@
 """Stragglers: what a run loses by a worker that never loads, one with a slow link and one whose engine hangs.
 
-Coordinator, learner, reward service and eight workers are those of production and talk over real gRPC; the
-flow walks production's stages. Trainer and engines are light stand-ins that sleep for as long as a step
-takes, so that a run does not depend on how many cores there are. Runs without and with trouble take turns.
-The troubled run has three workers more:
+Coordinator, learner, reward service and eight workers are those of production, and workers and coordinator
+talk over real gRPC; the flow walks production's stages. Trainer, engines and links are light stand-ins that
+sleep for as long as a step or a snapshot takes, so that a run does not depend on how many cores there are.
+Runs without and with trouble take turns. The troubled run has three workers more:
 
 - one whose link is twenty times slower than the others', for snapshots and for finished groups;
 - one that joins after a quarter of the steps and never finishes fetching its first snapshot;
@@ -20,24 +20,148 @@ not reach their last step.
 import asyncio
 import sys
 import tempfile
-from dataclasses import dataclass
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+from antiphon.api.engine import EngineOutput
+from antiphon.benchmarks.parts.imposed_worker import ImposedEngine, WorkerOrder, make_worker
+from antiphon.benchmarks.parts.kills.standins import LinkedClient
 from antiphon.benchmarks.parts.measure import end_on_sigterm
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.benchmarks.parts.straggling_run import (
-    HANGING,
-    WARM_UP_STEPS,
-    WORKERS,
-    Site,
-    Trouble,
-    make_config,
-)
+from antiphon.benchmarks.parts.served_run import served_run
+from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import AntiphonError
 from antiphon.core.loop.events import GroupDropped, GroupSubmitted, LeaseGranted, load_event
-from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, StoredEvent
+from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.system.logs import configure_logs
+
+WORKERS = 8
+HANGING = "hanging"
+TRAIN_S = 1.0
+"""One learner step; rollout of a step takes about half of it."""
+ENGINE_STEP_S = 0.04
+LINK_S = 0.1
+"""What a snapshot takes on a usual link."""
+SLOW_LINK = 20.0
+NEVER_S = 1e6
+"""Of a snapshot that does not arrive."""
+JOIN_AT, HANG_AT = 0.25, 0.5
+"""Shares of the steps after which trouble begins."""
+WARM_UP_STEPS = 4
+RUN_FACTOR, RUN_S = 4.0, 60.0
+"""A run that takes this many times the learner's own seconds, and so many seconds more, has ended."""
+
+
+def make_config(steps: int, seed: int) -> RunConfig:
+    """Return a run of small steps that the learner limits."""
+    return build_config(
+        {
+            "run": {"name": "stragglers", "steps": steps, "seed": seed},
+            "environment": {"train_size": 400, "heldout_size": 4},
+            "evaluation": {"prompts": 4, "interval": 0},
+            "loop": {"max_staleness": 2, "prompts_per_step": 8, "group_size": 4, "filter": "none"},
+            "sampling": {"max_tokens": 24},
+            "rollout": {"concurrent_groups": 2},
+            "learner": {"checkpoint_interval": 1000},
+            "coordinator": {"lease_s": 3.0, "heartbeat_s": 0.2},
+            "services": {"stall_timeout_s": RUN_S},
+            "drafting": {"enabled": False},
+        }
+    )
+
+
+@dataclass
+class Trouble:
+    """What begins at which step; without trouble nothing does."""
+
+    steps: int
+    joins: asyncio.Event = field(default_factory=asyncio.Event)
+    hangs: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+    """The run is over: a thread that stands still may end."""
+    hung_at: float | None = None
+    """Unix second at which an engine stopped."""
+    begun: list[float] = field(default_factory=list)
+    """Monotonic second at which each step began to train."""
+
+    def train(self, step: int, loop: asyncio.AbstractEventLoop) -> None:
+        """A step begins to train; called in the learner's thread."""
+        self.begun.append(time.monotonic())
+        if step == int(JOIN_AT * self.steps):
+            loop.call_soon_threadsafe(self.joins.set)
+        if step == int(HANG_AT * self.steps):
+            self.hangs.set()
+
+    def seconds_per_step(self) -> float:
+        """Return the mean time from one step's beginning to the next one's, without the first ones."""
+        return (self.begun[-1] - self.begun[WARM_UP_STEPS]) / (len(self.begun) - 1 - WARM_UP_STEPS)
+
+
+class TroubledEngine(ImposedEngine):
+    """Stands still for good once the trouble says so."""
+
+    def __init__(self, order: WorkerOrder, trouble: Trouble) -> None:
+        super().__init__(order)
+        self._trouble = trouble
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every request by one token, or stand still."""
+        if self._trouble.hangs.is_set():
+            self._trouble.hung_at = self._trouble.hung_at or time.time()
+            self._trouble.released.wait()
+            return []
+        return super().step()
+
+
+async def live(folder: Path, config: RunConfig, trouble: Trouble, troubled: bool) -> list[StoredEvent]:
+    """Run to the last step, all workers as tasks of this process, and return the journal.
+
+    Raises:
+        AntiphonError: when a service, a worker or the flow gave up.
+        TimeoutError: when the run takes far too long.
+    """
+    begins = partial(trouble.train, loop=asyncio.get_running_loop())
+    async with served_run(config, folder, TRAIN_S, begins=begins) as run:
+
+        async def work(name: str, link_s: float = LINK_S, joins: asyncio.Event | None = None) -> None:
+            if joins is not None:
+                await joins.wait()
+            order, hangs = WorkerOrder(name, ENGINE_STEP_S, broadcast_s=link_s), name == HANGING
+            client = LinkedClient(run.address, link_s)
+            engine = partial(TroubledEngine, order, trouble) if hangs else None
+            try:
+                await make_worker(order, client, engine).run(lambda: None)
+            except AntiphonError:
+                if not hangs:  # one that noticed by itself that its engine hangs may leave
+                    raise
+            finally:
+                await client.close()
+
+        workers = [work(f"worker-{number}") for number in range(WORKERS)]
+        if troubled:
+            workers += [work("slow-link", SLOW_LINK * LINK_S), work(HANGING)]
+            workers.append(work("joiner", NEVER_S, trouble.joins))
+        flow = asyncio.ensure_future(run.flow.run())
+        tasks = [flow, run.rewarding, *map(asyncio.ensure_future, workers)]
+        try:
+            async with asyncio.timeout(RUN_FACTOR * TRAIN_S * config.run.steps + RUN_S):
+                while not flow.done():
+                    running = [task for task in tasks if not task.done()]
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for task in tasks:
+                        if task.done():
+                            task.result()  # says what went wrong
+            return await run.events()
+        finally:
+            trouble.released.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
 
 RATIO_MOST = 1.03
 RECOVERY_MOST = 2.0
@@ -59,17 +183,8 @@ def run_once(steps: int, seed: int, troubled: bool) -> Outcome:
     """Run once, in a folder of its own."""
     config, trouble = make_config(steps, seed), Trouble(steps)
     with tempfile.TemporaryDirectory(prefix="antiphon-stragglers-") as place:
-        folder = Path(place)
-
-        async def live() -> list[StoredEvent]:
-            await Site(folder, config, trouble).live(troubled)
-            journal = Journal(folder / JOURNAL_NAME, config.run.name)
-            rows = await journal.read(0, 10**6)
-            await journal.close()
-            return rows
-
         try:
-            rows = asyncio.run(live())
+            rows = asyncio.run(live(Path(place), config, trouble, troubled))
         except (AntiphonError, TimeoutError) as error:
             return Outcome(None, None, f"{type(error).__name__} after {len(trouble.begun)} steps: {error}")
     return Outcome(trouble.seconds_per_step(), recovery_s(rows, trouble.hung_at) if troubled else None)

@@ -23,13 +23,230 @@ status is 1 when a limit of `LIMITS` is exceeded in a cell.
 import argparse
 import math
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
+from statistics import NormalDist, fmean
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.benchmarks.parts.tails.world import TOKENS, WORKERS, Lengths, Setting, Walked, World
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.loop import events as e
+from antiphon.core.loop.admission import plan_leases, prompt_place
+from antiphon.core.loop.loop_measures import LoopPace
 from antiphon.core.loop.run_ahead import RunAhead
+from antiphon.simulator.campaign import mute_logs
+from antiphon.simulator.modelled.calibration import Calibration, SeenGroup
+from antiphon.simulator.modelled.run import ModelledRun
+
+TOKENS = 100
+"""Completion tokens that stand for length 1."""
+WORKERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long completions are: log-normal between prompts and within, cut at a cap."""
+
+    sigma_prompt: float
+    sigma_sample: float
+    cap: float
+    """In units of the median length."""
+    seed: int = 0
+
+    def draw(self, number: int, block: int, samples: int) -> npt.NDArray[np.int64]:
+        """Return the completion tokens of the `number`-th group, shape [samples].
+
+        Every `block` prompts in a row have one from each `block`-th part of the distribution, in random
+        order: the mean of any batch that was chosen blindly is then close to the population's.
+        """
+        order = np.random.default_rng((self.seed, 1, number // block)).permutation(block)
+        random = np.random.default_rng((self.seed, 2, number))
+        quantile = (order[number % block] + random.random()) / block
+        median = math.exp(self.sigma_prompt * NormalDist().inv_cdf(min(1.0 - 1e-9, max(1e-9, quantile))))
+        lengths = median * np.exp(self.sigma_sample * random.standard_normal(samples))
+        tokens = np.rint(np.minimum(self.cap, lengths) * TOKENS).astype(np.int64)
+        at_least_one: npt.NDArray[np.int64] = np.maximum(tokens, 1)
+        return at_least_one
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One run: its bound, how much is sampled at once, and how fast everything is."""
+
+    max_staleness: int
+    prompts_per_step: int
+    group_size: int
+    steps: int
+    places: int
+    """Groups that each worker can sample at once."""
+    learner_s: float
+    reward_s: float
+    broadcast_s: float
+    alpha: float
+    """Seconds per token of a completion that runs alone."""
+    beta: float
+    """Seconds per token that each further completion at the same worker adds."""
+    filter: str = "none"
+    varied_share: float = 1.0
+    """Share of the groups whose rewards differ."""
+    losses_per_hour: float = 0.0
+    """Ends of one worker, which loses what it samples."""
+
+    def config(self, run_ahead: str) -> RunConfig:
+        """Return the run's configuration."""
+        return build_config(
+            {
+                "run": {"steps": self.steps},
+                "environment": {"train_size": 4 * self.prompts_per_step * (self.steps + 1)},
+                "loop": {
+                    "max_staleness": self.max_staleness,
+                    "prompts_per_step": self.prompts_per_step,
+                    "group_size": self.group_size,
+                    "filter": self.filter,
+                    "run_ahead": run_ahead,
+                    "order": "arrival",
+                },
+                "broadcast": {"snapshots_kept": self.max_staleness + 8},
+                "coordinator": {"partials_mib": 0},
+                "evaluation": {"prompts": 1},
+            }
+        )
+
+    def calibration(self, config: RunConfig, lengths: Lengths) -> Calibration:
+        """Return how fast everything is, and the lengths of each prompt in the order of opening."""
+        groups = []
+        for number in range((self.steps + self.max_staleness + 4) * self.prompts_per_step):
+            tokens = lengths.draw(number, self.prompts_per_step, self.group_size).tolist()
+            varied = np.random.default_rng((lengths.seed, 3, number)).random() < self.varied_share
+            index = prompt_place(config, number)[0]
+            groups.append(SeenGroup(prompt=index, tokens=tokens, reward_s=self.reward_s, varied=varied))
+        return Calibration(
+            alpha_s=self.alpha,
+            beta_s=self.beta,
+            concurrent_groups=self.places,
+            learner_s=self.learner_s,
+            learner_fixed_share=1.0,
+            step_tokens=1.0,
+            broadcast_s=self.broadcast_s,
+            losses_per_hour=self.losses_per_hour,
+            replaced_s=1.0,
+            groups=tuple(groups),
+        )
+
+
+@dataclass(slots=True)
+class Walked:
+    """What a run came to."""
+
+    seconds_per_step: float
+    staleness_mean: float
+    staleness_worst: int
+    wasted_share: float
+    """Tokens that were sampled and not trained on, of all; without those that the filter left out."""
+    restarts_worst: int
+    """Most times that one group was begun again."""
+    opened_mean: float
+    trained_mean: float
+    """Mean completion tokens; also of what the filter left out, which used up its place."""
+    first_batches_mean: float
+    """Of the first three batches."""
+    lengths_by_staleness: dict[int, float]
+    trained: list[int]
+    """Numbers of the groups in the order in which they trained."""
+    plan: RunAhead | None
+
+
+class TailsRun(ModelledRun):
+    """A run in virtual time, with production's decisions: its run-ahead is measured, or kept to the end."""
+
+    def __init__(
+        self, setting: Setting, lengths: Lengths, plan: RunAhead | None, measured: bool, seed: int = 0
+    ) -> None:
+        """Prepare a run; `plan` is kept to its end (None: only the gate decides) unless it is `measured`."""
+        config = setting.config("measured" if measured else "bound")
+        super().__init__(config, setting.calibration(config, lengths), WORKERS, seed, keep=True)
+        if not measured:
+            self._planner._plan = plan
+
+    def _grant(self) -> None:
+        """Lease one group after the other, each to the worker with most room, so that load is even."""
+        state, places, size = self._state, self._known.concurrent_groups, self._size
+        while there := [engine for engine in self._engines if not engine.away]:
+            engine = min(there, key=lambda one: one.load)
+            free = (self._places - engine.load) // self._config.loop.group_size
+            openings, plan = None, self._planner.plan
+            if plan is not None:
+                room = plan.room(state.batches * size + state.training_groups, self._newest_held, size)
+                openings = max(0, int(min(plan.unused(places, engine.groups), room)))
+            leased = plan_leases(state, self._config, engine.held, min(1, free), (), openings)
+            if not leased.group_ids:
+                return
+            for opened in leased.openings:
+                self._emit(opened, opened.group_id)
+            engine.move(self._now)
+            for group_id in leased.group_ids:
+                self._begin(state.groups[group_id], engine)
+            self._plan(engine, self._engines.index(engine))
+
+    def pace(self) -> LoopPace | None:
+        """Return what the run measured of itself."""
+        return self._planner.measures.pace(self._now)
+
+    def walk(self) -> Walked:
+        """Walk the run and return what it came to.
+
+        Raises:
+            RuntimeError: when nothing can happen any more before the last step.
+        """
+        done, steps = self.run(), self._config.run.steps
+        if len(done.commits_s) < steps:
+            raise RuntimeError(f"nothing moves after {len(done.commits_s)} of {steps} steps")
+        numbers: dict[str, int] = {}
+        sampled: dict[str, e.GroupSubmitted] = {}
+        batches: list[list[str]] = []
+        restarts: Counter[str] = Counter()
+        by_age: dict[int, list[float]] = defaultdict(list)
+        wasted = kept = 0.0
+        opened: list[str] = []
+        for _, event in self.events or ():
+            if isinstance(event, e.GroupOpened):
+                numbers[event.group_id] = event.number
+                opened.append(event.group_id)
+            elif isinstance(event, e.LeaseExpired):
+                restarts[event.group_id] += 1
+                wasted += event.tokens
+            elif isinstance(event, e.GroupSubmitted):
+                sampled[event.group_id] = event
+            elif isinstance(event, e.BatchSealed):
+                batches.append(sorted((*event.group_ids, *event.filtered_ids), key=numbers.__getitem__))
+                for group in (sampled[group_id] for group_id in batches[-1]):
+                    kept += sum(group.token_counts)
+                    by_age[event.step - group.oldest_version].append(fmean(group.token_counts))
+
+        def mean(groups: Iterable[str]) -> float:
+            return fmean(tokens for one in groups if one in sampled for tokens in sampled[one].token_counts)
+
+        ages = done.staleness
+        return Walked(
+            seconds_per_step=done.commits_s[-1] / steps,
+            staleness_mean=sum(age * n for age, n in ages.items()) / max(1, sum(ages.values())),
+            staleness_worst=max(ages, default=0),
+            wasted_share=wasted / max(1.0, wasted + kept),
+            restarts_worst=max(restarts.values(), default=0),
+            opened_mean=mean(opened),
+            trained_mean=mean(chain(*batches)),
+            first_batches_mean=mean(chain(*batches[:3])),
+            lengths_by_staleness={age: fmean(found) for age, found in sorted(by_age.items())},
+            trained=[numbers[group_id] for group_id in chain(*batches)],
+            plan=self._planner.plan,
+        )
+
 
 BOUNDS = (1, 2, 4, 8)
 GROUP_SIZE = 8
@@ -85,7 +302,7 @@ def main() -> int:
         for slow in (False, True)
     ]
     found = []
-    with ProcessPoolExecutor(args.processes) as pool:
+    with ProcessPoolExecutor(args.processes, initializer=mute_logs) as pool:
         for row in pool.map(_measure, cells, [args] * len(cells)):
             print(_line(row), flush=True)
             found.append(row)
@@ -119,16 +336,16 @@ def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         prompts_per_step=args.prompts_per_step,
         group_size=GROUP_SIZE,
         steps=args.steps,
-        places=places,
+        places=places // WORKERS,
         learner_s=unit_s * (LEARNER_BOUND if cell.learner_bound else ROLLOUT_BOUND),
         reward_s=unit_s * SLOW_REWARD * cell.slow_reward,
         broadcast_s=unit_s * BROADCAST,
         alpha=ALPHA_S,
         beta=beta,
     )
-    ours = World(setting, lengths, None, measured=True, seed=args.seed).run()
+    ours = TailsRun(setting, lengths, None, True, args.seed).walk()
     constant = [
-        (plan, World(setting, lengths, plan, measured=False, seed=args.seed).run())
+        (plan, TailsRun(setting, lengths, plan, False, args.seed).walk())
         for plan in _constant_plans(cell, places, args.prompts_per_step)
     ]
     best_plan, best = min(constant, key=lambda pair: pair[1].seconds_per_step)
@@ -137,7 +354,7 @@ def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         for _, walked in constant
         if walked.seconds_per_step <= (1.0 + NEEDED) * best.seconds_per_step
     )
-    gate = World(setting, lengths, None, measured=False, seed=args.seed).run()
+    gate = TailsRun(setting, lengths, None, False, args.seed).walk()
     return {
         "max_staleness": cell.max_staleness,
         "steps_at_once": cell.steps_at_once,

@@ -45,7 +45,7 @@ from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
 from antiphon.benchmarks.parts.own_environment import MissingToolError
 from antiphon.benchmarks.parts.parity.trl_server import missing_server
-from antiphon.benchmarks.parts.race.arithmetic import reached_at, seconds_at
+from antiphon.benchmarks.parts.race.runs import reached_at, seconds_at
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.reward_parity import Run, make_model, run_here, run_trl, scored
 from antiphon.core.config import load_config

@@ -76,11 +76,10 @@ def plan(
     if source:
         notes.append(f"measured by run {source}, {measured.steps if measured else 0} steps")
     if plot is not None:
-        from antiphon.report.capacity_plot import capacity_plot
-        from antiphon.report.render import standalone
+        from antiphon.report.pictures import picture
+        from antiphon.report.run_charts import capacity
 
-        drawing = capacity_plot(made, config.loop.max_staleness)
-        plot.write_text(standalone(drawing.wide or drawing.narrow), encoding="utf-8")
+        plot.write_text(picture(capacity(made, config.loop.max_staleness)), encoding="utf-8")
     if as_json:
         print(json.dumps(plain(config, made, notes), indent=2))
     else:

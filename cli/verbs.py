@@ -145,9 +145,9 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         ),
     },
     "Maintenance": {
-        "void": Verb(
-            "void:void",
-            "Take a sealed batch back that the learner cannot train on.",
+        "skip": Verb(
+            "skip:skip",
+            "Train nothing in a step whose batch the learner cannot train on.",
             "--reason TEXT [OPTIONS] RUN STEP",
             ('RUN 12 --reason "the scorer was wrong"',),
         ),
@@ -181,6 +181,7 @@ REPLACED: Mapping[str, str] = {
     "token pardon": "invite NAME --pardon --run RUN",
     "token revoke": "invite NAME --revoke --run RUN",
     "token show": "invite --show BUNDLE",
+    "void": "skip RUN STEP --reason TEXT",
 }
 """What went -> the command that took its place."""
 

@@ -1,6 +1,6 @@
 """Deployments: which flows a Prefect server offers, with which form, schedule and place to run.
 
-One table says it; `antiphon deploy` and `prefect.yaml` hold the same set, and a test compares.
+`prefect.yaml` says it, for `antiphon deploy` and for Prefect's own `prefect deploy --all`.
 Everything that fills a machine goes to one work queue whose limit keeps a second run waiting.
 Deploying again changes what changed and keeps the schedules that were switched on or off.
 """
@@ -9,13 +9,14 @@ import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
+import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import StateType
@@ -26,85 +27,24 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.workers.process import ProcessWorker
 
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.flows.form import form_schema
+from antiphon.flows.form import form_of
 
 MACHINE_QUEUE = "machine"
 """Work queue of flows that fill a machine; its limit is how many of them run at once."""
 
-LIGHT_QUEUE = "default"
-"""Work queue of flows that only ask a run something; nothing limits it."""
-
-HEARTBEAT_S = 30
-"""Seconds between two signs of life of a deployed flow run."""
-
-SILENCE_S = 10 * HEARTBEAT_S
-"""A flow run silent for so long counts as crashed, so that it no longer holds its place in the queue."""
+SILENCE_S = 300
+"""A flow run silent for so long, ten heartbeats, counts as crashed, so that it no longer holds its place."""
 
 WATCH_NAME = "antiphon: a flow run that fell silent has crashed"
 """The automation that says so."""
 
+TABLE = Path(__file__).resolve().parents[1] / "prefect.yaml"
+"""In a checkout its own file, in a wheel a copy beside the packages."""
 
-@dataclass(frozen=True, slots=True)
-class PlannedSchedule:
-    """When a deployment runs by itself."""
-
-    slug: str
-    """Its name within the deployment; under it the switch is found again."""
-    cron: str
-    """Minute, hour, day, month and weekday, UTC."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedDeployment:
-    """One flow as the server offers it."""
-
-    name: str
-    entrypoint: str
-    """The flow as package.module.function; nothing but an installed Antiphon is needed to run it."""
-    description: str
-    queue: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    """What the form starts from, on top of the flow's own defaults."""
-    schedule: PlannedSchedule | None = None
-
-
-DEPLOYMENTS = (
-    PlannedDeployment(
-        name="post-train",
-        entrypoint="antiphon.flows.post_train.post_train",
-        description="Post-train a policy; what is left as it is comes from examples/quickstart.yaml.",
-        queue=MACHINE_QUEUE,
-        parameters={"config": {}, "more": {}},
-    ),
-    PlannedDeployment(
-        name="evaluate",
-        entrypoint="antiphon.flows.evaluate.evaluate",
-        description="Held-out scores of a run's versions; a running one measures one that is missing.",
-        queue=LIGHT_QUEUE,
-    ),
-    PlannedDeployment(
-        name="benchmark",
-        entrypoint="antiphon.benchmarks.parts.nightly.flow.benchmark",
-        description="Run a grid of configurations and seeds and compare it with the commit before.",
-        queue=MACHINE_QUEUE,
-        parameters={"plan": {"smoke": True}},
-        schedule=PlannedSchedule("nightly", "0 3 * * *"),
-    ),
-    PlannedDeployment(
-        name="replay",
-        entrypoint="antiphon.flows.replay.replay",
-        description="Repeat a recorded run from its artifacts alone and compare every digest.",
-        queue=MACHINE_QUEUE,
-        schedule=PlannedSchedule("weekly", "0 5 * * 0"),
-    ),
-    PlannedDeployment(
-        name="simulate",
-        entrypoint="antiphon.flows.simulate.simulate",
-        description="Whole runs under virtual time with faults from seeds; every event is checked.",
-        queue=MACHINE_QUEUE,
-    ),
+DEPLOYMENTS: tuple[dict[str, Any], ...] = tuple(
+    yaml.safe_load(TABLE.read_text(encoding="utf-8"))["deployments"]
 )
-"""What is deployed."""
+"""What is deployed, as prefect.yaml has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,65 +92,50 @@ def deploy(options: DeployOptions) -> list[Deployed]:
         return [_deploy_one(client, planned, options) for planned in DEPLOYMENTS if is_installed(planned)]
 
 
-def is_installed(planned: PlannedDeployment) -> bool:
+def is_installed(planned: Mapping[str, Any]) -> bool:
     """Tell whether a deployment's flow is here: benchmarks are part of a checkout and not of a wheel."""
     try:
-        return importlib.util.find_spec(planned.entrypoint.rpartition(".")[0]) is not None
+        return importlib.util.find_spec(planned["entrypoint"].rpartition(".")[0]) is not None
     except ModuleNotFoundError:
         return False
 
 
-def load_flow(planned: PlannedDeployment) -> Any:
+def load_flow(planned: Mapping[str, Any]) -> Any:
     """Import the flow that a deployment names."""
-    module, _, function = planned.entrypoint.rpartition(".")
+    module, _, function = planned["entrypoint"].rpartition(".")
     return getattr(importlib.import_module(module), function)
 
 
-def form_of(planned: PlannedDeployment) -> dict[str, Any]:
-    """Return the JSON schema that the server draws the deployment's form from."""
-    return form_schema(load_flow(planned), planned.parameters)
-
-
-def job_variables(options: DeployOptions) -> dict[str, Any]:
-    """Return how the worker starts a flow run: its folder, its home, and which log lines travel."""
-    # A line for every task state would cost more than the task; warnings and errors reach the page.
-    environment = {
-        "ANTIPHON_HOME": str(options.home),
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
-        "PREFECT_LOGGING_LEVEL": "WARNING",
-        "DO_NOT_TRACK": "1",
-    }
-    return {"working_dir": str(options.project), "env": environment}
-
-
-def _deploy_one(client: SyncPrefectClient, planned: PlannedDeployment, options: DeployOptions) -> Deployed:
-    flow = load_flow(planned)
-    name = f"{flow.name}/{planned.name}"
+def _deploy_one(client: SyncPrefectClient, planned: Mapping[str, Any], options: DeployOptions) -> Deployed:
+    flow, place = load_flow(planned), planned["work_pool"]
+    name = f"{flow.name}/{planned['name']}"
     active = _active_schedules(client, name)
-    schedules, said = [], ""
-    if planned.schedule is not None:
-        slug, cron = planned.schedule.slug, planned.schedule.cron
+    schedules, said = [], []
+    for schedule in planned.get("schedules", ()):
+        slug, cron = schedule["slug"], schedule["cron"]
         on = bool(active and active.get(slug)) if options.schedules is None else options.schedules
-        when = CronSchedule(cron=cron, timezone="UTC")
-        schedules = [DeploymentScheduleCreate(schedule=when, active=on, slug=slug)]
-        said = f"{slug} ({cron} UTC), {'on' if on else 'off'}"
+        when = CronSchedule(cron=cron, timezone=schedule["timezone"])
+        schedules.append(DeploymentScheduleCreate(schedule=when, active=on, slug=slug))
+        said.append(f"{slug} ({cron} {schedule['timezone']}), {'on' if on else 'off'}")
+    variables = place["job_variables"]
+    environment = variables["env"] | {"ANTIPHON_HOME": str(options.home)}
     identity = client.create_deployment(
         flow_id=client.create_flow_from_name(flow.name),
-        name=planned.name,
-        description=planned.description,
-        entrypoint=planned.entrypoint,
-        parameters=dict(planned.parameters),
-        parameter_openapi_schema=form_of(planned),
+        name=planned["name"],
+        description=planned["description"],
+        entrypoint=planned["entrypoint"],
+        parameters=planned.get("parameters", {}),
+        parameter_openapi_schema=form_of(flow),
         enforce_parameter_schema=True,
         schedules=schedules,
-        tags=["antiphon"],
+        tags=planned["tags"],
         work_pool_name=options.pool,
-        work_queue_name=planned.queue,
-        job_variables=job_variables(options),
+        work_queue_name=place["work_queue_name"],
+        job_variables=variables | {"working_dir": str(options.project), "env": environment},
         path=str(options.project),
         pull_steps=[],
     )
-    return Deployed(name, identity, active is None, said)
+    return Deployed(name, identity, active is None, ", ".join(said))
 
 
 def _active_schedules(client: SyncPrefectClient, name: str) -> dict[str, bool] | None:

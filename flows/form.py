@@ -1,15 +1,18 @@
 """Form: the fields that a Prefect page offers for a deployment: in words, with units, the usual ones first.
 
-Prefect draws a form from a JSON schema: an object becomes a card of its fields, and alternatives become a
-row of buttons of which one is open. So what is usually left alone hides behind a button, and the values
-are checked by a part of the schema that is not drawn, whose errors name the field all the same.
+Prefect draws a form from the types of a flow's parameters: an object becomes a card of its fields, and
+alternatives become a row of buttons of which one is open. So the fields that are usually changed are one
+type, made from the configuration's own, and all others are another one that stands behind a button.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from copy import copy
+from typing import Any, get_type_hints
 
 import yaml
 from prefect.utilities.callables import parameter_schema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic.config import JsonDict
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.lineage.documents.manifest import source_tree
@@ -57,11 +60,6 @@ _WORDS = {
     "id": "id",
     "micro": "micro-",
 }
-_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "minLength", "maxLength"}
-_CLOSED: dict[str, Any] = {"title": "as they are", "type": "object", "properties": {}}
-"""The button behind which nothing is drawn; any object fits it."""
-_TEXT: dict[str, Any] = {"title": "JSON", "type": "object"}
-"""The button behind which the whole value is typed as a text; any object fits it."""
 
 
 def label(name: str) -> str:
@@ -80,30 +78,24 @@ def label(name: str) -> str:
     return f"{said[:1].upper()}{said[1:]}" + (f", {unit}" if unit else "")
 
 
-def form_schema(flow: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a flow's form; a run's starts from the quickstart, others from `parameters`."""
+def form_of(flow: Any) -> dict[str, Any]:
+    """Return the JSON schema that the server draws a flow's form from, with parameters named in words.
+
+    What is drawn has no bounds, since a value out of them would close the button that it stands behind. The
+    schema of the whole configuration has them and is only checked: so the page shows at the field what is out
+    of bounds.
+    """
     schema: dict[str, Any] = parameter_schema(flow).model_dump(exclude_unset=True)
-    definitions, checked = schema.get("definitions", {}), dict[str, Any]()
     for name, drawn in schema["properties"].items():
-        drawn["title"] = label(name)
         said = drawn.get("description", "")
-        drawn["description"] = f"{said[:1].upper()}{said[1:]}"
-        reference = "#/definitions/RunConfig" if name == "more" else drawn.pop("$ref", "")
-        kind = definitions.get(reference.rpartition("/")[2])
-        if kind is None:
-            continue
-        checked[name] = _whole(kind, definitions)
-        drawn.pop("default", None)
-        start = shipped_tree() if kind["title"] == "RunConfig" else parameters[name]
-        drawn["anyOf"] = _buttons(name, kind, definitions, start)
-    for position, name in enumerate(dict.fromkeys([*checked, *schema["properties"]])):
-        schema["properties"][name]["position"] = position
-    schema.pop("definitions", None)
-    if checked:
-        # Drawn is what stands under `properties`; this is only checked. Of that the page keeps no bounds, of
-        # this it does, so that it shows at the field what is out of bounds.
-        schema["allOf"] = [{"properties": checked}]
-    return schema
+        drawn["title"], drawn["description"] = label(name), f"{said[:1].upper()}{said[1:]}"
+    hints = get_type_hints(flow.fn) | ({"more": RunConfig} if "more" in schema["properties"] else {})
+    kinds = {name: kind for name, kind in hints.items() if isinstance(kind, type(BaseModel))}
+    checked = {
+        name: kind.model_json_schema() | {"$id": f"antiphon:{name}", "type": ["object", "null"]}
+        for name, kind in kinds.items()
+    }
+    return schema | ({"allOf": [{"properties": checked}]} if checked else {})
 
 
 def filled(given: Any) -> Any:
@@ -127,71 +119,42 @@ def shipped_tree() -> dict[str, Any]:
     return tree
 
 
-def _buttons(
-    name: str, kind: Mapping[str, Any], definitions: Mapping[str, Any], start: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    if kind["title"] != "RunConfig":
-        return [_card("Form", kind, kind["properties"], start), _TEXT]
-    sections = {
-        key: definitions[field["$ref"].rpartition("/")[2]] for key, field in kind["properties"].items()
-    }
-    if name == "config":
-        cards = {
-            key: _card(label(key), sections[key], fields, start.get(key, {}))
-            | {"description": sections[key]["description"], "position": position}
-            for position, (key, fields) in enumerate(USUAL.items())
-        }
-        return [_object("Form", cards), _TEXT]
-    others = {
-        key: [field for field in s["properties"] if field not in USUAL.get(key, ())]
-        for key, s in sections.items()
-    }
-    folded = {
-        key: {
-            "title": label(key),
-            "description": sections[key]["description"],
-            "position": position,
-            "anyOf": [_CLOSED, _card("change", sections[key], fields, start.get(key, {}))],
-        }
-        for position, (key, fields) in enumerate(others.items())
-        if fields
-    }
-    return [_CLOSED, _object("change", folded)]
-
-
-def _card(
-    title: str, kind: Mapping[str, Any], fields: Iterable[str], start: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a card of some fields of a kind, with `start` (field -> value) in place of its defaults."""
-    drawn = {}
+def _card(form: str, section: str, fields: Iterable[str], start: Mapping[str, Any]) -> type[BaseModel]:
+    """Return a type of some fields of a section, with `start` (field -> value) in place of its defaults."""
+    kind: Any = RunConfig.model_fields[section].annotation
+    made: dict[str, Any] = {}
     for position, name in enumerate(fields):
-        field = {**_unbound(kind["properties"][name]), "title": label(name), "position": position}
-        for choice in field.get("anyOf", ()):
-            choice["title"] = "none" if choice.get("type") == "null" else "a value"
-        drawn[name] = field | ({"default": start[name]} if name in start else {})
-    return _object(title, drawn)
+        field = copy(kind.model_fields[name])
+        if name in start:
+            field.default, field.default_factory = start[name], None
+        field.metadata, field.json_schema_extra = [], {"position": position}
+        made[name] = (field.annotation, field)
+    settings = ConfigDict(title=label(section), field_title_generator=_title)
+    return create_model(f"{form}_{section}", __config__=settings, __doc__=kind.__doc__, **made)
 
 
-def _whole(kind: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a kind with the sections that it refers to in its place."""
+def _cards(name: str, fields: Mapping[str, Iterable[str]]) -> type[BaseModel]:
+    """Return a type with a card for each section of `fields`, section -> its fields."""
+    tree = shipped_tree()
+    made: dict[str, Any] = {}
+    for position, (section, names) in enumerate(fields.items()):
+        card = _card(name, section, names, tree.get(section, {}))
+        extra: JsonDict = {"position": position}
+        made[section] = (card, Field(default_factory=card, description=card.__doc__, json_schema_extra=extra))
+    return create_model(name, __config__=ConfigDict(title=name, field_title_generator=_title), **made)
+
+
+def _title(name: str, _: Any) -> str:
+    return label(name)
+
+
+def _further() -> dict[str, list[str]]:
+    """Return the fields that are not usual, section -> fields."""
     found = {
-        name: str(field.get("$ref", "")).rpartition("/")[2] for name, field in kind["properties"].items()
+        section: [name for name in info.annotation.model_fields if name not in USUAL.get(section, ())]  # type: ignore[union-attr]
+        for section, info in RunConfig.model_fields.items()
     }
-    return {**kind, "properties": {n: definitions.get(found[n], f) for n, f in kind["properties"].items()}}
-
-
-def _object(title: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    # Prefect calls every other field "(Optional)"; a value without one fits the other button.
-    return {"title": title, "type": "object", "properties": dict(fields), "required": list(fields)}
-
-
-def _unbound(field: Any) -> Any:
-    """Return a field without its bounds, which are checked elsewhere: here they would close its button."""
-    if isinstance(field, list):
-        return [_unbound(one) for one in field]
-    if not isinstance(field, Mapping):
-        return field
-    return {key: _unbound(value) for key, value in field.items() if key not in _BOUNDS}
+    return {section: names for section, names in found.items() if names}
 
 
 def _over(tree: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,3 +165,11 @@ def _over(tree: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(known, Mapping) and isinstance(given, Mapping)
         found[section] = {**known, **given} if both else given  # type: ignore[dict-item]
     return found
+
+
+UsualFields = BeforeValidator(filled, json_schema_input_type=_cards("usual", USUAL))
+"""What a flow's parameter of type RunConfig is filled in with on its page."""
+FurtherFields = BeforeValidator(
+    lambda given: given, json_schema_input_type=_cards("as they are", {}) | _cards("change", _further())
+)
+"""The same of all other fields, behind a button."""

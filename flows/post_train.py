@@ -23,14 +23,12 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import BeforeValidator
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.flows.driver import Handle, StageSkipped, drive
-from antiphon.flows.form import filled, with_fields
-from antiphon.flows.hooks import clear_up, remember_flow_run
-from antiphon.flows.prefect_resilience import await_server, hold_events
+from antiphon.flows.form import FurtherFields, UsualFields, filled, with_fields
+from antiphon.flows.prefect_resilience import await_server, clear_up, hold_events, remember_flow_run
 from antiphon.flows.run_page import RunPage
 from antiphon.flows.told import ToldView, hear_logs
 from antiphon.lineage.run_overview import note_cancelled
@@ -104,7 +102,7 @@ def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
 
 
 def name_of_this_run() -> str:
-    """Return the id of the run that the current flow run is about to live; it is its name from the start."""
+    """Return the id of the run that the current flow run is going to make; it is its name from the start."""
     given = flow_run.get_parameters()
     config, run_id = RunConfig.model_validate(filled(given["config"])), given.get("run_id") or None
     try:
@@ -123,9 +121,9 @@ def name_of_this_run() -> str:
     on_crashed=[clear_up],
 )
 def post_train(
-    config: Annotated[RunConfig, BeforeValidator(filled)],
+    config: Annotated[RunConfig, UsualFields],
     run_id: str = "",
-    more: dict[str, Any] | None = None,
+    more: Annotated[dict[str, Any] | None, FurtherFields] = None,
 ) -> Any:
     """Post-train a policy: rollout, reward, training and broadcast, overlapped within the bound.
 

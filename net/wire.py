@@ -154,18 +154,17 @@ _NUMBERS = tuple(field.name for field in dataclasses.fields(r.DraftingStatistics
 
 
 def prompt_history_to_proto(x: r.PromptHistory) -> records_pb2.PromptHistory:
-    """Return the message, tokens compressed; whoever sends it has cut it to its limit before."""
-    encoded = encode_history(x)
-    assert encoded is not None  # only a limit leaves something out
-    return _encoded_to_proto(encoded)
+    """Return the message, tokens compressed; its sender has cut it to its limit before."""
+    return _encoded_to_proto(encode_history(x))
 
 
 def prompt_history_from_proto(m: records_pb2.PromptHistory) -> r.PromptHistory | None:
     """Return the record; None, and a line in the log, when it cannot be read."""
-    history, reason = decode_history(_encoded_from_proto(m))
-    if history is None:
-        _log.warning("history.unreadable", prompt=m.prompt_key[:80], reason=reason)
-    return history
+    try:
+        return decode_history(_encoded_from_proto(m))
+    except ContractError as error:
+        _log.warning("history.unreadable", prompt=m.prompt_key[:80], reason=str(error))
+        return None
 
 
 def drafting_statistics_from_proto(m: records_pb2.DraftingStatistics) -> r.DraftingStatistics | None:

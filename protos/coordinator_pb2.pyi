@@ -128,17 +128,15 @@ class RevokeRequest(_message.Message):
     reason: str
     def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class VoidRequest(_message.Message):
-    __slots__ = ("step", "digest", "reason", "operator")
+class SkipRequest(_message.Message):
+    __slots__ = ("step", "reason", "operator")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     step: int
-    digest: str
     reason: str
     operator: str
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
 
 class AuditsReply(_message.Message):
     __slots__ = ("groups",)

@@ -97,9 +97,9 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.TransferRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.TransferPlan.FromString,
                 _registered_method=True)
-        self.VoidBatch = channel.unary_unary(
-                '/antiphon.Coordinator/VoidBatch',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.VoidRequest.SerializeToString,
+        self.SkipStep = channel.unary_unary(
+                '/antiphon.Coordinator/SkipStep',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.SkipRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.VoidedBatch.FromString,
                 _registered_method=True)
         self.Pause = channel.unary_unary(
@@ -229,7 +229,7 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def VoidBatch(self, request, context):
+    def SkipStep(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -358,9 +358,9 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.TransferRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.TransferPlan.SerializeToString,
             ),
-            'VoidBatch': grpc.unary_unary_rpc_method_handler(
-                    servicer.VoidBatch,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.VoidRequest.FromString,
+            'SkipStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.SkipStep,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.SkipRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.VoidedBatch.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
@@ -749,7 +749,7 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
-    def VoidBatch(request,
+    def SkipStep(request,
             target,
             options=(),
             channel_credentials=None,
@@ -762,8 +762,8 @@ class Coordinator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/antiphon.Coordinator/VoidBatch',
-            antiphon_dot_protos_dot_coordinator__pb2.VoidRequest.SerializeToString,
+            '/antiphon.Coordinator/SkipStep',
+            antiphon_dot_protos_dot_coordinator__pb2.SkipRequest.SerializeToString,
             antiphon_dot_protos_dot_records__pb2.VoidedBatch.FromString,
             options,
             channel_credentials,

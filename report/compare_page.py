@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from antiphon.core.reporting.figures import VersionTotals, interval, share
-from antiphon.report.canvas import Plot
+from antiphon.report.charts import CYCLE, SMOOTHING_STEPS, Chart, Panel, Series, plain_charts, smoothed
 from antiphon.report.comparison import SCORES, ComparedRun, Comparison
-from antiphon.report.line_panels import CYCLE, SMOOTHING_STEPS, Panel, Series, draw_panels, smoothed
 from antiphon.report.render import render
 from antiphon.system.files import write_atomically
 
@@ -32,7 +31,7 @@ def build_comparison_page(comparison: Comparison, out: Path) -> Path:
         UnavailableError: when the file cannot be written.
     """
     runs, parameters = comparison.runs, comparison.parameters
-    plots = {name: draw_curves(runs, name, label, place) for name, label, place in AXES}
+    drawn = {name: draw_curves(runs, name, label, place) for name, label, place in AXES}
     page = render(
         "compare.html",
         title="Comparison of " + ", ".join(run.run_id for run in runs),
@@ -40,14 +39,15 @@ def build_comparison_page(comparison: Comparison, out: Path) -> Path:
         heading=f"{len(runs)} runs",
         facts=[run.run_id for run in runs],
         cards=[(run.run_id, share(run.figures.reward_last), _more(run)) for run in runs],
-        plots=plots,
+        drawn=drawn,
+        charts=plain_charts(drawn.values()),
         names=[run.run_id for run in runs],
         parameters=[(key, *map(json.dumps, values)) for key, values in parameters.items()],
         figures=[(label, *texts) for label, _, texts in comparison.figures],
         over_seeds=seed_rows(comparison),
         seed_head=SEED_HEAD,
         warnings=comparison.warnings,
-        notes=_notes(plots, bool(comparison.over_seeds)),
+        notes=_notes(drawn, bool(comparison.over_seeds)),
     )
     write_atomically(out, page.encode("utf-8"))
     return out
@@ -74,7 +74,7 @@ SEED_HEAD = ("runs", "seeds", "pass@1 before", "after", "best")
 """What `seed_rows` holds; scores are means over the runs with their 95% intervals."""
 
 
-def draw_curves(runs: Sequence[ComparedRun], name: str, label: str, place: Place) -> Plot | None:
+def draw_curves(runs: Sequence[ComparedRun], name: str, label: str, place: Place) -> Chart | None:
     """Draw training reward and held-out pass@1 of all runs; None where no run has moved on this axis."""
     places = [{totals.version: place(totals) for totals in run.totals} for run in runs]
     if not any(known.values() and max(known.values()) > 0 for known in places):
@@ -93,9 +93,8 @@ def draw_curves(runs: Sequence[ComparedRun], name: str, label: str, place: Place
         Panel(label, series, y=y, low=0.0, high=1.0, left=0.0, whole=name == "steps")
         for series, y in zip((training, held), words, strict=True)
     ]
-    return draw_panels(
-        f"reward-{name}", f"Training reward and held-out pass@1 of each run over {name}", panels
-    )
+    label = f"Training reward and held-out pass@1 of each run over {name}"
+    return Chart(f"reward-{name}", label, panels, height=280)
 
 
 def _more(run: ComparedRun) -> str:
@@ -105,7 +104,7 @@ def _more(run: ComparedRun) -> str:
     )
 
 
-def _notes(plots: dict[str, Plot | None], over_seeds: bool) -> list[str]:
+def _notes(drawn: dict[str, Chart | None], over_seeds: bool) -> list[str]:
     notes = [
         "Seconds, tokens and dollars are what had been spent when a version was made; start-ups and breaks "
         "are not among them.",
@@ -114,7 +113,7 @@ def _notes(plots: dict[str, Plot | None], over_seeds: bool) -> list[str]:
         notes.append(
             "One run of each configuration says little about their difference: repeat each with a few seeds."
         )
-    if plots["dollars"] is None:
+    if drawn["dollars"] is None:
         notes.append(
             "No run has a price: record.worker_usd_per_hour and record.learner_usd_per_hour give the axis of "
             "dollars."

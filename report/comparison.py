@@ -16,8 +16,6 @@ from antiphon.lineage.starts import read_starts
 
 SCORES = ("reward_first", "reward_last", "reward_best")
 """Figures whose mean over seeds is said."""
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5% quantiles of Student's distribution for 1 to 9 degrees of freedom; a series does beyond."""
 CODE_DIGITS = 12
 """Digits of a commit that are shown."""
 
@@ -115,11 +113,9 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     >>> [round(number, 3) for number in mean_interval([0.8, 0.9, 1.0])]
     [0.9, 0.248]
     """
-    freedom = len(values) - 1
-    z = 1.959964
-    far = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else far
-    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
+    from scipy.stats import t  # half a second, and few runs are compared over seeds
+
+    return fmean(values), float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
 def read_run(run_dir: Path) -> ComparedRun:

@@ -5,7 +5,8 @@ overlapped, how stale the data was, where the seconds went, what became of the w
 by digest, every version came from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from pydantic import ValidationError
 
 from antiphon.core.capacity.measured import measure
 from antiphon.core.config_sections import LoopSection
+from antiphon.core.dissemination.plan import ORIGIN
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.drafting.statistics import drafting_summary
-from antiphon.core.errors import InfeasibleError
+from antiphon.core.errors import AntiphonError, InfeasibleError
 from antiphon.core.loop.work_account import Use
 from antiphon.core.reporting.figures import UNKNOWN, RunFigures, seconds, share
 from antiphon.core.reporting.run_view import RunView
@@ -24,20 +27,29 @@ from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.run_log import read_steps
-from antiphon.lineage.samples import Explain
+from antiphon.lineage.samples import Explain, Sample, SampleFiles, first_and_last
 from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.report import lanes
-from antiphon.report import plots as draw
+from antiphon.report import run_charts as draw
+from antiphon.report.charts import plain_charts
 from antiphon.report.cpu_section import cpu_rows
-from antiphon.report.learner_panels import learner_panels
-from antiphon.report.render import render, standalone
-from antiphon.report.samples_section import samples_section
-from antiphon.report.weights_section import COLUMNS, deliveries_plot, deliveries_rows
+from antiphon.report.pictures import pictures
+from antiphon.report.render import render
 from antiphon.system.files import write_atomically
 
 SHORT_DIGEST = 12
 """Digits of a digest that the page prints; the whole one shows when pointed at."""
+DELIVERY_ROWS = 40
+"""Deliveries in the table of weights, the newest."""
+SOURCES = 4
+"""Sources that one row names, those that sent most."""
+DELIVERY_COLUMNS = (
+    *("version", "worker", "MB", "from, MB", "first chunk, s", "last chunk, s", "verified, s", "loaded, s"),
+    "sent wrong",
+)
+SPLITS = {"heldout": "Held-out answers", "train": "Completions of training groups"}
+LONGEST_SAMPLE = 4000
+"""Characters of a prompt or an answer on the page; `antiphon evaluate --samples` has all."""
 
 
 def build_report(
@@ -48,7 +60,7 @@ def build_report(
     out: Path,
     explain: Explain | None = None,
 ) -> dict[str, str]:
-    """Write the report of a run as one self-contained HTML file; return its plots, file name -> SVG.
+    """Write the report of a run as one self-contained HTML file; return its charts, file name -> SVG.
 
     The configuration and the run's figures come from `run_dir`, completions from there and the store, with
     `explain`'s reasons, all else from the `view` of the journal's events and from `status`.
@@ -58,18 +70,19 @@ def build_report(
     """
     config, figures = read_run_config(run_dir), read_figures(run_dir)
     bound = config.get("loop", {}).get("max_staleness")
-    plots = {
+    drawn = {
         "learning": draw.learning_curve(view),
-        "timeline": lanes.timeline(view),
-        "timeline-zoom": lanes.timeline_zoom(view),
+        "timeline": draw.timeline(view),
+        "timeline-zoom": draw.timeline_zoom(view),
         "staleness": draw.staleness(figures.staleness_histogram, bound),
         "busy": draw.busy(_busy(view, figures)),
         "throughput": draw.throughput(view),
         "work": draw.work(status.worker_seconds, status.tokens_by_use),
         "drafting": draw.drafting(view),
-        "deliveries": deliveries_plot(view.deliveries),
+        "deliveries": draw.deliveries(view.deliveries),
     }
-    learner = learner_panels(view)
+    learner = draw.learner_panels(view)
+    charts = [*drawn.values(), *(panel.chart for panel in learner)]
     page = render(
         "report.html",
         title=status.run_id,
@@ -78,21 +91,21 @@ def build_report(
         facts=_facts(status, view, config),
         origin=_origin(run_dir),
         cards=_cards(figures, bound),
-        plots=plots,
+        drawn=drawn,
+        charts=plain_charts(charts),
         learner=learner,
         starting=_starting(status) + _paid(status) + _expected(run_dir, config),
         samples=samples_section(run_dir, store, explain),
         drafting=_drafting(view),
         cpu=cpu_rows(run_dir),
-        delivery_columns=COLUMNS,
-        deliveries=deliveries_rows(view.deliveries),
+        delivery_columns=DELIVERY_COLUMNS,
+        deliveries=[_delivery(one) for one in reversed([*view.deliveries.newest][-DELIVERY_ROWS:])],
         versions=_versions(view),
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         notes=_notes(view, status, store, figures),
     )
     write_atomically(out, page.encode("utf-8"))
-    drawn = [*plots.values(), *(panel.plot for panel in learner)]
-    return {f"{plot.name}.svg": standalone(plot.wide) for plot in drawn if plot is not None}
+    return pictures(charts)
 
 
 def _facts(status: RunStatus, view: RunView, config: Mapping[str, Any]) -> list[str]:
@@ -275,3 +288,64 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 def _digest(digest: str) -> str:
     return Markup('<code title="{}">{}</code>').format(digest, digest[:SHORT_DIGEST]) if digest else ""
+
+
+def _delivery(delivery: DeliveryRecord) -> tuple[object, ...]:
+    wrong = "; ".join(f"{_sender(source)} {what}" for source, what in sorted(delivery.culprits.items()))
+    return (
+        delivery.version,
+        delivery.worker_id,
+        f"{delivery.bytes / 1e6:,.1f}",
+        _senders(delivery),
+        f"{delivery.first_chunk_s:.2f}",
+        f"{delivery.seconds:.2f}",
+        f"{delivery.verify_s:.2f}" if delivery.verify_s else "",
+        f"{delivery.load_s:.2f}" if delivery.load_s else "",
+        wrong,
+    )
+
+
+def _senders(delivery: DeliveryRecord) -> str:
+    if not delivery.bytes_from:
+        return "linked on the origin's machine"
+    most = sorted(delivery.bytes_from.items(), key=lambda entry: (-entry[1], entry[0]))
+    named = [f"{_sender(source)} {sent / 1e6:,.1f}" for source, sent in most[:SOURCES]]
+    if others := most[SOURCES:]:
+        named.append(f"{len(others)} others {sum(sent for _, sent in others) / 1e6:,.1f}")
+    return ", ".join(named)
+
+
+def _sender(source: str) -> str:
+    return "origin" if source == ORIGIN else source
+
+
+def samples_section(
+    run_dir: Path, store: ArtifactStore, explain: Explain | None = None, ledgers: Path | None = None
+) -> Markup:
+    """Return the section as HTML; empty for a run of which no completion is recorded yet.
+
+    What keeps completions from being read is said there: the rest of the page does not depend on them.
+    """
+    if not (run_dir / "config.yaml").is_file():
+        return Markup()
+    problem, parts = "", []
+    try:
+        files = SampleFiles(run_dir, store, ledgers)
+        for split, title in SPLITS.items():
+            first, last = first_and_last(files, split, 1, explain)
+            if first:
+                parts.append((title, first[0].version, last[0].version, list(_pairs(first, last))))
+    except AntiphonError as error:
+        problem = f"They cannot all be shown: {error}."
+    if not (parts or problem):
+        return Markup()
+    return render("samples.html", parts=parts, longest=LONGEST_SAMPLE, run=run_dir.name, problem=problem)
+
+
+def _pairs(first: list[Sample], last: list[Sample]) -> Iterator[tuple[Sample | None, Sample | None]]:
+    """Yield best beside best, worst beside worst and random beside random."""
+    for kind in ("best", "worst", "random"):
+        yield from zip_longest(
+            [sample for sample in first if sample.kept_as == kind],
+            [] if first[0].version == last[0].version else [s for s in last if s.kept_as == kind],
+        )

@@ -59,7 +59,7 @@ def catalogue_page() -> str:
         ("What it says of the order of leasing, where `loop.order` is `by_length`", ORDER_METRICS),
         ("What it says of drafting, where an engine drafts", DRAFTING_METRICS),
     ):
-        parts.append(f"{title}:\n\n{_metric_table(metrics)}")
+        parts.append(f"{title}:\n\n{_metric_list(metrics)}")
     rows = [(f"`{name}/`", ", ".join(f"`{n}`" for n in drawn.split())) for name, drawn in SECTIONS.items()]
     parts.append(
         "MLflow draws them in sections, such as `learning/loss`; those of drafting and order are in "
@@ -68,7 +68,7 @@ def catalogue_page() -> str:
     example = staleness_metric("kl_k3", 2)
     split = [dataclasses.replace(m, name=f"{m.name}.staleness_N") for m in STALENESS_METRICS]
     parts.append(
-        f"And for each staleness N that occurs in the batch, such as `{example}`:\n\n{_metric_table(split)}"
+        f"And for each staleness N that occurs in the batch, such as `{example}`:\n\n{_metric_list(split)}"
     )
     for title, prefix, metrics in (
         ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
@@ -77,22 +77,19 @@ def catalogue_page() -> str:
         ("Of the machine, while it runs", "system/", SYSTEM_METRICS),
     ):
         named = [dataclasses.replace(metric, name=prefix + metric.name) for metric in metrics]
-        parts.append(f"{title}:\n\n{_metric_table(named)}")
+        parts.append(f"{title}:\n\n{_metric_list(named)}")
     parts.append(
         "## Journal events\n\nWhat happened to a run, by kind; its state is their fold\n"
         "(`core/loop/events.py`).\n"
     )
-    events = [(f"`{cls.kind}`", _first(cls), _fields(cls)) for cls in event_classes()]
-    parts.append(table(("kind", "meaning", "fields"), events))
+    parts.append(_list((f"`{cls.kind}`", f"{_first(cls)} {_fields(cls)}") for cls in event_classes()))
     parts.append(
         "## Alarms\n\nWhat a run says of itself when its metrics need a person\n"
         "(`core/reporting/alarms.py`).\n"
     )
     parts.append(table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.fix) for a in ALARMS]))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
-    parts.append(
-        table(("verb", "does"), [(f"`antiphon {name}`", VERBS[name].help) for name in sorted(VERBS)])
-    )
+    parts.append(_list((f"`antiphon {name}`", VERBS[name].help) for name in sorted(VERBS)))
     parts.append("What took the place of verbs that went:\n")
     replaced = [(f"`antiphon {name}`", f"`antiphon {now}`") for name, now in REPLACED.items()]
     parts.append(table(("before", "now"), replaced))
@@ -107,8 +104,13 @@ def catalogue_page() -> str:
     return "\n".join(parts)
 
 
-def _metric_table(metrics: Iterable[Metric]) -> str:
-    return table(("name", "unit", "meaning"), [(f"`{m.name}`", m.unit, m.meaning) for m in metrics])
+def _metric_list(metrics: Iterable[Metric]) -> str:
+    units = {"1": ""}
+    return _list((f"`{m.name}`{units.get(m.unit, f' ({m.unit})')}", m.meaning) for m in metrics)
+
+
+def _list(entries: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"- {name}: {meaning}\n" for name, meaning in entries)
 
 
 def _fields(cls: type) -> str:
@@ -142,22 +144,22 @@ unknown key, an impossible value or an invalid combination is one sentence and e
 
 
 def configuration_page() -> str:
-    """Return the page as Markdown, one table for each section."""
+    """Return the page as Markdown, one list for each section."""
     parts = [CONFIGURATION]
     for name, info in RunConfig.model_fields.items():
         section = info.annotation
         assert isinstance(section, type) and issubclass(section, BaseModel)
         parts.append(f"## {name}\n\n{inspect.cleandoc(section.__doc__ or '')}\n")
         rows = [_field_row(name, field, detail) for field, detail in section.model_fields.items()]
-        parts.append(table(("field", "type", "default", "meaning"), rows))
+        parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
-def _field_row(section: str, field: str, info: FieldInfo) -> tuple[str, str, str, str]:
+def _field_row(section: str, field: str, info: FieldInfo) -> str:
     default = yaml.safe_dump(info.get_default(call_default_factory=True), default_flow_style=True)
     default = default.replace("...", "").strip()
     meaning = " ".join((info.description or "").split())
-    return f"`{section}.{field}`", _kind(info), f"`{default}`", meaning
+    return f"- `{section}.{field}`: `{default}` ({_kind(info)}): {meaning}"
 
 
 def _kind(info: FieldInfo) -> str:

@@ -102,8 +102,8 @@ class FaultInjector:
         """Whether the coordinator can write nothing now."""
         return self._left_s(FaultKind.FULL_DISK, "") > 0.0
 
-    def voided(self) -> None:
-        """Notice that a batch was voided: what comes after it begins now."""
+    def skipped(self) -> None:
+        """Notice that a step was skipped: what comes after it begins now."""
         self._trouble(0.0)
 
     def written(self) -> None:

@@ -49,9 +49,8 @@ class Scenario(BaseModel):
     changes and no audit finds is no longer what an undisturbed run samples."""
     faults: FaultMix = FaultMix()
     """What goes wrong."""
-    voids: tuple[int, ...] = ()
-    """Steps whose batch an operator voids; one that stands here twice is voided twice. In fixed mode the
-    learner cannot train on these batches."""
+    skips: tuple[int, ...] = ()
+    """Steps that an operator skips. In fixed mode the learner cannot train on their batches."""
     limit_s: float = Field(default=2000.0, gt=0.0)
     """Virtual seconds after which the run counts as endless."""
     span_s: float | None = Field(default=None, gt=0.0)
@@ -156,13 +155,13 @@ def drawn_scenario(seed: int) -> Scenario:
         faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),
     )
     return scenario.model_copy(
-        update={"voids": _draw_voids(scenario, RandomStream("taken-back", int(fixed), pattern))}
+        update={"skips": _draw_skips(scenario, RandomStream("taken-back", int(fixed), pattern))}
     )
 
 
-def _draw_voids(scenario: Scenario, random: RandomStream) -> tuple[int, ...]:
-    """Return the steps whose batch is voided: none in most runs, else up to three."""
+def _draw_skips(scenario: Scenario, random: RandomStream) -> tuple[int, ...]:
+    """Return the steps that are skipped: none in most runs, else up to three."""
     if not random.happens(0.3):
         return ()
     steps = scenario.run["run"]["steps"]
-    return tuple(sorted(random.index(steps) for _ in range(1 + random.index(3))))
+    return tuple(sorted({random.index(steps) for _ in range(1 + random.index(3))}))

@@ -7,7 +7,6 @@ network is good and every process runs, and from then on the run must move withi
 
 import asyncio
 import gc
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -47,9 +46,9 @@ REPEATED = 0.3
 class Operator:
     """Someone at the command line of a simulated run."""
 
-    def __init__(self, voids: Sequence[int], fixed: bool, witness: Witness, random: RandomStream) -> None:
-        """Void each step of `voids` as often as it stands there; `random` says when."""
-        self._left = Counter(voids)
+    def __init__(self, skips: Sequence[int], fixed: bool, witness: Witness, random: RandomStream) -> None:
+        """Skip each step of `skips`; `random` says when."""
+        self._left = set(skips)
         self._fixed, self._witness, self._random = fixed, witness, random
         self._processes: list[Process] = []
 
@@ -57,23 +56,23 @@ class Operator:
         """Be what the learner trains with: the witness, unless the batch cannot be trained.
 
         Raises:
-            UnavailableError: where the batch of `step` is still to be voided.
+            UnavailableError: where `step` is still to be skipped.
         """
-        if self._fixed and self._left[step]:
+        if self._fixed and step in self._left:
             raise UnavailableError(f"the batch of step {step} cannot be trained")
         return self._witness.trained(step, payload)
 
     def look(self, rows: Sequence[StoredEvent], shared: SharedRun) -> bool:
-        """See what reached the disk; return whether a batch was voided."""
+        """See what reached the disk; return whether a step was skipped."""
         found = [e.load_event(row.kind, row.body) for row in rows if row.kind.startswith("batch.")]
         for event in found:
             if isinstance(event, e.BatchVoided):
-                self._left[event.step] -= 1
-            elif isinstance(event, e.BatchSealed) and self._left[event.step]:
+                self._left.discard(event.step)
+            elif isinstance(event, e.BatchSealed) and event.step in self._left:
                 process = Process(shared.loop, "operator")
                 self._processes.append(process)
                 delay_s = self._random.between(0.0, LATEST_S)
-                process.spawn(self._void(shared, event.step, event.digest, delay_s))
+                process.spawn(self._skip(shared, event.step, delay_s))
         return any(isinstance(event, e.BatchVoided) for event in found)
 
     def leave(self) -> None:
@@ -81,19 +80,19 @@ class Operator:
         for process in self._processes:
             process.kill()
 
-    async def _void(self, shared: SharedRun, step: int, digest: str, delay_s: float) -> None:
+    async def _skip(self, shared: SharedRun, step: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         client = shared.coordinator()
         again = self._random.happens(REPEATED)
         while True:
             try:
-                await client.void_batch(step, digest, "it cannot be trained", "operator")
+                await client.skip_step(step, "it cannot be trained", "operator")
             except UnavailableError:
                 await asyncio.sleep(1.0)
             except ContractError as error:
                 if self._fixed:
-                    self._witness.report(f"the batch of step {step} could not be voided: {error}")
-                self._left[step] = 0  # it is committed
+                    self._witness.report(f"step {step} could not be skipped: {error}")
+                self._left.discard(step)  # it is committed
                 return
             else:
                 if not again:
@@ -193,10 +192,10 @@ class World:
         self.network = Network(self.loop, RandomStream("simulate-network", seed))
         self.witness = Witness(self.config, scenario.reward_rarity, scenario.failure_rarity, self.loop.time)
         self._operator = Operator(
-            scenario.voids,
+            scenario.skips,
             self.config.loop.mode == "fixed",
             self.witness,
-            RandomStream("simulate-voids", seed),
+            RandomStream("simulate-skips", seed),
         )
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
         self._reward_services = [f"reward-{index}" for index in range(scenario.reward_services)]
@@ -408,7 +407,7 @@ class World:
     def _on_disk(self, rows: Any) -> None:
         self.witness.on_disk(rows)
         if self._operator.look(rows, self.shared):
-            self._injector.voided()
+            self._injector.skipped()
         self._injector.written()
 
     # The end.
@@ -500,7 +499,7 @@ class World:
 
     def _parties(self) -> tuple[str, ...]:
         kinds = {name.split("-")[0] if name != EDITOR else EDITOR for name in self._processes}
-        return tuple(sorted(kinds | ({"operator"} if self.scenario.voids else set())))
+        return tuple(sorted(kinds | ({"operator"} if self.scenario.skips else set())))
 
 
 def simulate(

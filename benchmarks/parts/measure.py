@@ -22,6 +22,7 @@ import psutil
 
 from antiphon.core.loop.group_state import heldout_group_id
 from antiphon.system.cpu_time import FamilyTimes
+from antiphon.system.processes import PARENT_VARIABLE
 
 DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP,TERM")
 """Begins the command of a process that these are to end: whoever began this one may have it ignore them.
@@ -261,6 +262,40 @@ def cpu_of_ended_children() -> float:
     """Return the CPU seconds of all children, grandchildren and so on that ended and were waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+@contextmanager
+def started(
+    words: Sequence[str], ready: Path, log: Path, environment: Mapping[str, str], start_s: float = 120.0
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Run a process until the end of the block, which begins once the process has written its ready file.
+
+    Args:
+        words: its command.
+        ready: the file.
+        log: gets its output.
+        environment: what its environment has besides this one's.
+        start_s: longest time until it is ready.
+
+    Raises:
+        SystemExit: when it does not start, or ended before the block did; its last lines are shown.
+    """
+    ready.unlink(missing_ok=True)
+    known = {**os.environ, PARENT_VARIABLE: str(os.getpid()), **environment}
+    with log.open("wb") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=out, env=known)
+    try:
+        deadline = time.monotonic() + start_s
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{log.stem} did not start ({process.poll()})\n{tail(log)}")
+            time.sleep(0.02)
+        yield process
+        if process.poll() is not None:
+            raise SystemExit(f"{log.stem} ended with {process.returncode}\n{tail(log)}")
+    finally:
+        process.terminate()
+        process.wait(30.0)
 
 
 def tail(log: Path, lines: int = 20) -> str:

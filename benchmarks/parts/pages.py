@@ -33,6 +33,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from antiphon.benchmarks.parts import results
 from antiphon.benchmarks.parts.results import PROJECT, MeasuredFigure, Result
 
@@ -55,99 +57,11 @@ class Measurement:
     """About how long it takes on two idle cores."""
 
 
-MEASUREMENTS = {
-    "demo": Measurement("demo.py", 8),
-    "overlap": Measurement("overlap.py", 10),
-    "overhead": Measurement("overhead.py", 11),
-    "cpu_seconds": Measurement("cpu_seconds.py", 8),
-    "recording": Measurement("recording.py", 2),
-    "coordinator": Measurement("coordinator.py", 3),
-    "kills": Measurement("kills.py", 12),
-    "kills_learner": Measurement("kills.py --learner 10", 10),
-    "fault_schedules": Measurement("fault_schedules.py", 8),
-    "mutants": Measurement("mutants.py --mutants 40", 10),
-    "preemption": Measurement("preemption.py", 12),
-    "tails": Measurement("tails.py", 10),
-    "length_pipeline": Measurement("length_pipeline.py", 45),
-    "provisioning": Measurement("provisioning.py", 25),
-    "stragglers": Measurement("stragglers.py", 12),
-    "fuzz": Measurement("fuzz.py --minutes 3", 3),
-    "dishonest_workers": Measurement("dishonest_workers.py", 10),
-    "replay": Measurement("replay.py", 5),
-    "outages": Measurement("outages.py", 6),
-    "drafting": Measurement("drafting.py", 12),
-    "drafting_epochs": Measurement("drafting_epochs.py", 25),
-    "draft_index": Measurement("draft_index.py", 1),
-    "reward_parity": Measurement("reward_parity.py", 75),
-    "reward_parity_long_tails": Measurement(
-        "reward_parity.py --config benchmarks/long_tails.yaml --seeds 3", 50
-    ),
-    "learning": Measurement("learning.py", 180),
-    "end_to_end": Measurement("end_to_end.py --seeds 5", 150),
-    "versus_trl": Measurement("versus_trl.py --seeds 3", 35),
-    "staleness": Measurement("staleness.py --seeds 5", 110),
-    "learner_speed": Measurement("learner_speed.py", 8),
-    "sampling_rules": Measurement("sampling_rules.py", 3),
-    "sandbox": Measurement("sandbox.py", 2),
-    "exhaustion": Measurement("exhaustion.py --pairs 3", 4),
-    "activation": Measurement("activation.py", 3),
-    "spot_traces": Measurement("spot_traces.py", 8),
-    "published_costs": Measurement("published_costs.py", 1),
-    "simulator": Measurement("simulator.py", 14),
-    "distant_workers": Measurement("distant_workers.py", 6),
-    "broadcast": Measurement("broadcast.py", 3),
-    "patch": Measurement("patch.py", 5),
-}
+_LISTED = yaml.safe_load((PROJECT / "benchmarks" / "data" / "measurements.yaml").read_text(encoding="utf-8"))
+MEASUREMENTS = {name: Measurement(one["run"], one["minutes"]) for name, one in _LISTED["measured"].items()}
 """Name of the result -> how it is measured."""
-
-FEW = "environment.heldout_size=32 evaluation.prompts=32"
-"""Held-out prompts of a smallest form."""
-SMALLEST = {
-    "end_to_end": f"record.mlflow=false rollout.workers=1 {FEW} --config examples/quickstart.yaml --seeds 1"
-    " --links 0 --epochs 1 --prompts 24 --samples 1 --ablation-seeds 0 --short-seeds 0",
-    "overlap": "--steps 6 --only slow_broadcast",
-    "versus_trl": f"run.steps=2 {FEW} --seeds 1 --interval 2 --samples 1 --trl-threads 1",
-    "reward_parity": f"run.steps=2 {FEW} --seeds 1 --samples 1 --sides s2_fixed",
-    "overhead": "learner.warmup_steps=0 --rounds 1 --steps 2",
-    "outages": "--down 3 --steps 12",
-    "kills": "--kills 2 --steps 6",
-    "drafting": "--steps 2 --prompts 32 --pairs 1 --only sampled --no-vllm-methods",
-    "provisioning": "--train 0.6 --cells 1 --steps 4 --planned 2",
-    "drafting_epochs": "--seeds 0 --epochs 2 --prompts 32",
-    "replay": "--steps 3",
-    "stragglers": "--steps 16 --pairs 1",
-    "distant_workers": "--steps 5 --only chain_patch",
-    "exhaustion": "--pairs 1 --seconds 3 --connections 50",
-    "mutants": "--mutants 0",
-    "learning": f"{FEW} loop.prompts_per_step=8 --seeds 1 --steps 2 --interval 2 --samples 1"
-    " --only on_policy filter_refill lag_2_two_updates",
-    "dishonest_workers": "--groups 3 --honest 24 --careers 20",
-    "coordinator": "--clients 8 --seconds 1 --idle 20 --fleet 20 --processes 2 --events 5000 --no-postgres",
-    "sandbox": "--answers 48",
-    "demo": "--seeds 1 --steps 4",
-    "cpu_seconds": "--rounds 1 --steps 2",
-    "staleness": f"{FEW} loop.prompts_per_step=8 --seeds 1 --steps 2 --interval 2 --samples 1 --bounds 0 2"
-    " --objectives decoupled --clock none",
-    "patch": "loop.prompts_per_step=8 --megabytes 20 --steps 4 --rungs 1 2 --only lr_1e5 --repetitions 1",
-    "fuzz": "--minutes 0.2",
-    "sampling_rules": "--rows 4800",
-    "publish": "--bytes 20000000 --pairs 1 --steps 1",
-    "recording": "--steps 4 --entries 200 --no-s3",
-    "learner_speed": "--steps 0 --pairs 1 --groups 4",
-    "retention": "--steps 6 --anchor-every 3",
-    "simulator": "--only-fleet --hours 1",
-    "preemption": "--hours 0.6 --seeds 1 --one-case",
-    "fault_schedules": "--seeds 20 --no-mutants",
-    "broadcast": "--only small --repeat 1",
-    "length_pipeline": "--simulated-only --fleets 4 --steps 3",
-    "tails": "--steps 8 --bounds 1 --prompts-per-step 8",
-    "activation": "--fleets 20 --noisy 2 --hours 0.5",
-    "draft_index": "--repetitions 2",
-    "spot_traces": "--hours 0.5 --windows 1",
-    "published_costs": "",
-}
-"""Script -> the arguments of its smallest form. The longest come first: two run at a time, and so both lanes
-end together."""
+SMALLEST: dict[str, str] = _LISTED["smallest"]
+"""Script -> the arguments of its smallest form."""
 SMOKE_S = 300
 """Longest time of one of them."""
 

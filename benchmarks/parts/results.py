@@ -17,13 +17,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
-
-from antiphon.benchmarks.parts.nightly.regressions import flatten
 
 PROJECT = Path(__file__).resolve().parents[2]
 RESULTS = PROJECT / "benchmarks" / "results"
@@ -159,6 +158,21 @@ def make(name: str, arguments: str, result: dict[str, Any], took_s: float) -> Re
     command = f".venv/bin/python {re.sub(_FOLDERS, '', arguments)}".strip()
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     return Result(name, command, commit_now(), date, machine_now(), round(took_s, 1), figures, result)
+
+
+def flatten(nested: Mapping[str, Any]) -> dict[str, float]:
+    """Return every finite number of nested objects under its path; truth values and lists are none.
+
+    >>> flatten({"ratio": {"4": 0.97, "64": 1.2}, "pairs": 7, "equal": True, "each": [1, 2]})
+    {'ratio.4': 0.97, 'ratio.64': 1.2, 'pairs': 7.0}
+    """
+    found: dict[str, float] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{inner}": number for inner, number in flatten(value).items()}
+        elif isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+            found[name] = float(value)
+    return found
 
 
 def unit_of(name: str) -> str:

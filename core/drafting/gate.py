@@ -5,8 +5,8 @@ step should draft and how probable a token must be to be worth a row of it.
 
 Symbols: B requests in a step, x drafted tokens in it, so B + x rows; u(B) seconds of an undrafted
 step; k u(B) seconds of a drafted one; c seconds that one more drafted token adds to it; y tokens the
-step emitted. k is a share, learnt from neighbouring steps (`core/drafting/costs.py`): how fast the machine
-is at the time does not matter, so other programs that slow it down close no gate.
+step emitted. k is a share, learnt from neighbouring steps: how fast the machine is at the time does not
+matter, so other programs that slow it down close no gate.
 
 **Floor.** A set of drafted tokens j with path probabilities q_j (all before it and itself accepted)
 yields B + sum q_j tokens in u + d + c x seconds. The largest ratio L = tokens / seconds is where
@@ -36,14 +36,65 @@ and now and then others. Of the others the drafter's time is all that is lost, a
 **Ramp.** One full draft may cost more than the account holds, and on a busy machine one step may take
 several times its usual seconds. So a trial begins with one drafted token a request, and each of its steps
 may have twice as many: what is found out cheaply is not paid for with a long rest.
+
+**Costs.** Other programs slow a machine down for seconds at a time, by more than drafts cost or save. So no
+step is compared with one of another minute. With F the fixed rows of a step, n = B + F, and v the seconds of
+one row, which is the machine's speed now:
+
+    undrafted step    v n
+    drafted step      v (n (1 + f) + r x)        f, r: what drafts cost, as shares
+
+(log v, f, r) is the state of an extended Kalman filter over log seconds (Anderson and Moore, Optimal
+Filtering, 1979, section 8.2). v walks by `DRIFT` a step and f hardly, so the filter learns f where
+drafted and undrafted steps meet, and follows the machine between.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from operator import mul
 
-from antiphon.core.drafting.batch_sizes import HORIZON, BatchSize, fixed_rows
-from antiphon.core.drafting.costs import StepCosts
 from antiphon.core.errors import ContractError
 
+MOST_FIXED_ROWS = 4096.0
+"""A step whose time does not grow with the batch at all counts as this many rows."""
+DRIFT = 0.01
+"""By what share the machine's speed changes from step to step."""
+MOST_DRIFT = 0.5
+"""Standard deviation of log v after any time without a step."""
+FIRST_NOISE = 0.05
+"""Standard deviation of a step's log seconds, until it is known."""
+LEAST_NOISE = 1e-3
+"""Least such deviation: two steps never take the same time."""
+FIRST_FIXED = 0.3
+"""Standard deviation of f before the first drafted step, and at most."""
+FIXED_DRIFT = 0.001
+"""By how much f changes from step to step."""
+ROW_DRIFT = 0.01
+"""By what share r changes from step to step."""
+MOST_FIXED = 1.0
+"""Most f: a drafter does not take longer than the model, and a step that suggests it met something else."""
+LEAST_ROW, MOST_ROW = 1e-6, 1.5
+"""Least and most r: a drafted token is never quite free, and takes hardly more than a request's own row."""
+KNOWN = 8
+"""Steps for which an undrafted step says how fast the machine is."""
+OUTLIER = 3.0
+"""Standard deviations from which on a step is not believed before the next one of its kind agrees."""
+HORIZON = 16
+"""Drafted steps over which the gain is smoothed."""
+FIRST_BASELINE = 3
+"""Undrafted steps before the first draft at a batch size: of three, one may be an outlier."""
+COMPARISON = 0.005
+"""Share of the drafted rate that undrafted steps for comparison may cost while drafting."""
+LEAST_INTERVAL, MOST_INTERVAL = 16, 64
+"""Drafted steps between two undrafted ones: few where the gain is small, for there it matters most."""
+UNSURE_INTERVAL = 4
+"""The same while the error of the cost leaves open whether drafts pay."""
+STALE_INTERVAL = 256
+"""Steps of any batch size after which one is compared again that was seldom met."""
+LEAST_TRIAL = 4
+"""Drafted steps before the gain may close the gate."""
+CONFIDENCE = 1.5
+"""Standard errors by which the gain must lie below 1 for the gate to close."""
 LEAST_TO_TRY = 0.5
 """Undrafted steps that the account must hold for a trial to begin."""
 LEAST_FLOOR = 0.02
@@ -77,6 +128,202 @@ RAMP_STEPS = 16
 UNLIMITED = 1 << RAMP_STEPS
 LONGEST_STEP_S = 3600.0
 """Steps that seem longer, or shorter than a nanosecond, are mistakes of a clock and not taken in."""
+
+
+class StepCosts:
+    """What steps of similar batch size cost, learnt from neighbouring steps; see the module's text."""
+
+    __slots__ = ("_beyond", "_covariance", "_drafted", "_noise", "_state", "_step", "_undrafted_at")
+
+    def __init__(self, row: float = 1.0, fixed: float = 0.0) -> None:
+        """Start without a step; `row` and `fixed` are first guesses of r and f."""
+        self._state = [0.0, fixed, row]
+        """log v, f and r."""
+        self._covariance = [[0.0, 0.0, 0.0], [0.0, FIRST_FIXED * FIRST_FIXED, 0.0], [0.0, 0.0, row * row]]
+        self._noise = FIRST_NOISE * FIRST_NOISE
+        self._step = 0
+        self._drafted = False
+        self._undrafted_at = 0
+        self._beyond = [0, 0]
+        """Of the newest undrafted and the newest drafted step: the residual's sign if an outlier, else 0."""
+
+    @property
+    def fixed(self) -> float:
+        """Return f, the share of a step that the drafter costs."""
+        return self._state[1]
+
+    @property
+    def row(self) -> float:
+        """Return r, what a drafted token costs relative to a row."""
+        return self._state[2]
+
+    @property
+    def row_s(self) -> float:
+        """Seconds v of one row at the machine's present speed; 0 before the first step."""
+        return math.exp(self._state[0]) if self._step else 0.0
+
+    def share(self, density: float) -> float:
+        """Return the seconds of a drafted step with x / n = `density` relative to an undrafted step."""
+        return 1.0 + self.fixed + self.row * density
+
+    def error(self, density: float) -> float:
+        """Return the standard error of `share`."""
+        _, (_, fixed, both), (_, _, row) = self._covariance
+        return math.sqrt(max(fixed + density * (2.0 * both + density * row), 0.0))
+
+    def rescale(self, factor: float) -> None:
+        """Restate v and r for another F, by which a row takes `factor` times the seconds."""
+        self._state[0] += math.log(factor)
+        self._state[2] /= factor
+        for line in self._covariance:
+            line[2] /= factor
+        self._covariance[2] = [value / factor for value in self._covariance[2]]
+
+    def learn(self, step: int, rows: float, drafted: int | None, seconds: float) -> None:
+        """Take in a step.
+
+        Args:
+            step: its number, at least 1 and never falling.
+            rows: n.
+            drafted: x; None for a step without drafts.
+            seconds: how long it took, more than 0.
+        """
+        state, spread = self._state, self._covariance
+        if not self._step:
+            self._step, state[0], spread[0][0] = step, math.log(seconds / rows), self._noise
+            return
+        waited, self._step = max(step - self._step, 1), step
+        # The state grows less certain, up to a bound. Nothing certain is taken away here, so that the three
+        # stay a covariance.
+        added = (waited * DRIFT * DRIFT, FIXED_DRIFT * FIXED_DRIFT, (ROW_DRIFT * self.row) ** 2)
+        most = (MOST_DRIFT * MOST_DRIFT, FIRST_FIXED * FIRST_FIXED, self.row * self.row)
+        for at in range(3):
+            spread[at][at] += max(min(added[at], most[at] - spread[at][at]), 0.0)
+        units, slopes = rows, (1.0, 0.0, 0.0)
+        if drafted is not None:
+            units = rows * (1.0 + self.fixed) + self.row * drafted
+            slopes = (1.0, rows / units, drafted / units)
+        residual = math.log(seconds / units) - state[0]
+        with_step, variance = self._innovation(slopes)
+        bound = OUTLIER * math.sqrt(variance)
+        cut = min(max(residual, -bound), bound)
+        self._noise = max(self._noise + (cut * cut - self._noise) / 32.0, LEAST_NOISE * LEAST_NOISE)
+        kind, sign = drafted is not None, 0 if cut == residual else (1 if residual > 0.0 else -1)
+        before, self._beyond[kind] = self._beyond[kind], sign
+        switched, self._drafted = kind != self._drafted, kind
+        if not kind:
+            self._undrafted_at = step
+        if sign:
+            if sign != before:
+                return
+            # The second of its kind. Where undrafted steps have just shown the machine's speed, drafts cost
+            # something else than was known; otherwise the machine has another speed, or f has changed too.
+            known = kind and step - self._undrafted_at <= KNOWN
+            if known:
+                spread[2][2] = max(spread[2][2], MOST_ROW * MOST_ROW)
+            else:
+                spread[0][0] += residual * residual
+            if known or switched:
+                spread[1][1] = max(spread[1][1], FIRST_FIXED * FIRST_FIXED)
+            self._beyond[kind] = 0
+            with_step, variance = self._innovation(slopes)
+        gains = [covariance / variance for covariance in with_step]
+        speed, fixed, row = (value + gain * residual for value, gain in zip(state, gains, strict=True))
+        self._state = [speed, min(max(fixed, 0.0), MOST_FIXED), min(max(row, LEAST_ROW), MOST_ROW)]
+        for at, gain in enumerate(gains):
+            spread[at] = [value - gain * other for value, other in zip(spread[at], with_step, strict=True)]
+            spread[at][at] = max(spread[at][at], 0.0)
+
+    def _innovation(self, slopes: tuple[float, float, float]) -> tuple[list[float], float]:
+        """Return the covariances of the state with the next log seconds, and the variance of these."""
+        with_step = [sum(map(mul, line, slopes)) for line in self._covariance]
+        return with_step, max(sum(map(mul, slopes, with_step)), 0.0) + self._noise
+
+
+@dataclass(slots=True)
+class BatchSize:
+    """What is known about batches of one octave of sizes: 1, 2-3, 4-7, ..."""
+
+    costs: StepCosts = field(default_factory=StepCosts)
+    requests: float = 0.0
+    """Mean requests of the newest steps; 0 before the first."""
+    owed: int = FIRST_BASELINE
+    """Undrafted steps still needed before the first draft."""
+    undrafted_at: int = 0
+    drafted_steps: int = 0
+    """Drafted steps since the last undrafted one."""
+    open: bool = True
+    changed_at: int = 0
+    """Step of the last opening or closing."""
+    wait: int = 0
+    """Steps to wait while closed; 0 before the first closing."""
+    trials: int = 0
+    """Drafted steps that the means below speak of."""
+    mean_worth: float = 0.0
+    """Tokens of a drafted step relative to those of an undrafted one."""
+    mean_square: float = 0.0
+    """Mean square of the same."""
+    mean_density: float = 0.0
+    """Drafted tokens of a step relative to its n."""
+
+    @property
+    def met(self) -> bool:
+        """Whether any step had a batch of this size."""
+        return self.requests > 0.0
+
+    @property
+    def gain(self) -> float:
+        """Worth over cost of this trial's steps; 0 before the first."""
+        return self.mean_worth / self.costs.share(self.mean_density) if self.trials else 0.0
+
+    def meet(self, requests: int) -> None:
+        """Note a step of `requests`."""
+        self.requests += (requests - self.requests) / (HORIZON if self.met else 1)
+
+    def rescale(self, before: float, after: float) -> None:
+        """Restate what is known for another F."""
+        if self.met:
+            factor = (self.requests + before) / (self.requests + after)
+            self.costs.rescale(factor)
+            self.mean_density *= factor
+
+    def due(self, step: int) -> bool:
+        """Return whether an undrafted step must come, so that costs stay known."""
+        if self.owed or step - self.undrafted_at >= STALE_INTERVAL:
+            return True
+        if self.trials < HORIZON:
+            return self.drafted_steps >= LEAST_INTERVAL
+        surplus = self.mean_worth - self.costs.share(self.mean_density)
+        if abs(surplus) < CONFIDENCE * self.costs.error(self.mean_density):
+            return self.drafted_steps >= UNSURE_INTERVAL
+        return self.drafted_steps >= min(max((self.gain - 1.0) / COMPARISON, LEAST_INTERVAL), MOST_INTERVAL)
+
+    def restart(self) -> None:
+        """Forget the gain: a new trial counts by its own steps."""
+        self.trials = 0
+        self.mean_worth = self.mean_square = self.mean_density = 0.0
+
+    def weigh(self, worth: float, density: float) -> None:
+        """Take in a drafted step."""
+        self.trials += 1
+        share = 1.0 / min(self.trials, HORIZON)
+        self.mean_worth += share * (worth - self.mean_worth)
+        self.mean_square += share * (worth * worth - self.mean_square)
+        self.mean_density += share * (density - self.mean_density)
+
+    def loses(self, requests: int, rows: float) -> bool:
+        """Return whether the gain lies below 1 by `CONFIDENCE` standard errors; `rows`: n of such a step."""
+        if self.trials < LEAST_TRIAL:
+            return False
+        # Wins are rare and large: until one was seen, the spread of the sample says too little, so
+        # the number of tokens of a request is taken to spread by at least 1. But a drafted token wins one
+        # at most: where hardly any is found, nothing more is to be learnt of a trial.
+        drafted = min(self.mean_density * rows, requests)
+        spread = drafted / (requests * requests)
+        variance = max(self.mean_square - self.mean_worth * self.mean_worth, spread)
+        effective = min(self.trials, 2 * HORIZON - 1)
+        error = math.sqrt(variance / effective + self.costs.error(self.mean_density) ** 2)
+        return self.costs.share(self.mean_density) - self.mean_worth > CONFIDENCE * error
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +524,21 @@ class DraftGate:
         before, self._fixed_rows = self._fixed_rows, fixed_rows(self._sizes, self._fixed_rows)
         for size in self._sizes:
             size.rescale(before, self._fixed_rows)
+
+
+def fixed_rows(sizes: list[BatchSize], fixed: float) -> float:
+    """Fit u(B) = a + b B through the sizes, each counting by its relative error, and return F = a / b.
+
+    `fixed` is F so far, which is returned where there are too few sizes to tell.
+    """
+    points = [(s.requests, s.costs.row_s * (s.requests + fixed)) for s in sizes if s.met and not s.owed]
+    if len(points) < 2 or points[-1][0] < 2.0 * points[0][0]:
+        return fixed
+    weight = sum(1.0 / (s * s) for _, s in points)
+    mean_b = sum(b / (s * s) for b, s in points) / weight
+    mean_s = sum(1.0 / s for _, s in points) / weight
+    slope = sum((b - mean_b) * (s - mean_s) / (s * s) for b, s in points)
+    slope /= sum((b - mean_b) ** 2 / (s * s) for b, s in points)
+    if slope <= 0.0:
+        return MOST_FIXED_ROWS
+    return min(max((mean_s - slope * mean_b) / slope, 0.0), MOST_FIXED_ROWS)

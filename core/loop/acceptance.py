@@ -13,12 +13,10 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import believed_statistics
 from antiphon.core.errors import ContractError, IntegrityError, RefusedError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.admission import continues
-from antiphon.core.loop.group_state import GroupPhase, GroupState, newest_scored, remembered_scores
+from antiphon.core.loop.group_state import GroupPhase, newest_scored, remembered_scores
 from antiphon.core.loop.partials import KeptGroup, authorship
-from antiphon.core.loop.places import training_step
+from antiphon.core.loop.places import window_of
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.loop.staleness import StalenessBound
 from antiphon.core.records import GroupSubmission, SampleReward, SnapshotManifest, StepCommit, SubmitVerdict
 from antiphon.core.trust.worker_names import name_of_worker
 
@@ -118,20 +116,13 @@ def accept_submission(
         )
     ]
     running = submission.lease_id in (group.lease_id, group.twin_lease_id)
-    if group.phase is GroupPhase.LEASED and not running and not continues(state, config, group, oldest):
-        return SubmitVerdict.LATE, []
-    bound = StalenessBound(config.loop.max_staleness)
-    if group.evaluation is None and not bound.admits(oldest, _training_step(state, config, group)):
+    if not window_of(state, config.loop, group).admits(oldest):
+        if group.phase is GroupPhase.LEASED and not running:
+            return SubmitVerdict.LATE, []
         # Older than what its lease was granted for, or handed in late for a place that was given back.
         found.append(e.GroupDropped(group.group_id, "stale_on_arrival"))
         return SubmitVerdict.STALE, found
     return SubmitVerdict.ACCEPTED, found
-
-
-def _training_step(state: RunState, config: RunConfig, group: GroupState) -> int:
-    if config.loop.mode == "fixed":
-        return group.step or 0
-    return training_step(state, group, config.loop.prompts_per_step)
 
 
 def accept_rewards(

@@ -19,7 +19,7 @@ from blake3 import blake3
 from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
-from antiphon.core.loop.places import training_step
+from antiphon.core.loop.places import window_of
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound, oldest_allowed_version
 from antiphon.core.records import SamplingParameters
@@ -192,18 +192,6 @@ def plan_leases(
     return _plan_elastic(state, config, held_version, groups, openings, ordering)
 
 
-def continues(state: RunState, config: RunConfig, group: GroupState, oldest_version: int) -> bool:
-    """Return whether a group may be continued whose oldest token has `oldest_version`.
-
-    It may if it still trains in time at the place that the group has; otherwise it is begun anew.
-    In fixed mode it always may: the version belongs to the group.
-    """
-    if config.loop.mode == "fixed" or group.evaluation is not None:
-        return True
-    step = training_step(state, group, config.loop.prompts_per_step)
-    return StalenessBound(config.loop.max_staleness).admits(oldest_version, step)
-
-
 def kept_until(config: RunConfig, version: int) -> int:
     """Return the newest version beside which the snapshot of `version` is still kept everywhere."""
     return version + (config.broadcast.snapshots_kept - 1) * config.loop.publish_interval
@@ -257,15 +245,7 @@ def _plan_elastic(
     places, bound = loop.prompts_per_step, StalenessBound(loop.max_staleness)
     first = state.batches * places
     ranks = state.places() if state.open_groups else {}
-    candidates = [
-        group
-        for group in state.open_groups.values()
-        if (
-            group.version == held
-            if group.evaluation is not None
-            else bound.admits_lease(held, first + ranks[group.group_id], 1, places)
-        )
-    ]
+    candidates = [group for group in state.open_groups.values() if window_of(state, loop, group).admits(held)]
     candidates.sort(
         key=lambda group: (group.evaluation is None, group.evaluation or 0, ranks.get(group.group_id, 0))
     )

@@ -6,18 +6,20 @@ that has it. Such a step still happens: the learner makes no update, the weights
 digest, the version advances, and the loop continues.
 """
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import fixed_limit
-from antiphon.core.loop.group_state import GroupPhase, GroupState
-from antiphon.core.loop.places import batch_size
+from antiphon.core.loop.group_state import GroupPhase, GroupState, voided_batch
+from antiphon.core.loop.places import batch_size, groups_of_step
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.trust.worker_names import name_of_worker
+from antiphon.core.voided_batch import VoidedBatch
 
 Filter = Literal["none", "drop", "refill"]
 
@@ -108,11 +110,47 @@ def step_progress(state: RunState, config: RunConfig, step: int, *phases: GroupP
     """Return the share of a step's groups that are in one of `phases`, 0..1; 1 for a sealed step."""
     if state.is_sealed(step):
         return 1.0
-    places = config.loop.prompts_per_step
-    if config.loop.mode == "fixed":
-        groups = state.of_step(step)
-        return sum(group.phase in phases for group in groups) / max(len(groups), places)
-    # Steps that have no batch get one in their order.
-    before = sum(1 for other in state.unsealed_steps() if other < step)
-    first = before * places
-    return sum(group.phase in phases for group in islice(state.training(), first, first + places)) / places
+    groups = groups_of_step(state, config.loop, step)
+    return sum(group.phase in phases for group in groups) / max(len(groups), config.loop.prompts_per_step)
+
+
+def skip_step(
+    state: RunState, steps: int, empty: e.BatchSealed, reason: str, operator: str
+) -> tuple[VoidedBatch, list[e.JournalEvent]]:
+    """Return the batch that a step gives up to train nothing, and the events of that; none for a repetition.
+
+    A batch that no learner can train on would stop its run for ever, because a sealed batch never changes. So
+    until its step is committed an operator may put an empty one in its place. Its groups are spent: they were
+    counted when it was sealed, and they never train.
+
+    Args:
+        state: the run.
+        steps: how many it has.
+        empty: the batch without groups of the step that is meant.
+        reason: why, for people.
+        operator: who says so.
+
+    Raises:
+        ContractError: when the step has no batch yet, or it was committed.
+    """
+    run, step = f"run {state.run_id}", empty.step
+    if not 0 <= step < steps:
+        raise ContractError(f"{run} has no step {step}: its steps are 0..{steps - 1}")
+    if state.is_sealed(step) and state.sealed[step].replaced and state.sealed[step].digest == empty.digest:
+        return state.sealed[step].replaced[-1], []
+    if step < len(state.commits):
+        raise ContractError(
+            f"step {step} of {run} is committed, version {step + 1} was trained on its batch; only a step "
+            "whose batch waits for the learner can be skipped"
+        )
+    if not state.is_sealed(step):
+        raise ContractError(f"step {step} of {run} has no sealed batch yet; see `antiphon status`")
+    sealed = state.sealed[step]
+    # What was sampled says how good the policy is, whether or not it trains.
+    empty = dataclasses.replace(
+        empty, reward_mean=sealed.reward_mean, completion_tokens_mean=sealed.completion_tokens_mean
+    )
+    return voided_batch(sealed, reason, operator), [
+        e.BatchVoided(step, sealed.digest, reason, operator),
+        empty,
+    ]

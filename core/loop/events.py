@@ -209,7 +209,8 @@ class BatchSealed(JournalEvent):
 
 @_event("batch.voided")
 class BatchVoided(JournalEvent):
-    """An operator took back a sealed batch that no step trained on; other groups make another."""
+    """An operator took back a sealed batch that no step trained on; an empty one stands in its place, or in
+    older journals one of other groups."""
 
     step: int
     digest: str

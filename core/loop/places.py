@@ -6,9 +6,9 @@ batch): batches are cut off the front of the line, P by P, and a batch waits unt
 rewarded. A group joins the line at its end when it is opened, and is leased only to a worker whose version v
 meets ``v + S >= step of its place`` (S = loop.max_staleness).
 
-A batch that an operator voids leaves its step without one, and the front of the line goes there first: these
-groups train earlier than their places say, and all others when their places say, since one batch fewer is
-sealed and one step more comes before theirs.
+A batch that an operator voided in older journals leaves its step without one, and the front of the line goes
+there first: these groups train earlier than their places say, and all others when their places say, since one
+batch fewer is sealed and one step more comes before theirs.
 
 Nothing ever moves a group to a later step than that: what leaves the line (sealed, dropped) and what is moved
 behind others only lowers the ranks of the rest. So the bound that was checked at the lease holds when the
@@ -17,14 +17,35 @@ not depend on how long their completions are.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
+from antiphon.core.config_sections import LoopSection
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.staleness import VersionWindow
 
 
 def training_step(state: RunState, group: GroupState, prompts_per_step: int) -> int:
     """Return the latest step at which a living training group of elastic mode can train."""
     return state.batches + state.places()[group.group_id] // prompts_per_step
+
+
+def window_of(state: RunState, loop: LoopSection, group: GroupState) -> VersionWindow:
+    """Return the versions that may sample a living group: exactly one for all of fixed mode and for held-out
+    prompts, else every one that is new enough for the step of the group's place."""
+    if group.version is not None:
+        return VersionWindow(group.version, group.version)
+    return VersionWindow(training_step(state, group, loop.prompts_per_step) - loop.max_staleness)
+
+
+def groups_of_step(state: RunState, loop: LoopSection, step: int) -> list[GroupState]:
+    """Return the living groups that a step without a batch would train on, in order; fewer than P while more
+    may be opened."""
+    if loop.mode == "fixed":
+        return state.of_step(step)
+    # Steps that have no batch get one in their order.
+    first = loop.prompts_per_step * sum(1 for other in state.unsealed_steps() if other < step)
+    return list(islice(state.training(), first, first + loop.prompts_per_step))
 
 
 def last_step(group: GroupState, max_staleness: int) -> int | None:

@@ -13,10 +13,10 @@ same numerics sample the same tokens; a duplicate is given only to a worker that
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import islice
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.places import groups_of_step
 from antiphon.core.loop.run_state import RunState
 
 LEASES_REMEMBERED = 256
@@ -47,12 +47,12 @@ class LeaseTimes:
 
 def missing_groups(state: RunState, config: RunConfig) -> int:
     """Return how many groups the awaited batch lacks; 0 while these are too many to be duplicated."""
-    step, places, fixed = state.next_seal, config.loop.prompts_per_step, config.loop.mode == "fixed"
+    step, places = state.next_seal, config.loop.prompts_per_step
     if step >= state.opened_steps:
         return 0
-    groups = state.of_step(step) if fixed else list(islice(state.training(), places))
+    groups = groups_of_step(state, config.loop, step)
     ready = sum(group.phase in (GroupPhase.SUBMITTED, GroupPhase.REWARDED) for group in groups)
-    missing = (len(groups) if fixed else places) - ready
+    missing = max(places, len(groups)) - ready
     return missing if 0 < missing <= math.ceil(config.coordinator.speculation * places) else 0
 
 
@@ -89,8 +89,7 @@ def group_to_duplicate(
     own_numerics = numerics.get(worker_id, "")
     if not own_numerics:
         return None  # its answer might be another one, and the shorter of two would win
-    fixed = config.loop.mode == "fixed"
-    groups = state.of_step(step) if fixed else list(islice(state.training(), config.loop.prompts_per_step))
+    groups = groups_of_step(state, config.loop, step)
     if any(group.phase is GroupPhase.OPEN for group in groups):
         return None  # whoever asks can have that one
 

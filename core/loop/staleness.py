@@ -16,41 +16,36 @@ class StalenessBound:
     max_staleness: int
     """Largest staleness at the step that trains on a trajectory, in policy versions."""
 
-    def admits(self, oldest_version: int, step: int) -> bool:
-        """Return whether a trajectory may train at `step`.
-
-        >>> StalenessBound(max_staleness=2).admits(oldest_version=5, step=7)
-        True
-        """
-        return self.steps_left(oldest_version, step) >= 0
-
-    def steps_left(self, oldest_version: int, step: int) -> int:
-        """Count the learner steps for which a trajectory stays trainable; negative when stale."""
-        return oldest_version + self.max_staleness - step
-
-    def admits_lease(self, held_version: int, issued: int, groups: int, prompts_per_step: int) -> bool:
-        """Return whether a worker that holds `held_version` may be given `groups` more groups.
-
-        The last of them would train at step ``floor((issued + groups - 1) / prompts_per_step)``;
-        by then its tokens must still be within the bound.
+    def room(self, held_version: int, issued: int, prompts_per_step: int) -> int:
+        """Count the groups that may be opened for a worker so that each can train when its place says.
 
         Args:
             held_version: version the asking worker samples with, not the learner's version.
             issued: reservations taken so far: groups of sealed batches and groups in flight.
                 Lost, filtered and stale groups give theirs back.
-            groups: how many more are asked for, at least 1.
             prompts_per_step: groups one step consumes.
 
-        >>> StalenessBound(max_staleness=0).admits_lease(0, issued=3, groups=1, prompts_per_step=4)
-        True
-        >>> StalenessBound(max_staleness=0).admits_lease(0, issued=4, groups=1, prompts_per_step=4)
-        False
+        >>> [StalenessBound(max_staleness=0).room(0, issued, prompts_per_step=4) for issued in (3, 4)]
+        [1, 0]
         """
-        return (issued + groups - 1) // prompts_per_step <= held_version + self.max_staleness
-
-    def room(self, held_version: int, issued: int, prompts_per_step: int) -> int:
-        """Count the groups that `admits_lease` would grant to a worker that holds `held_version`."""
         return max(0, (held_version + self.max_staleness + 1) * prompts_per_step - issued)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionWindow:
+    """The policy versions that may sample a group, so that nothing stale trains."""
+
+    oldest: int
+    newest: int | None = None
+    """None: however new."""
+
+    def admits(self, version: int) -> bool:
+        """Return whether a version may sample the group, or its tokens be continued from.
+
+        >>> VersionWindow(5).admits(7), VersionWindow(5, 5).admits(7), VersionWindow(5).admits(4)
+        (True, False, False)
+        """
+        return self.oldest <= version and (self.newest is None or version <= self.newest)
 
 
 def oldest_allowed_version(step: int, max_staleness: int, publish_interval: int) -> int:

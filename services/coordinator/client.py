@@ -93,7 +93,7 @@ class CoordinatorClient(Client, Coordinator):
     worker_kit = asks(CALLS, Coordinator.worker_kit)
     latest_manifest = asks(CALLS, Coordinator.latest_manifest)
     plan_transfer = asks(CALLS, Coordinator.plan_transfer)
-    void_batch = asks(CALLS, Coordinator.void_batch)
+    skip_step = asks(CALLS, Coordinator.skip_step)
     pause = asks(CALLS, Coordinator.pause)
     finish = asks(CALLS, Coordinator.finish)
     drain = asks(CALLS, Coordinator.drain)

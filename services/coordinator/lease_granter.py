@@ -17,6 +17,7 @@ from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
+from antiphon.core.loop.places import window_of
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import Lease
 from antiphon.core.trust.worker_names import name_of_worker
@@ -216,8 +217,8 @@ class LeaseGranter:
         kept, group = self._leases.partial_groups.waiting(group_id), self._state.groups.get(group_id)
         if kept is None or group is None or not self._usable(kept, held_version):
             return None
-        good = admission.continues(self._state, self._config, group, kept.oldest_version)
-        return kept if good else None
+        window = window_of(self._state, self._config.loop, group)
+        return kept if window.admits(kept.oldest_version) else None
 
     def _usable(self, kept: KeptGroup, held_version: int) -> bool:
         """Return whether a worker that holds a version may go on with what others sampled."""

@@ -271,7 +271,7 @@ class RunStateMachine:
         `oldest_version` is that of what was sampled for it so far, None if it is begun anew.
         """
         loop = self.config.loop
-        if loop.mode == "fixed" or group.evaluation is not None:
+        if group.version is not None:  # it trains at its own step
             return
         last = None if oldest_version is None else oldest_version + loop.max_staleness
         behind = place_to_move_to(self.state, group, loop.prompts_per_step, last)

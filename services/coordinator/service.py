@@ -27,8 +27,9 @@ from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import ContractError, RefusedError
-from antiphon.core.loop import acceptance, admission, voiding
+from antiphon.core.loop import acceptance, admission, assembly
 from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import Tally
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.records import (
@@ -53,6 +54,7 @@ from antiphon.services.coordinator.overview import Overview
 from antiphon.services.coordinator.prompts import token_rules_of
 from antiphon.services.coordinator.reward_queue import RewardQueue
 from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
+from antiphon.services.coordinator.sealing import seal_batch
 from antiphon.services.coordinator.stage_watch import StageWatch
 from antiphon.services.coordinator.worker_registry import NO_REASON, WorkerRegistry, strike
 from antiphon.weights.signature import check_signature
@@ -272,18 +274,19 @@ class CoordinatorService(Coordinator):
             return FROM_ORIGIN
         return self.state_machine.fleet.plan_transfer(member, payload_digest, size)
 
-    async def void_batch(self, step: int, digest: str, reason: str, operator: str) -> VoidedBatch:
+    async def skip_step(self, step: int, reason: str, operator: str) -> VoidedBatch:
         state_machine = self.state_machine
         state_machine.check_open()
+        plan, config = assembly.SealPlan(step, (), ()), self._config
+        empty = await asyncio.to_thread(seal_batch, plan, {}, Tally(), config, state_machine.store)
         reason = reason[:LONGEST_REASON] or NO_REASON
-        voided, found = voiding.void_batch(
-            self._state, self._config, step, digest, reason, operator[:LONGEST_REASON]
+        voided, found = assembly.skip_step(
+            self._state, config.run.steps, empty, reason, operator[:LONGEST_REASON]
         )
         written = state_machine.record(*found)
         if found:
-            _log.warning("batch.voided", step=step, digest=voided.digest[:12], reason=voided.reason)
+            _log.warning("step.skipped", step=step, digest=voided.digest[:12], reason=voided.reason)
             state_machine.fleet.work_done += 1  # patience with whoever waits for this step begins anew
-            state_machine.offer(self._config.loop.prompts_per_step)
             state_machine.wake_all()
         await written
         return voided

@@ -24,7 +24,7 @@ import torch
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.learning_rate import rate_by_size
-from antiphon.cpu.compiled import compile_blocks
+from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names

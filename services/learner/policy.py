@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
-from antiphon.cpu.linears import quicken_linears
-from antiphon.cpu.norms import quicken_norms
+from antiphon.cpu.layers import quicken_linears, quicken_norms
 from antiphon.cpu.shared_rows import ATTENTION, SharedRows, share_rows
 from antiphon.models.codec import resolve_model_path
 from antiphon.services.learner.objective import Objective, UpdateTotals

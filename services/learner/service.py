@@ -229,8 +229,8 @@ class LearnerService(Learner):
     async def _refuse(self, step: int, batch: BatchRef, error: IntegrityError) -> NoReturn:
         """Pause the run over an altered batch or a loss that is no number; have the weights back."""
         reason = (
-            f"step {step} on batch {batch.digest[:12]} was not committed: {error}; or take another "
-            f"batch with `antiphon void RUN {step} --reason TEXT`; then start the run again"
+            f"step {step} on batch {batch.digest[:12]} was not committed: {error}; or skip the "
+            f"step with `antiphon skip RUN {step} --reason TEXT`; then start the run again"
         )
         _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
         await self._retried("pausing the run", lambda: self._coordinator.pause(reason))

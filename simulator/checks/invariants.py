@@ -232,6 +232,8 @@ class Witness:
                 self.report(f"step {event.step} overtakes: {sorted(taken - set(self._line[: len(taken)]))}")
             self._line = [group_id for group_id in self._line if group_id not in taken]
         if event.step in self._reopened:
+            if event.trajectories:
+                self.report(f"step {event.step} was skipped, but its batch trains {event.trajectories}")
             self._reopened.remove(event.step)
             self.sealed[event.step] = event
         else:

@@ -21,10 +21,11 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import events as e
-from antiphon.core.loop.admission import Ordering, continues, plan_leases
+from antiphon.core.loop.admission import Ordering, plan_leases
 from antiphon.core.loop.assembly import SealPlan, dropped, plan_seal
 from antiphon.core.loop.events import BatchSealed
 from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.places import window_of
 from antiphon.core.loop.run_state import RunState, new_state
 from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.core.loop.work_account import WorkAccount
@@ -418,7 +419,7 @@ class ModelledRun:
     def _begin(self, group: GroupState, engine: Engine) -> None:
         oldest, ends = self._kept.pop(group.group_id, (engine.held, []))
         seen = self._lengths.draw(group.prompt_index, group.epoch, group.number)
-        if ends and not continues(self._state, self._config, group, oldest):
+        if ends and not window_of(self._state, self._config.loop, group).admits(oldest):
             ends = []
         held = min(oldest, engine.held) if ends else engine.held
         if ends:

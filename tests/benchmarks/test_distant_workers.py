@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.benchmarks.distant_workers import sampling_during_download, taken_by_others
+from antiphon.benchmarks.distant_workers import sampling_during_download, taken_by_others, write_model
 from antiphon.benchmarks.parts.measure import PROJECT
-from antiphon.benchmarks.parts.network.distant_run import write_model
 
 
 def _note(during_s: float) -> dict[str, object]:

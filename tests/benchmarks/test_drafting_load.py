@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from antiphon.api.engine import EngineOutput, EngineRequest
-from antiphon.benchmarks.parts.drafting import load
-from antiphon.benchmarks.parts.drafting.load import GroupWork, LoadRun, compare, with_lengths
+from antiphon.benchmarks.parts.drafting import bench as load
+from antiphon.benchmarks.parts.drafting.bench import GroupWork, LoadRun, compare, with_lengths
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, SamplingParameters
 

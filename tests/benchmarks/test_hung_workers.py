@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.benchmarks.kills import KilledRun, Tally
+from antiphon.benchmarks.kills import KilledRun, Tally, make_config
 from antiphon.benchmarks.parts.kills.audit import audit
-from antiphon.benchmarks.parts.kills.setup import make_config
 from antiphon.benchmarks.parts.kills.standins import AFTER_VARIABLE, HANG_VARIABLE
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.events import GroupSubmitted, JournalEvent, LeaseExpired

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.benchmarks.kills import KilledRun, Tally, run_kills, violations
+from antiphon.benchmarks.kills import KilledRun, Tally, make_config, roles, run_kills, violations
 from antiphon.benchmarks.parts.kills.audit import audit
-from antiphon.benchmarks.parts.kills.setup import make_config, roles
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.events import LeaseExpired
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal

@@ -15,17 +15,18 @@ import pytest
 from antiphon.benchmarks.parts.nightly.flow import (
     SMOKE,
     BenchmarkPlan,
+    build_benchmark_page,
     check_plan,
     conclude,
+    history_plot,
     measure_script,
     noted,
     run_metrics,
 )
-from antiphon.benchmarks.parts.nightly.page import build_benchmark_page, history_plot
-from antiphon.benchmarks.parts.nightly.regressions import Verdict
 from antiphon.benchmarks.parts.nightly.script import run_script
 from antiphon.benchmarks.parts.nightly.table import (
     BenchmarkTable,
+    Verdict,
     compare_tables,
     name_of_commit,
     pin_table,
@@ -187,8 +188,8 @@ def test_a_script_that_finds_a_violation_is_a_red_row_and_fails_the_flow(tmp_pat
 
 
 def test_the_deployed_benchmark_runs_every_script_in_its_smallest_form() -> None:
-    (deployed,) = [planned for planned in DEPLOYMENTS if planned.name == "benchmark"]
-    assert BenchmarkPlan.model_validate(deployed.parameters["plan"]).smoke
+    (deployed,) = [planned for planned in DEPLOYMENTS if planned["name"] == "benchmark"]
+    assert BenchmarkPlan.model_validate(deployed["parameters"]["plan"]).smoke
     assert not BenchmarkPlan().smoke and (ROOT / SMOKE.split()[0]).is_file()
 
 

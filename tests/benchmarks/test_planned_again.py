@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from antiphon.benchmarks.parts.capacity.planned_again import FILTERS, SMALL, PlannedRun
+from antiphon.benchmarks.provisioning import FILTERS, SMALL, PlannedRun
 from antiphon.simulator.campaign import mute_logs
 
 BY_FILTER = [

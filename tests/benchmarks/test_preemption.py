@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 
 from antiphon.benchmarks import preemption
-from antiphon.benchmarks.parts.measure import PROJECT
-from antiphon.benchmarks.parts.preemption import schedule
-from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site, steps_per_hour
-from antiphon.benchmarks.parts.preemption.processes import run_fleet
-from antiphon.benchmarks.parts.preemption.schedule import Stay
-from antiphon.benchmarks.parts.preemption.simulated import simulate_fleet
-from antiphon.benchmarks.preemption import main
-from antiphon.core.errors import ConfigError
+from antiphon.benchmarks.preemption import (
+    FleetRun,
+    Site,
+    Stay,
+    main,
+    run_fleet,
+    simulate_fleet,
+    steps_per_hour,
+)
 
 HOUR = 3600.0
 
 
 def test_chance_reclaims_the_share_it_was_given() -> None:
-    stays = schedule.by_chance(200, 10 * HOUR, 0.4, 600.0, seed=3)
+    stays = preemption.by_chance(200, 10 * HOUR, 0.4, 600.0, seed=3)
     reclaimed = sum(stay.stop_s < 10 * HOUR for stay in stays)
     hours = sum(min(stay.stop_s, 10 * HOUR) - stay.start_s for stay in stays) / HOUR
     assert 1 - math.exp(-reclaimed / hours) == pytest.approx(0.4, abs=0.02)
@@ -32,59 +33,28 @@ def test_chance_reclaims_the_share_it_was_given() -> None:
     for members in by_slot.values():
         for before, after in itertools.pairwise(members):
             assert after.start_s == before.stop_s + 600.0
-    assert schedule.by_chance(8, HOUR, 0.4, 600.0, 1) == schedule.by_chance(8, HOUR, 0.4, 600.0, 1)
+    assert preemption.by_chance(8, HOUR, 0.4, 600.0, 1) == preemption.by_chance(8, HOUR, 0.4, 600.0, 1)
 
 
 def test_never_replaced_means_never() -> None:
-    stays = schedule.by_chance(8, 100 * HOUR, 0.9, math.inf, seed=0)
+    stays = preemption.by_chance(8, 100 * HOUR, 0.9, math.inf, seed=0)
     assert len(stays) == 8 and all(stay.stop_s < math.inf for stay in stays)
 
 
 def test_at_one_moment_a_share_goes_and_comes_back() -> None:
-    stays = schedule.at_one_moment(8, HOUR, 0.4, 600.0)
+    stays = preemption.at_one_moment(8, HOUR, 0.4, 600.0)
     assert sorted(stay.stop_s for stay in stays) == [HOUR / 2] * 3 + [math.inf] * 8
     assert [stay.start_s for stay in stays if stay.start_s > 0] == [HOUR / 2 + 600.0] * 3
 
 
-def test_a_trace_is_followed_where_it_is_most_eventful() -> None:
-    sizes = [(0.0, 16), (1000.0, 16), (5000.0, 8), (5100.0, 16), (5200.0, 4), (5400.0, 16), (20_000.0, 16)]
-    stays = schedule.by_trace(sizes, 8, 1000.0)
-    present = [sum(stay.start_s <= at < stay.stop_s for stay in stays) for at in (0.0, 150.0, 250.0, 950.0)]
-    assert present == [4, 8, 2, 8]
-    with pytest.raises(ConfigError, match="no stretch"):
-        schedule.by_trace([(0.0, 1), (1.0, 0), (10_000.0, 0), (10_001.0, 1)], 8, 9000.0)
-
-
-def test_the_recorded_trace_can_be_read() -> None:
-    sizes = schedule.read_trace(PROJECT / "benchmarks" / "data" / "spot_p3.csv")
-    times = [at for at, _ in sizes]
-    assert times == sorted(times) and min(count for _, count in sizes) >= 0
-    stays = schedule.by_trace(sizes, 8, 2 * HOUR)
-    assert schedule.reclaimed(stays, 2 * HOUR) > 4
-
-
-@pytest.mark.parametrize("content", [None, "", "at,what\n1,2\n", "seconds,instances\n1,many\n"])
-def test_a_trace_that_is_none_is_a_sentence_and_exit_code_2(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "trace.csv"
-    if content is not None:
-        path.write_text(content)
-    assert main(["--mode", "trace", "--trace", str(path)]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("--trace: ") and said.err.count("\n") == 1
-    assert main(["--mode", "trace"]) == 2
-    assert "--trace FILE" in capsys.readouterr().err
-
-
 def test_the_simulator_empties_slots_as_the_schedule_says() -> None:
     stays = [Stay(0, 0.0, 100.0), Stay(0, 150.0, math.inf), Stay(1, 30.0, 60.0)]
-    faults = [(fault.at_s, fault.target, fault.lasts_s) for fault in schedule.as_faults(stays, 3)]
+    faults = [(fault.at_s, fault.target, fault.lasts_s) for fault in preemption.as_faults(stays, 3)]
     assert faults == [
         *((0.0, "worker-1", 30.0), (0.0, "worker-2", math.inf)),
         *((60.0, "worker-1", math.inf), (100.0, "worker-0", 50.0)),
     ]
-    assert schedule.as_faults(schedule.undisturbed(8), 8) == []
+    assert preemption.as_faults(preemption.undisturbed(8), 8) == []
 
 
 def test_a_step_that_is_late_at_the_end_counts_as_late() -> None:
@@ -96,14 +66,14 @@ def test_a_step_that_is_late_at_the_end_counts_as_late() -> None:
 @pytest.mark.long
 def test_demand_is_what_the_undisturbed_fleet_supplies() -> None:
     site = Site(workers=4)
-    found = simulate_fleet(site, schedule.undisturbed(4), 3 * HOUR, seed=0)
+    found = simulate_fleet(site, preemption.undisturbed(4), 3 * HOUR, seed=0)
     assert found.violations == () and found.continued == 0 and found.preempted_share == 0.0
     assert found.steps_per_hour == pytest.approx(HOUR / site.train_s, rel=0.05)
 
 
 @pytest.mark.long
 def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
-    stays = schedule.at_one_moment(4, HOUR / 2, 0.5, 300.0)
+    stays = preemption.at_one_moment(4, HOUR / 2, 0.5, 300.0)
     preempted = {True: 0.0, False: 0.0}
     for seed in range(4):
         for handover in preempted:
@@ -118,7 +88,7 @@ def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
 @pytest.mark.long  # tests/simulation has a shorter one
 def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_fleet() -> None:
     site = Site(workers=4, headroom=0.1, stragglers=True, prompts_per_step=16)
-    found = simulate_fleet(site, schedule.undisturbed(4), 2 * HOUR, seed=0)
+    found = simulate_fleet(site, preemption.undisturbed(4), 2 * HOUR, seed=0)
     assert found.violations == () and found.hung_leases > 0
     assert found.steps_per_hour > 0.9 * HOUR / site.train_s
 
@@ -140,7 +110,7 @@ def test_the_table_has_every_case_and_a_violation_is_an_exit_code(
     violations: tuple[str, ...] = ()
 
     def fleet(site: Site, stays: list[Stay], span_s: float, seed: int) -> FleetRun:
-        return FleetRun(10.0 - bool(schedule.reclaimed(stays, span_s)), 0.02, 0.01, 3, violations)
+        return FleetRun(10.0 - bool(preemption.reclaimed(stays, span_s)), 0.02, 0.01, 3, violations)
 
     monkeypatch.setattr(preemption, "simulate_fleet", fleet)
     assert main(["--seeds", "8"]) == 0

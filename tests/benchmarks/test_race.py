@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from antiphon.benchmarks.end_to_end import MECHANISMS, compare
 from antiphon.benchmarks.parts.own_environment import MissingToolError
 from antiphon.benchmarks.parts.parity.trl_server import missing_server, served
-from antiphon.benchmarks.parts.race.arithmetic import (
+from antiphon.benchmarks.parts.race.runs import (
     covered,
     half_interval,
     link_rate,
     mean_interval,
     reached_at,
+    repeated_share,
     seconds_at,
 )
-from antiphon.benchmarks.parts.race.runs import repeated_share
 from antiphon.benchmarks.reward_parity import Run
 from antiphon.benchmarks.staleness import equal_seconds, row
 from antiphon.benchmarks.versus_trl import compare as compare_sides

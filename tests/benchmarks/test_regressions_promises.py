@@ -6,16 +6,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.benchmarks.parts.nightly.regressions import (
+from antiphon.benchmarks.parts.nightly.table import (
     KNOWN,
     Direction,
     Measure,
     Verdict,
     compare,
-    flatten,
     measure_for,
     usual_distance,
 )
+from antiphon.benchmarks.parts.results import flatten
 
 LOWER = Measure("seconds", Direction.LOWER, 0.05)
 HIGHER = Measure("score", Direction.HIGHER, 0.05)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from antiphon.benchmarks.parts.capacity.spot import (
+from antiphon.benchmarks.spot_traces import (
     FILES,
     Pool,
     SpotPolicy,

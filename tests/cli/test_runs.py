@@ -88,7 +88,7 @@ def test_compare_names_only_what_differs_and_writes_one_page_that_needs_nothing_
     assert f"page: {page}" in said
     text = page.read_text()
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)[^"']+""", text) and "@import" not in text
-    assert text.count("<svg") >= 6 and "Reward over tokens" in text and "max_terms" in text
+    assert text.count("<figure class=") >= 3 and "Reward over tokens" in text and "max_terms" in text
     assert "Reward over dollars" not in text and "worker_usd_per_hour" in text
 
 

@@ -6,8 +6,8 @@ import torch
 from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, padded_batches
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.errors import ConfigError
-from antiphon.cpu.compiled import compile_blocks
 from antiphon.cpu.compiler import why_not_compiling
+from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.objective import Objective
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.policy import Policy

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from antiphon.cpu.linears import linear, quicken_linears
+from antiphon.cpu.layers import linear, quicken_linears
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 5), (2, 3, 4), (1, 1)])

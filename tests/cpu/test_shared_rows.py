@@ -8,7 +8,7 @@ import torch
 from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, padded_batches
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.cpu import chunks
-from antiphon.cpu.norms import quicken_norms
+from antiphon.cpu.layers import quicken_norms
 from antiphon.cpu.shared_rows import ATTENTION
 from antiphon.services.learner import policy as policy_module
 from antiphon.services.learner.objective import Objective

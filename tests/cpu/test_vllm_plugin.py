@@ -86,7 +86,7 @@ def test_version_and_platform_decide(version, on_cpu, wanted):
 
 
 def test_the_entry_point_names_the_plugin_that_may_load(monkeypatch, tmp_path):
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     (entry,) = project["project"]["entry-points"]["vllm.general_plugins"].items()
     name, target = entry
     module, function = target.split(":")

@@ -230,7 +230,7 @@ def run_from_the_form(person: Person, browser: Browser) -> None:
     browser.shows("Staleness bound S, in policy versions")
     entry = (
         "Array.from(document.querySelectorAll('.schema-form-property')).filter(e => "
-        "e.querySelector('.schema-form-property__label')?.innerText.trim() === 'Steps').pop()"
+        "e.querySelector('.schema-form-property__label')?.innerText.startsWith('Steps')).pop()"
         ".querySelector('input')"
     )
     browser.wait_for(f"{entry}.value === '60'", "the form does not hold the quickstart's steps")

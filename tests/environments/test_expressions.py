@@ -6,9 +6,8 @@ import pytest
 
 from antiphon.core.errors import ConfigError
 from antiphon.environments.environment import Environment
-from antiphon.environments.reasoning.expressions import EVALUATED, PARSED_BY_SYMPY, may_be_scored
 from antiphon.environments.reasoning.prompts import task_names
-from antiphon.environments.reasoning.reward import only_compares
+from antiphon.environments.reasoning.reward import EVALUATED, PARSED_BY_SYMPY, may_be_scored, only_compares
 from antiphon.environments.registry import make_environment
 
 CALL = "antiphon_canary()"

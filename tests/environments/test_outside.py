@@ -17,7 +17,7 @@ from antiphon.environments.registry import describe, environment_names, make_env
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.lineage.documents.artifacts import origin_facts
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
-from antiphon.lineage.documents.replay_environment import environment_differences
+from antiphon.lineage.documents.replay_copy import environment_differences
 from antiphon.services.reward.server import scorer_of
 from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.own_package import EXAMPLE, install

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.benchmarks import sandbox as sandbox_benchmark
-from antiphon.benchmarks.parts.sandbox.attempts import ATTEMPTS
 from antiphon.benchmarks.parts.sandbox.environment import FACTORY, HONEST
+from antiphon.benchmarks.sandbox import ATTEMPTS
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.environments.outside import secret_values

@@ -18,7 +18,7 @@ from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.run_display import SilentDisplay
 from antiphon.core.reporting.run_view import EvaluationFacts, RunView, StepFacts
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
-from antiphon.flows.hooks import end_services, find_run_of, how_to_continue, remember_flow_run
+from antiphon.flows.prefect_resilience import end_services, find_run_of, how_to_continue, remember_flow_run
 from antiphon.flows.run_page import (
     TABLE_VERSIONS,
     PageFacts,

@@ -13,7 +13,7 @@ from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.names import name_of
 from antiphon.lineage.samples import Sample, SampleFiles, read_samples, sampled_versions
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.report.samples_section import samples_section
+from antiphon.report.page import samples_section
 from tests.support.artifacts import RecordedRun
 
 STEPS = 4

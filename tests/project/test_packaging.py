@@ -68,7 +68,14 @@ def build(kind: str, folder: Path) -> zipfile.ZipFile:
     # Built from a copy: setuptools leaves a build folder behind, and stale files in it would lie.
     source = folder / "source"
     source.mkdir()
-    for name in {*SETUPTOOLS["package-dir"].values(), "pyproject.toml", "setup.py", "README.md", "LICENSE"}:
+    for name in {
+        *SETUPTOOLS["package-dir"].values(),
+        "pyproject.toml",
+        "setup.py",
+        "prefect.yaml",
+        "README.md",
+        "LICENSE",
+    }:
         (source / name).symlink_to(ROOT / name)
     command = f"import setuptools.build_meta as b; print(b.{kind}('out'))"
     (source / "out").mkdir()
@@ -90,7 +97,7 @@ def test_the_wheel_holds_antiphon_alone(tmp_path: Path) -> None:
         for path in (ROOT / name).rglob("*.py")
         if "__pycache__" not in path.parts
     }
-    assert expected | {"antiphon/__init__.py", "antiphon/py.typed"} <= names
+    assert expected | {"antiphon/__init__.py", "antiphon/py.typed", "antiphon/prefect.yaml"} <= names
     assert not [name for name in names if name.startswith("antiphon/benchmarks")]
 
 

@@ -14,8 +14,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.drafting.costs import StepCosts
-from antiphon.core.drafting.gate import FIRST_WAIT, LEAST_FLOOR, LOOK_AGAIN, MOST_FLOOR, DraftGate, StepPlan
+from antiphon.core.drafting.gate import (
+    FIRST_WAIT,
+    LEAST_FLOOR,
+    LOOK_AGAIN,
+    MOST_FLOOR,
+    DraftGate,
+    StepCosts,
+    StepPlan,
+)
 from antiphon.core.errors import ContractError
 
 PROBE_STEPS = 256

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.benchmarks.fuzz import Tally, Target, all_targets, claim_targets, feed
-from antiphon.benchmarks.parts.fuzz.claims import claimed_run
-from antiphon.benchmarks.parts.fuzz.targets import open_services
+from antiphon.benchmarks.parts.fuzz.claims import claimed_run, open_services
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop.acceptance import accept_commit
 from antiphon.core.loop.run_state import RunState

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from antiphon.core.config import build_config, dump_config
@@ -22,10 +21,10 @@ from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.run_view import RunView, view_of
 from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.report import plots
-from antiphon.report.line_panels import MOST_MARKS
+from antiphon.report import run_charts
 from antiphon.report.page import build_report
 from antiphon.runs.outcome import RunOutcome, write_results
+from tests.report.test_page import charts_of
 
 STEPS_PER_EPOCH, GROUPS = 4, 3
 
@@ -86,24 +85,14 @@ def test_the_page_shows_acceptance_by_epoch_and_the_history_hits(tmp_path: Path)
     assert rows[0].split("</td><td>")[:3] == ["0", "0.0%", "10.0%"]
     assert rows[4].split("</td><td>") == ["4", "75.0%", "70.0%", "2.50", "100%", "1,200"]
     assert rows[5].startswith("all") and len(rows) == 6
-    # Two axes of the wide drawing, two of the narrow one.
-    assert section.count("epoch 1</text>") == 4 and section.count("epoch 4</text>") == 4
+    marks = [panel["marks"] for panel in charts_of(drawn)["drafting"]["panels"]]
+    assert marks == [[[4.0 * epoch, f"epoch {epoch}"] for epoch in (1, 2, 3, 4)]] * 2
 
 
 def test_a_run_without_drafting_has_no_such_section(tmp_path: Path) -> None:
     drawn = page(tmp_path, journal(6, drafts=False), 6)
     assert "What drafting did" not in drawn
-    assert plots.drafting(RunView()) is None
-
-
-def test_the_panel_is_well_formed_and_repeats() -> None:
-    for steps in (1, 120):
-        drawn = plots.drafting(view_of(journal(steps)))
-        assert drawn is not None and drawn == plots.drafting(view_of(journal(steps)))
-        for svg in (drawn.wide, drawn.narrow):
-            ElementTree.fromstring(svg)
-            # Of many epochs only some are marked.
-            assert svg.count("epoch ") <= 2 * MOST_MARKS and ("epoch " in svg) == (steps > 1)
+    assert run_charts.drafting(RunView()) is None
 
 
 def test_epochs_begin_where_their_first_group_was_judged() -> None:

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from antiphon.api.engine import EngineRequest
-from antiphon.benchmarks.parts.lengths.site import RunShape, length_bias, seconds_per_step
-from antiphon.benchmarks.parts.lengths.worker import LengthEngine, StepScoped, WorkerOrder, imposed_length
+from antiphon.benchmarks.length_pipeline import RunShape, length_bias, seconds_per_step
+from antiphon.benchmarks.parts.imposed_worker import ImposedEngine, StepScoped, WorkerOrder, imposed_length
 from antiphon.core.loop.events import BatchSealed, LeaseDuplicated, load_event
 from antiphon.simulator import processes
 from antiphon.simulator.processes import ProcessEntry
@@ -72,7 +72,7 @@ class LengthWorld(World):
             limit_s=100_000.0,
         )
         self._shape, self._fleet = shape, fleet
-        self._engines: dict[str, LengthEngine] = {}
+        self._engines: dict[str, ImposedEngine] = {}
         super().__init__(scenario, shape.seed, [])
 
     def _engine_step_s(self, name: str) -> float:
@@ -85,9 +85,9 @@ class LengthWorld(World):
         if not entry.name.startswith("worker"):
             return super()._routine(entry, process)
 
-        def engine() -> LengthEngine:
-            untimed = WorkerOrder("", "", 0.0, 0.0, self._shape.step_scoped, self._shape.shuffled)
-            made = self._engines[entry.name] = LengthEngine(untimed)
+        def engine() -> ImposedEngine:
+            untimed = WorkerOrder("", 0.0, lengths=self._shape.lengths)
+            made = self._engines[entry.name] = ImposedEngine(untimed)
             return made
 
         client = StepScopedClient if self._shape.step_scoped else Witnessed
@@ -101,12 +101,12 @@ class LengthWorld(World):
 def nobody_audits(equal: bool) -> Iterator[None]:
     """Imposed ends are no tokens of the simulated model, so audits would call every worker a liar."""
 
-    def length(request: EngineRequest, shuffled: bool) -> int:
-        return 60 if equal else imposed_length(request, shuffled)
+    def length(request: EngineRequest, lengths: str) -> int:
+        return 60 if equal else imposed_length(request, lengths)
 
     with (
         patch.object(processes.AuditQueue, "choose", lambda *_: None),
-        patch("antiphon.benchmarks.parts.lengths.worker.imposed_length", length),
+        patch("antiphon.benchmarks.parts.imposed_worker.imposed_length", length),
     ):
         yield
 

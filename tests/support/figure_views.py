@@ -80,7 +80,7 @@ def check_report(page: str, figures: RunFigures, run_dir: Path) -> None:
         row = re.search(r"<tr><td>all</td><td>(.*?)</td><td>.*?</td><td>(.*?)</td>", page)
         assert row is not None and row.groups() == (acceptance, passes)
     assert f"{said('groups_filtered')} groups had equal rewards" in page
-    assert f">{100 * (figures.learner_busy_share or 0.0):.1f}%</text>" in page
+    assert f"training<b>{100 * (figures.learner_busy_share or 0.0):.1f}%</b>" in page
     rows = re.findall(r"<tr><td>(\d+)</td><td>([\d.,]+ s)</td>", page)
     made = {str(totals.version): seconds(totals.wall_s) for totals in read_totals(run_dir)[1:]}
     assert dict(rows) == made and made[str(figures.steps)] == said("wall_s")

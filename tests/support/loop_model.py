@@ -12,7 +12,7 @@ import numpy as np
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
-from antiphon.core.loop import acceptance, admission, assembly, voiding
+from antiphon.core.loop import acceptance, admission, assembly
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState, fold
@@ -99,6 +99,12 @@ def light_trajectory(seed: int, version: int, index: int, key: str) -> Trajector
 def light_reward(token_ids: np.ndarray, dullness: int = 2) -> float:
     """Return 0 or 1; the higher the dullness, the more groups lack variance."""
     return float(int(token_ids.sum()) % (dullness + 1) == 0)
+
+
+def empty_batch(step: int) -> e.BatchSealed:
+    """Return the batch of a step that trains nothing."""
+    digest = digest_bytes(repr([]).encode())
+    return e.BatchSealed(step, (), (), digest, digest_bytes(b""), 0, 0, 0, 0, 0.0, 0.0, ())
 
 
 def light_manifest(version: int, run_id: str = RUN_ID, origin: str = "127.0.0.1:1") -> SnapshotManifest:
@@ -275,13 +281,13 @@ class LoopModel:
         self.settle()
         return True
 
-    def void(self, step: int) -> bool:
-        if not self.state.is_sealed(step) or step < len(self.state.commits):
-            return False
-        digest = self.state.sealed[step].digest
-        self.record(*voiding.void_batch(self.state, self.config, step, digest, "test", "operator")[1])
+    def skip(self, step: int) -> None:
+        found = assembly.skip_step(self.state, self.config.run.steps, empty_batch(step), "test", "operator")[
+            1
+        ]
+        self.record(*found)
+        self.batches[step] = ()
         self.settle()
-        return True
 
     def commit(self) -> bool:
         step = len(self.state.commits)

@@ -123,7 +123,7 @@ class _Loop:
             return True
         issued = self.trained + len(self.line)
         bound = StalenessBound(self.plan.max_staleness)
-        return bound.admits_lease(worker.held, issued, 1, self.plan.shape.completions)
+        return bound.room(worker.held, issued, self.plan.shape.completions) > 0
 
     def _sample(self, number: int, life: int, place: int) -> None:
         worker = self.workers[number]

@@ -2,29 +2,410 @@
 
 Sides of a comparison, an engine each: `native` samples with vLLM's own sampler in an engine built
 without drafting, `keyed` with the keyed sampler in such an engine, `drafted` drafts; `plain`,
-`ngram` and `suffix` are vLLM without any of our hooks. None of them knows an end token: how long each
+`ngram` are vLLM without any of our hooks. None of them knows an end token: how long each
 response is was decided by a keyed engine that does.
 """
 
+import gc
 import shutil
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from antiphon.api.engine import Engine
+from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.benchmarks.parts.drafting.chain_model import ChainModel
-from antiphon.benchmarks.parts.drafting.load import GroupWork, LoadRun, Side, run_load
-from antiphon.benchmarks.parts.drafting.vllm_baseline import Method, PlainVllm
-from antiphon.benchmarks.parts.recorded_run import RecordedRun
+from antiphon.core.config import load_config
 from antiphon.core.drafting.config import DraftingSection
-from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
+from antiphon.core.drafting.statistics import add_statistics
+from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.records import (
+    BatchRow,
+    DraftingStatistics,
+    FinishReason,
+    IntArray,
+    PastCompletion,
+    Prompt,
+    PromptHistory,
+    SamplingParameters,
+)
 from antiphon.core.seeds import derive_seed, request_seeds
-from antiphon.services.rollout.engine.environment import EngineSettings
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.models.codec import resolve_model_path
+from antiphon.runs.finding import find_run
+from antiphon.services.coordinator.prompts import load_prompts
+from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+
+
+class RecordedRun:
+    """Prompts, completions by epoch and weights of the finished run of a home, which left no group out."""
+
+    def __init__(self, home: Path) -> None:
+        directory = find_run(home, None)
+        self.config = load_config(directory / "config.yaml")
+        self._ledger = home / self.config.record.ledger / directory.name
+        self.model_dir = Path(resolve_model_path(self.config.model.path))
+        self._prompts = load_prompts(self.config)
+        size = self.config.environment.train_size
+        self.prompts = [self._prompts.prompt("train", index) for index in range(size)]
+        self.epochs = self.config.run.steps * self.config.loop.prompts_per_step // size
+        """Whole epochs that were trained on."""
+
+    def heldout(self, count: int) -> list[Prompt]:
+        """Return prompts that were never trained on."""
+        size = self.config.environment.heldout_size
+        return [self._prompts.prompt("heldout", index) for index in range(min(count, size))]
+
+    def weights(self, version: int) -> dict[str, Any]:
+        """Return the published tensors of a version."""
+        from safetensors.torch import load_file
+
+        tensors: dict[str, Any] = load_file(self._ledger / "versions" / f"v{version:06d}.safetensors")
+        return tensors
+
+    def middle_version(self, epoch: int) -> int:
+        """Return the version in the middle of an epoch."""
+        return int((epoch + 0.5) * len(self.prompts) / self.config.loop.prompts_per_step)
+
+    def histories(self, epoch: int) -> dict[str, PromptHistory]:
+        """Return prompt key -> what workers are sent as the history of an epoch."""
+        groups: dict[str, list[BatchRow]] = defaultdict(list)
+        for path in sorted((self._ledger / "batches").glob("t*.parquet")):
+            if not path.name.endswith(".timings.parquet"):
+                for row in decode_batch(path.read_bytes()):
+                    if int(row.group_id.removeprefix("g")) // len(self.prompts) == epoch:
+                        groups[row.prompt_key].append(row)
+        return {
+            key: PromptHistory(
+                key,
+                epoch,
+                tuple(
+                    PastCompletion(row.token_ids, row.oldest_version, epoch, row.sample_index, row.reward)
+                    for row in sorted(rows, key=lambda row: row.sample_index)
+                ),
+            )
+            for key, rows in groups.items()
+        }
+
+
+Method = Literal["none", "ngram"]
+
+SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
+    "none": None,
+    "ngram": {
+        "method": "ngram",
+        "num_speculative_tokens": 8,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    },
+}
+
+
+class PlainVllm:
+    """An engine core of vLLM behind the Engine protocol, with the directory's weights and no end tokens."""
+
+    version = 0
+    weights_digest = None
+    drafts = False
+    continues = False
+    numerics = ""
+    vocabulary_size = 0
+    """No request comes with a prefix to check."""
+
+    def __init__(self, model_dir: Path, method: Method, max_model_len: int, max_num_seqs: int = 64) -> None:
+        """Start it; other engines of this process may live beside it."""
+        prepare_environment(EngineSettings(model_dir=model_dir))
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+
+        speculative = SPECULATIVE[method]
+        room = int(speculative["num_speculative_tokens"]) if speculative else 0
+        config = EngineArgs(
+            model=str(model_dir),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=max_model_len + room,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max(2048, max_model_len, max_num_seqs * (1 + room)),
+            kv_cache_memory_bytes=256 << 20,
+            block_size=32,
+            enable_prefix_caching=False,
+            enforce_eager=True,
+            async_scheduling=False,
+            disable_log_stats=True,
+            generation_config="vllm",
+            seed=0,
+            speculative_config=speculative,
+        ).create_engine_config()
+        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._live: dict[str, tuple[str, Any]] = {}
+        self._counter = 0
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Refuse: this engine keeps the weights it started with."""
+        raise ConfigError("the plain engine keeps its weights; start it from another model directory")
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests queued or running."""
+        return len(self._live)
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests; seeds, groups and history are left aside."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine import EngineCoreRequest
+
+        for request in requests:
+            sampling = request.sampling
+            self._counter += 1
+            core_request, wave = self._core.preprocess_add_request(
+                EngineCoreRequest(
+                    request_id=str(self._counter),
+                    prompt_token_ids=list(request.prompt_token_ids),
+                    mm_features=None,
+                    sampling_params=SamplingParams(
+                        temperature=sampling.temperature,
+                        top_k=sampling.top_k,
+                        top_p=sampling.top_p,
+                        max_tokens=sampling.max_tokens,
+                        detokenize=False,
+                        output_kind=RequestOutputKind.FINAL_ONLY,
+                    ),
+                    pooling_params=None,
+                    arrival_time=0.0,
+                    lora_request=None,
+                    cache_salt=None,
+                    data_parallel_rank=None,
+                )
+            )
+            self._core.add_request(core_request, wave)
+            self._live[core_request.request_id] = (request.request_id, core_request)
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every running request and return those that finished, without log-probabilities."""
+        outputs, executed = self._core.step_fn()
+        self._core.post_step(executed)
+        finished = []
+        for done in outputs[0].outputs if outputs else ():
+            if done.finish_reason is None:
+                continue
+            name, request = self._live.pop(done.request_id)
+            tokens = np.array(request.output_token_ids, dtype=np.int32)
+            none = np.empty(0, dtype=np.float32)
+            reason = FinishReason(str(done.finish_reason))
+            finished.append(EngineOutput(tokens, none, (), reason, request_id=name))
+        return finished
+
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        """Tell nothing: this engine keeps no log-probabilities."""
+        return []
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; unknown ids are ignored."""
+        gone = [internal for internal, (name, _) in self._live.items() if name in set(request_ids)]
+        self._core.abort_requests(gone)
+        for internal in gone:
+            del self._live[internal]
+
+    def close(self) -> None:
+        """Free the engine; it is not used again."""
+        self._core.shutdown()
+
+
+SLICE_S = 0.1
+"""CPU seconds of a side's turn: long against a step, short against the moods of a shared machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """One group to sample."""
+
+    name: str
+    prompt: tuple[int, ...]
+    seeds: tuple[int, ...]
+    """One per sample."""
+    sampling: SamplingParameters
+    history: PromptHistory | None = None
+    lengths: tuple[int, ...] = ()
+    """Tokens of each sample, on engines that know no end token; else `sampling.max_tokens` at most."""
+
+    def requests(self) -> list[EngineRequest]:
+        """Return one request per sample; a group of one stands alone."""
+        group = self.name if len(self.seeds) > 1 else ""
+        lengths = self.lengths or (self.sampling.max_tokens,) * len(self.seeds)
+        return [
+            EngineRequest(
+                f"{self.name}-{i}",
+                self.prompt,
+                seed,
+                replace(self.sampling, max_tokens=length),
+                group,
+                self.history,
+            )
+            for i, (seed, length) in enumerate(zip(self.seeds, lengths, strict=True))
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadResult:
+    """What one run of a load did."""
+
+    tokens: int
+    cpu_s: float
+    """CPU seconds of the process, drafter and index included."""
+    steps: int
+    outputs: Mapping[str, IntArray] = field(repr=False)
+    drafting: DraftingStatistics | None
+    """Sums over all completions; None from an engine that cannot draft."""
+
+    @property
+    def rate(self) -> float:
+        """Return tokens per CPU-second."""
+        return self.tokens / self.cpu_s
+
+
+class LoadRun:
+    """One run of a load on one engine, advanced in slices, so that sides can share a clock."""
+
+    def __init__(self, engine: Engine, work: Sequence[GroupWork], concurrency: int) -> None:
+        """Queue the work; nothing runs before `advance`."""
+        self._engine = engine
+        self._concurrency = concurrency
+        self._waiting = [request for group in work for request in group.requests()][::-1]
+        self._outputs: dict[str, IntArray] = {}
+        self._drafting: list[DraftingStatistics | None] = []
+        self._cpu_s = 0.0
+        self._steps = 0
+
+    @property
+    def done(self) -> bool:
+        """Tell whether every request has ended."""
+        return not self._waiting and not self._engine.unfinished
+
+    def advance(self, cpu_s: float) -> None:
+        """Run engine steps for about `cpu_s` CPU seconds, at least one."""
+        begun = now = time.process_time()
+        while not self.done and (now == begun or now - begun < cpu_s):
+            room = min(len(self._waiting), self._concurrency - self._engine.unfinished)
+            if room > 0:
+                self._engine.add([self._waiting.pop() for _ in range(room)])
+            for output in self._engine.step():
+                self._outputs[output.request_id] = output.token_ids
+                self._drafting.append(output.drafting)
+            self._steps += 1
+            now = time.process_time()
+        self._cpu_s += now - begun
+
+    def result(self) -> LoadResult:
+        """Return what the run did so far."""
+        tokens = sum(len(tokens) for tokens in self._outputs.values())
+        return LoadResult(tokens, self._cpu_s, self._steps, self._outputs, add_statistics(self._drafting))
+
+
+def run_load(engine: Engine, work: Sequence[GroupWork], concurrency: int) -> LoadResult:
+    """Keep `concurrency` requests in flight until all are done."""
+    run = LoadRun(engine, work, concurrency)
+    while not run.done:
+        run.advance(SLICE_S)
+    return run.result()
+
+
+Side = Callable[[], LoadRun]
+"""Begins a run of the load, on one engine in one way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Runs of one load by every side, in alternating order."""
+
+    warm_up: Mapping[str, LoadResult]
+    """The first run of each side, which no ratio below counts."""
+    runs: Mapping[str, Sequence[LoadResult]]
+
+    def ratio(self, side: str, base: str) -> float:
+        """Return the median over rounds of the sides' tokens per CPU-second."""
+        pairs = zip(self.runs[side], self.runs[base], strict=True)
+        return statistics.median(one.rate / other.rate for one, other in pairs)
+
+    def warm_up_ratio(self, side: str, base: str) -> float:
+        """Return the ratio of the first runs."""
+        return self.warm_up[side].rate / self.warm_up[base].rate
+
+    def spread(self, side: str, base: str) -> tuple[float, float]:
+        """Return the least and the largest ratio of a round."""
+        pairs = zip(self.runs[side], self.runs[base], strict=True)
+        ratios = [one.rate / other.rate for one, other in pairs]
+        return min(ratios), max(ratios)
+
+    def rate(self, side: str) -> float:
+        """Return the median of a side's tokens per CPU-second."""
+        return statistics.median(run.rate for run in self.runs[side])
+
+    def drafting(self, side: str) -> DraftingStatistics:
+        """Return what drafting did over the counted runs of a side.
+
+        Raises:
+            ContractError: for a side whose engine cannot draft.
+        """
+        found = add_statistics(run.drafting for run in self.runs[side])
+        if found is None:
+            raise ContractError(
+                f"side {side} has no drafting statistics; its engine was started without drafts"
+            )
+        return found
+
+
+def compare(sides: Mapping[str, Side], rounds: int) -> Comparison:
+    """Run every side once per round, all of them in turns, after one round that is not counted.
+
+    Raises:
+        ContractError: when the sides sampled different numbers of tokens, so that nothing is compared.
+    """
+    first = _round(sides, 0)
+    runs: dict[str, list[LoadResult]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name, result in _round(sides, number).items():
+            runs[name].append(result)
+    return Comparison(first, runs)
+
+
+def _round(sides: Mapping[str, Side], number: int) -> dict[str, LoadResult]:
+    gc.collect()  # what earlier loads left behind is no cost of this one
+    runs = {name: begin() for name, begin in sides.items()}
+    order = list(runs.values()) if number % 2 else list(runs.values())[::-1]
+    while not all(run.done for run in order):
+        for run in order:
+            if not run.done:
+                run.advance(SLICE_S)
+    results = {name: run.result() for name, run in runs.items()}
+    tokens = {name: result.tokens for name, result in results.items()}
+    if len(set(tokens.values())) > 1:
+        raise ContractError(f"the sides sampled {tokens} tokens; give every request one length on all sides")
+    return results
+
+
+def with_lengths(engine: Engine, work: Sequence[GroupWork], concurrency: int) -> list[GroupWork]:
+    """Return the work with the lengths that its samples have on `engine`, which ends at end tokens."""
+    said = run_load(engine, work, concurrency).outputs
+    return [
+        replace(group, lengths=tuple(len(said[f"{group.name}-{i}"]) for i in range(len(group.seeds))))
+        for group in work
+    ]
+
+
+def identical(one: Mapping[str, IntArray], other: Mapping[str, IntArray]) -> int:
+    """Count the requests whose tokens are the same in both."""
+    return sum(bool(len(a) == len(other[k]) and (a == other[k]).all()) for k, a in one.items())
+
 
 GROUP = 8
 """Responses of a group, and of history per prompt."""
@@ -167,61 +548,6 @@ def unseen_work(run: RecordedRun, prompts: int) -> list[GroupWork]:
     """Return held-out prompts, one request each, without history."""
     sampling = run.config.sampling.parameters()
     return [GroupWork(p.key, p.token_ids, _seeds("unseen", p.key, 1), sampling) for p in run.heldout(prompts)]
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredHistory:
-    """An epoch's completions of every training prompt, and where they come from."""
-
-    histories: Mapping[str, PromptHistory]
-    recorded: int
-    """Groups read from the run's batches."""
-    restored: int
-    """Groups that no batch held: sampled again with their seeds under the weights of their time."""
-    repeated: float
-    """Share of recorded completions that came out the same when sampled again in the same way."""
-
-
-def restore_history(run: RecordedRun, engine: VllmEngine, epoch: int, checked: int = 8) -> RestoredHistory:
-    """Return what workers were sent as the history of `epoch`; the engine's weights are changed."""
-    recorded = run.completions(epoch)
-    missing = run.missing(epoch)
-    found = dict(recorded)
-    sampling = run.config.sampling.parameters()
-    for version in sorted({group.version for group in missing}):
-        serve(engine, version, run.weights(version))
-        lost = [group for group in missing if group.version == version]
-        work = [GroupWork(g.prompt.key, g.prompt.token_ids, g.seeds, sampling) for g in lost]
-        said = run_load(engine, work, 64).outputs
-        for group in lost:
-            found[group.prompt.key] = tuple(
-                PastCompletion(said[f"{group.prompt.key}-{i}"], version, epoch, i, 0.0)
-                for i in range(len(group.seeds))
-            )
-    histories = {key: PromptHistory(key, epoch, past) for key, past in found.items()}
-    repeated = _repeated(run, engine, epoch, recorded, checked)
-    return RestoredHistory(histories, len(recorded), len(missing), repeated)
-
-
-def _repeated(
-    run: RecordedRun,
-    engine: VllmEngine,
-    epoch: int,
-    recorded: Mapping[str, tuple[PastCompletion, ...]],
-    checked: int,
-) -> float:
-    prompts = {prompt.key: prompt for prompt in run.prompts}
-    sampling = run.config.sampling.parameters()
-    same = total = 0
-    for key, past in list(recorded.items())[:checked]:
-        if len({p.version for p in past}) != 1:
-            continue
-        serve(engine, past[0].version, run.weights(past[0].version))
-        seeds = request_seeds(run.config.run.seed, key, epoch, len(past))
-        said = run_load(engine, [GroupWork(key, prompts[key].token_ids, seeds, sampling)], 64).outputs
-        same += sum(said[f"{key}-{p.sample_index}"].tolist() == p.token_ids.tolist() for p in past)
-        total += len(past)
-    return same / total if total else 0.0
 
 
 def _seeds(stream: str, name: str | int, count: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.errors import ConfigError
 from antiphon.core.seeds import generator
 
 Float64Array = npt.NDArray[np.float64]
@@ -60,28 +60,6 @@ class ChainModel:
     def greedy(self, index: int) -> tuple[int, ...]:
         """Return what greedy decoding of a prompt gives, the end token included."""
         return (*self.chains[index], END)
-
-    def exact_distribution(self, token: int, temperature: float = 1.0) -> Float64Array:
-        """Return the probabilities [V] of the token after `token`, computed in float64.
-
-        Args:
-            token: the last token of the sequence; nothing before it matters.
-            temperature: divides the logits; 0 gives all to the most probable token.
-
-        Raises:
-            ContractError: for a token outside the vocabulary or a negative temperature.
-        """
-        if not 0 <= token < self.vocabulary or temperature < 0:
-            raise ContractError(
-                f"token {token} at temperature {temperature} is not possible; "
-                f"give a token in [0, {self.vocabulary}) and a temperature of at least 0"
-            )
-        x = self.embeddings[token].astype(np.float64)
-        logits = self.head.astype(np.float64) @ (x / np.sqrt(np.mean(x * x) + EPSILON))
-        if temperature == 0:
-            return np.eye(1, self.vocabulary, int(logits.argmax()), dtype=np.float64).reshape(-1)
-        p = np.exp((logits - logits.max()) / temperature)
-        return np.asarray(p / p.sum())
 
     def save(self, folder: Path) -> Path:
         """Write a Hugging Face model directory (float32 weights, no tokenizer) and return it."""

@@ -140,10 +140,16 @@ class LinkedClient(CoordinatorClient):
 
 
 class LightTrainer(Training):
-    """Goes from version to version by the digest of the batch file; keeps checkpoints on the checkpoints."""
+    """Goes from version to version by the digest of the batch file; a step takes `step_s`."""
 
-    def __init__(self, checkpoints: CheckpointStore) -> None:
-        self._checkpoints = checkpoints
+    def __init__(
+        self,
+        checkpoints: CheckpointStore,
+        step_s: float = 0.0,
+        begins: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """`begins` hears of each step that begins to train."""
+        self._checkpoints, self._step_s, self._begins = checkpoints, step_s, begins
         self._weights = arithmetic.BASE_WEIGHTS
         self._version = -1
         self.progress = ProgressCounter()
@@ -175,7 +181,9 @@ class LightTrainer(Training):
         if step != self._version:
             raise IntegrityError(f"step {step} cannot train on version {self._version}; restore first")
         self._version = -1
+        self._begins(step)
         failpoints.reach("learner.forward")
+        time.sleep(self._step_s)
         rows = decode_batch(payload)
         failpoints.reach("learner.optimizer")
         if rows:

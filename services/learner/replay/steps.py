@@ -29,8 +29,7 @@ from antiphon.core.reporting.replay_checks import (
     compare_metrics,
 )
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
-from antiphon.lineage.documents.replay_copy import ReplayCopy
-from antiphon.lineage.documents.replay_environment import environment_differences
+from antiphon.lineage.documents.replay_copy import ReplayCopy, environment_differences
 from antiphon.lineage.run_log import is_timing
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics

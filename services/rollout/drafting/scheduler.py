@@ -10,7 +10,9 @@ Legend: B rows of the batch, one per request; slots are small numbers that stand
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from time import perf_counter
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,46 @@ from antiphon.core.drafting.history import weighted
 from antiphon.core.drafting.statistics import PROMISING
 from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.records import DraftingStatistics, IntArray
-from antiphon.services.rollout.drafting.guarded import guarded
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_F = TypeVar("_F")
+
+
+class Closable(Protocol):
+    """What can end by itself while others go on."""
+
+    closed: bool
+    """Whether a fault ended it."""
+
+    def close(self, reason: str) -> None:
+        """End, and say why in one line of the log."""
+
+
+_C = TypeVar("_C", bound=Closable)
+
+
+def guarded(
+    fallback: _F,
+) -> Callable[[Callable[Concatenate[_C, _P], _T]], Callable[Concatenate[_C, _P], _T | _F]]:
+    """Let a method answer `fallback` once its object is closed; a method that fails closes it."""
+
+    def wrap(method: Callable[Concatenate[_C, _P], _T]) -> Callable[Concatenate[_C, _P], _T | _F]:
+        @wraps(method)
+        def call(owner: _C, /, *arguments: _P.args, **options: _P.kwargs) -> _T | _F:
+            if owner.closed:
+                return fallback
+            try:
+                return method(owner, *arguments, **options)
+            # Whatever is wrong with a draft source, the run must continue: drafts only save time.
+            except Exception as error:  # noqa: BLE001
+                owner.close(f"the drafter failed: {type(error).__name__}: {error}")
+                return fallback
+
+        return call
+
+    return wrap
+
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

@@ -1,9 +1,28 @@
-"""vLLM compatibility: small guarded fixes of the installed release, each with its reason."""
+"""vLLM compatibility: guarded fixes of the installed release, and what its reload of weights leaves undone.
+
+vLLM packs linear weights for its CPU kernels. A reload packs them again, except for an output
+head tied to the embedding: no tensor of its own arrives for it, so it would keep answering with
+the packed copy of the weights before (vLLM 0.32).
+
+When weights are swapped under running requests, `rollout.swap_cache=recompute` needs no more than vLLM's
+own reset, which puts every running request back into the queue. Keeping the key-value cache does, because
+the blocks of the old weights must serve the requests that computed them and nobody else (vLLM 0.32):
+
+- a request without a sampled token gives up what it computed of its prompt, so that its first tokens are the
+  new policy's alone;
+- prefix caching forgets every block, and what a request that runs on fills later is filed under a name of its
+  own: a new request with the same prompt finds neither.
+"""
 
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import torch
+
+from antiphon.core.errors import IntegrityError
 
 
 class _VllmModules:
@@ -54,3 +73,108 @@ def spare_held_blocks(core: Any) -> None:
         return allocate(request, num_new_tokens, **options)
 
     manager.allocate_slots = allocate_slots
+
+
+def repack_heads(model: torch.nn.Module) -> None:
+    """Pack every output head again from the weights it holds now."""
+    for head in _packed_heads(model):
+        head.quant_method.process_weights_after_loading(head)
+
+
+def check_readable(model: torch.nn.Module, tensors: Mapping[str, Any]) -> None:
+    """Compare what can be read back of `model` with the tensors that were loaded.
+
+    Parameters that kept their checkpoint name and shape are compared value by value; packed
+    output heads are probed with one vector.
+
+    Raises:
+        IntegrityError: naming the first parameter that differs.
+    """
+    for name, parameter in model.named_parameters():
+        tensor = tensors.get(name)
+        if tensor is None or parameter.shape != tensor.shape or parameter.device.type != "cpu":
+            continue
+        if not torch.equal(_bits(parameter.data), _bits(tensor.to(parameter.dtype))):
+            raise IntegrityError(
+                f"parameter {name} differs from its tensor; the engine did not take the snapshot"
+            )
+    for head in _packed_heads(model):
+        weight = head.weight.data
+        probe = torch.linspace(-1.0, 1.0, weight.shape[1], dtype=weight.dtype).unsqueeze(0)
+        served = head.quant_method.apply(head, probe).float()
+        wanted = probe.float() @ weight.float().T
+        tolerance = 1e-4 if weight.dtype == torch.float32 else 3e-2
+        scale = float(wanted.nan_to_num().abs().max())
+        if not torch.allclose(served, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+            raise IntegrityError(
+                "the output head still answers with earlier weights; the engine did not take the snapshot"
+            )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)  # so that NaN equals itself
+
+
+def _packed_heads(model: torch.nn.Module) -> list[Any]:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear") and module.weight.numel() > 0
+    ]
+
+
+def abandon_reload(model: torch.nn.Module) -> None:
+    """Undo what a reload that failed half-way left prepared, so that another one can begin.
+
+    vLLM reloads layer by layer: while one waits for its tensors its parameters are empty, and what was
+    collected for it would be taken for part of the next reload. Such layers get back what they served with.
+    Layers that were complete keep their new weights: the caller has to load again before anything is served.
+    """
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)
+        info.reset()
+    layerwise.LOADING_LAYERS.clear()
+
+
+def drop_caches(core: Any) -> None:
+    """Let every running request compute its cache anew under the weights that were just loaded."""
+    core.reset_prefix_cache(reset_running_requests=True)
+
+
+def keep_caches(core: Any, swap: int) -> frozenset[str]:
+    """Let running requests go on with their cache, and return the ids of those that do.
+
+    Args:
+        core: vLLM's engine core, between two steps.
+        swap: number of the swap, different for each.
+    """
+    scheduler = core.scheduler
+    _queue_again(scheduler, [request for request in scheduler.running if not request.output_token_ids])
+    pool = scheduler.kv_cache_manager.block_pool
+    if pool.enable_caching:
+        pool.evict_blocks(set(range(pool.num_gpu_blocks)))
+    for request in scheduler.running:
+        # Hashes chain from the first block, which includes the salt: what is filed from here on is found by
+        # this request alone. Without prefix caching there are no hashes, and this does nothing.
+        request.cache_salt = f"{request.request_id} over swap {swap}"
+        request.block_hashes.clear()
+        request.update_block_hashes()
+    return frozenset(request.request_id for request in scheduler.running)
+
+
+def _queue_again(scheduler: Any, requests: list[Any]) -> None:
+    """Put running requests back into the queue, as vLLM's own reset does with all of them."""
+    now = time.monotonic()
+    for request in reversed(requests):
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, now, drop_stale_output=True)
+        # As if it had not been scheduled in the step before: the model runner forgets its place then.
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)

@@ -31,14 +31,20 @@ from antiphon.cpu.vllm_kernels import attend_by_token, fill_steps, use_cpu_kerne
 from antiphon.cpu.vllm_plugin import register
 from antiphon.models.directory import end_tokens, expected_tensors, most_positions
 from antiphon.models.spared_libraries import spare_unused_libraries
-from antiphon.sampling.sampling_rules import check_sampling
+from antiphon.sampling.rules import check_sampling
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
-from antiphon.services.rollout.engine.swap_caches import drop_caches, keep_caches
-from antiphon.services.rollout.engine.vllm_compat import spare_foreign_libraries, spare_held_blocks
-from antiphon.services.rollout.engine.weight_swap import abandon_reload, check_readable, repack_heads
+from antiphon.services.rollout.engine.vllm_compat import (
+    abandon_reload,
+    check_readable,
+    drop_caches,
+    keep_caches,
+    repack_heads,
+    spare_foreign_libraries,
+    spare_held_blocks,
+)
 from antiphon.weights.verified_weights import VerifiedWeights
 
 

@@ -5,7 +5,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from antiphon.benchmarks.parts.capacity.fleets import least_price, least_price_with_losses, random_fleet
+from antiphon.benchmarks.activation import least_price, least_price_with_losses, random_fleet
 from antiphon.core.capacity.cover import Redundancy, WorkerOffer, cover
 from antiphon.core.errors import InfeasibleError
 

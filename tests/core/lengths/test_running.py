@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.benchmarks.parts.lengths.pipeline import draw_groups
+from antiphon.benchmarks.parts.lengths import draw_groups
 from antiphon.core.lengths.running import GROUPS_NEEDED, GroupEnds, RunningGroup
 
 GROUP = RunningGroup("slow", age_s=10.0, samples=2, remembered=100.0, tokens=10)

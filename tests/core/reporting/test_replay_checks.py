@@ -17,7 +17,7 @@ from antiphon.core.reporting.replay_checks import (
     compare_logprobs,
     compare_metrics,
 )
-from antiphon.lineage.documents.replay_environment import environment_differences
+from antiphon.lineage.documents.replay_copy import environment_differences
 from antiphon.lineage.ledger.replay_pins import due
 from antiphon.sampling.keyed_sampler import RowSampling, draw, score
 

@@ -22,8 +22,8 @@ from antiphon.core.trust.audit import (
     calibrate,
     upper_tail,
 )
-from antiphon.core.trust.rate_limit import Rate, TokenBucket
 from antiphon.core.trust.reputation import FIRST_SHARE, LAST_SHARE, STRIKES, Standing, quarantine_reason
+from antiphon.net.security.guard import Rate, TokenBucket
 
 HONEST = SampleStatistics(0, 300, 0, 0, 1e-6)
 

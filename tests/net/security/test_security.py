@@ -12,11 +12,10 @@ import pytest
 from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.trust.access_tokens import Denial, Scope
-from antiphon.core.trust.rate_limit import Rate
 from antiphon.net.rpc.serving import open_channel, start_server
 from antiphon.net.security.certificates import issue
 from antiphon.net.security.credentials import Credentials, load_credentials
-from antiphon.net.security.guard import SCOPE_OF, WORKER_NAMED_IN, Caller, Guard, GuardLimits
+from antiphon.net.security.guard import SCOPE_OF, WORKER_NAMED_IN, Caller, Guard, GuardLimits, Rate
 from antiphon.net.security.keys import LEARNER_KEY, load_key, write_private
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.coordinator.client import CoordinatorClient

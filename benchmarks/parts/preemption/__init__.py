@@ -1,1 +1,0 @@
-"""Parts of the preemption benchmark: fleets, schedules of reclaims, reward curves."""

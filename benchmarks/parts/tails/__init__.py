@@ -1,1 +1,0 @@
-"""Tails: the loop's production decisions in virtual time, under long-tailed lengths."""
