@@ -134,9 +134,10 @@ class Records:
         return self._log.figures()
 
     def standing(self) -> list[str]:
-        """Return a sentence for each sink that has stood still for a while; the run goes on without it."""
-        return [
-            f"records: {sink.name} has not answered for {sink.still_s / 60.0:.0f} min, {sink.pending} wait "
+        """Return a sentence for each sink that stands still; the run goes on without it."""
+        said = [f"{follower.name}: {follower.failure}" for follower in self.followers if follower.failure]
+        return said + [
+            f"{sink.name} has not answered for {sink.still_s / 60.0:.0f} min; {sink.pending} records wait "
             f"for it: {sink.failures[-1] if sink.failures else 'it does not return'}"
             for sink in (follower.report() for follower in self.followers)
             if sink.still_s >= STILL_S

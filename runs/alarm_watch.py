@@ -24,7 +24,7 @@ from antiphon.core.reporting.alarms import (
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 from antiphon.models.codec import resolve_model_path
 
-_ASKED = ("stall", "no_space", "unaudited", "swap_failed", "heldout_fall")
+_ASKED = ("stall", "no_space", "unaudited", "swap_failed", "heldout_fall", "records_late")
 """Alarms that no commit shows: they are looked at every time."""
 _FIXES = {kind.name: kind.fix for kind in ALARMS}
 
@@ -55,10 +55,13 @@ class AlarmWatch:
         self._seen = 0
         self._patience = Patience(now)
 
-    def look(self, status: RunStatus, now: float, learner: LearnerProgress | None = None) -> list[str]:
+    def look(
+        self, status: RunStatus, now: float, learner: LearnerProgress | None = None, late: Sequence[str] = ()
+    ) -> list[str]:
         """Return a line for each alarm that rose or ended since the last look.
 
-        `learner` says what the learner does; None where it did not answer.
+        `learner` says what the learner does; None where it did not answer. `late` are sentences about sinks
+        of the records that stand still.
         """
         grown = self._shown.count > self._seen
         self._seen = self._shown.count
@@ -71,7 +74,8 @@ class AlarmWatch:
         stall = None if idle else stall_alarm(still_s, self._config.services.stall_timeout_s, turn)
         found = {alarm.name: alarm for alarm in self._newest(grown)}
         asked = short_of_space(learner), audit_alarm(status), swap_alarm(status), heldout_alarm(status)
-        for alarm in (stall, *asked):
+        records = Alarm("records_late", -1, "; ".join(late)) if late else None
+        for alarm in (stall, *asked, records):
             if alarm is not None:
                 found[alarm.name] = alarm
         lines = [alarm_line(alarm) for name, alarm in found.items() if name not in self._raised]

@@ -74,7 +74,8 @@ def show_progress(run: RunContext, display: RunDisplay, voided: Callable[[], Non
             known = len(status.voided)
             learner = _learner(run)
             display.status(status, planes_of(status, rates.take(status), learner))
-            for line in alarms.look(status, time.perf_counter(), learner):
+            late = [] if run.records is None else run.records.standing()
+            for line in alarms.look(status, time.perf_counter(), learner, late):
                 display.message(line)
 
     thread = threading.Thread(target=show, name="view", daemon=True)
