@@ -35,8 +35,7 @@ def keep(
 
 def _keep_ledger(home: Path, run: str | None) -> int:
     from antiphon.lineage import layout
-    from antiphon.runs.finding import find_run
-    from antiphon.runs.pulled import ledger_folders
+    from antiphon.runs.finding import find_run, ledger_folders
     from antiphon.system.set_up import beside
 
     name = run or find_run(home, None).name
@@ -54,7 +53,7 @@ def _keep_ledger(home: Path, run: str | None) -> int:
             f"there are: {', '.join(known) or 'none'}"
         )
     files, dvc = shlex.join(os.path.relpath(path) for path in kept), beside("dvc")
-    print(f"git and DVC see {files} now; others get the run with:")
+    print(f"git and DVC track {files} now; others get the run with:")
     print(f"  git add {files} && git commit -m 'Keep {name}' && git push && {dvc} push {files}")
     print(f"  git pull && .venv/bin/dvc pull {files}     # in another clone; then ./antiphon report {name}")
     return 0

@@ -51,7 +51,7 @@ def simulate(
         from_run: a run of this home that is not under way, by its name.
         workers: with --from-run or --calibration: how many; by default as many as the configuration says.
         crowded_run: with --from-run, if all of it ran on one machine: another run there, with more workers.
-            By both it is found how many cores workers and learner have; the first is best one with one
+            Both tell how many cores workers and learner have; the first is best one with one
             worker and loop.max_staleness=0.
         keep: with --from-run: file to write the calibration to.
         calibration: file of a calibration; the recorded run itself is not needed.

@@ -142,7 +142,7 @@ def picture(
 
 class TurnsConsole(Console):
     """A console at which threads take turns: rich's own place a panel by its height when a thread began to
-    write, though another may have drawn it anew since."""
+    write, though another may have drawn it again since."""
 
     def __init__(self, **settings: Any) -> None:
         self._turn = threading.RLock()

@@ -39,7 +39,7 @@ PAGE_S = 5.0
 """Seconds between two looks at the run; each costs one question and one or three small requests."""
 
 SLOW_LOOKS = 3
-"""Every so many looks the table and the plan are rewritten too."""
+"""Looks from one rewriting of the table and the plan to the next."""
 
 ANSWER_S = 5.0
 """Longest wait for an answer of the coordinator."""

@@ -220,7 +220,7 @@ class RecordedRun:
     ) -> "Export":
         """Write a version as a Hugging Face folder, as `antiphon export` does.
 
-        One that is recorded by its digest alone is made anew first; `say` hears how far that is.
+        One that is recorded by its digest alone is made again first; `say` hears how far that is.
 
         Raises:
             ConfigError: when there is no such version, or the folder is not empty.

@@ -283,7 +283,7 @@ def open_run(
         if config.provisioning.pool:
             stack.callback(provision(context, LocalLauncher.of(context, supervisor, pool_worker)))
         live = LiveRun(context, supervisor, committed, opened, view, options)
-        stack.callback(show_progress(context, view, supervisor.begin_anew))
+        stack.callback(show_progress(context, view, supervisor.begin_again))
         view.started(place.run_id, _links(place.directory))
         yield live
 

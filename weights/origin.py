@@ -32,8 +32,7 @@ from antiphon.weights.server import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.transports.lattica import FOLDER, LatticaService
 from antiphon.weights.transports.lattica_node import LatticaNode
-from antiphon.weights.transports.object_store import object_place
-from antiphon.weights.transports.object_store_mirror import ObjectStoreMirror
+from antiphon.weights.transports.object_store import ObjectStoreMirror, object_place
 
 PORT_FILE = "origin.json"
 """In the payload store: JSON {pid, port}, the learner's process and the port of its origin."""

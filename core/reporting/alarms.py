@@ -381,7 +381,13 @@ def short_of_space(learner: LearnerProgress | None) -> Alarm | None:
     return Alarm("no_space", -1, learner.doing)
 
 
-def audit_alarm(status: RunStatus) -> Alarm | None:
+def status_alarms(status: RunStatus) -> tuple[Alarm, ...]:
+    """Return what a run's state at this moment shows, and no commit."""
+    found = _audit_alarm(status), swap_alarm(status), heldout_alarm(status)
+    return tuple(alarm for alarm in found if alarm is not None)
+
+
+def _audit_alarm(status: RunStatus) -> Alarm | None:
     """Return the alarm of audits that did not take place; they go on with the next group."""
     if not status.unaudited:
         return None

@@ -9,8 +9,7 @@ import pytest
 from antiphon.cli.app import execute
 from antiphon.cli.lineage import verify_all
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.runs.finding import find_run
-from antiphon.runs.pulled import pulled_runs
+from antiphon.runs.finding import find_run, pulled_runs
 from tests.support.artifacts import RecordedRun
 
 

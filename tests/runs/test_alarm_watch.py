@@ -77,7 +77,7 @@ def test_a_long_step_is_no_stall_while_the_learner_moves_and_is_named_when_it_do
 
 def test_a_nearly_full_disk_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("antiphon.core.reporting.alarms.LEAST_FREE_BYTES", 1 << 62)
-    (alarm,) = current_alarms(StepAlarms(), CONFIG, tmp_path)
+    (alarm,) = current_alarms(StepAlarms(), status_of(0), CONFIG, tmp_path)
     assert alarm.name == "no_space" and str(tmp_path) in alarm.text
 
 

@@ -14,8 +14,7 @@ from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.run_events import EventPacker
 from antiphon.runs.attach import attached, packed_events
 from antiphon.runs.directory import is_finished, list_runs
-from antiphon.runs.finding import find_run
-from antiphon.runs.pulled import pulled_runs
+from antiphon.runs.finding import find_run, pulled_runs
 from antiphon.services.coordinator.journal.pinned import MODEL_FILES, pinned_values
 from tests.support.artifacts import RecordedRun
 

@@ -16,14 +16,13 @@ from antiphon.core.config import build_config
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.net.rpc.serving import start_server, stop_server
-from antiphon.services.rollout.snapshot_source import SnapshotSource
+from antiphon.services.rollout.snapshot_source import MeasuredTransport, SnapshotSource
 from antiphon.system.ports import free_port
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.origin import OriginOrder, serving_origin
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
-from antiphon.weights.transports.choice import MeasuredTransport
 from antiphon.weights.transports.lattica import (
     FOLDER,
     LatticaService,

@@ -20,11 +20,10 @@ import structlog
 
 from antiphon.api.engine import EngineRequest
 from antiphon.core.drafting.config import DraftingSection
-from antiphon.core.drafting.forest import DraftForest
+from antiphon.core.drafting.forest import DraftForest, DraftWindows
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.drafting.history import weighted
 from antiphon.core.drafting.statistics import PROMISING
-from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.records import DraftingStatistics, IntArray
 
 _P = ParamSpec("_P")
