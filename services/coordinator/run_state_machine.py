@@ -215,7 +215,6 @@ class RunStateMachine:
         # Filtered groups stay readable beside the batch that books them, so until then their payloads stay.
         keeps = self.config.record.samples > 0
         gone = [event.group_id for event in dropped if not (keeps and event.reason == "filtered")]
-        self.submissions.forget(event.group_id for event in dropped)
         found: list[e.JournalEvent] = list(dropped)
         for step in self.state.unsealed_steps():
             found.extend(admission.refills(self.state, self.config, step))
@@ -391,6 +390,7 @@ class RunStateMachine:
                 await self.rewarded.wait(IDLE_S)
             for version in over:
                 found, keeps = self.state.evaluations[version], self.config.record.samples > 0
+                await self.record()  # until the last of them can be read again
                 rows = await answers_of(version, found, self.submissions, self.prompts) if keeps else []
                 event = await self._until_stored(partial(finish_evaluation, version, found, rows, self.store))
                 held = [heldout_group_id(version, index) for index in range(found.prompts)]
