@@ -50,7 +50,7 @@ class _Offer:
     """Pieces of work that came up at one moment."""
 
     before: int
-    """Only who queued before this number hears of them: whoever came later has seen them."""
+    """Only calls that queued before this number hear of them: later ones have seen them."""
     left: int
     """Pieces that no one is known to have taken."""
 
@@ -149,7 +149,7 @@ class QueuedCall:
         return self._offer is not None
 
     def took(self, pieces: int) -> None:
-        """Note that the call took so many pieces of work."""
+        """Note that the call took this many pieces of work."""
         if self._offer is not None:
             self._offer.left -= pieces
             self._offer = None
