@@ -1,7 +1,7 @@
-"""Relay, the receiving side: bring a payload here from whoever holds it, while others take it from here.
+"""Relay, the receiving side: bring a payload here from those that hold it, while others take it from here.
 
 The decisions are `core.dissemination.requests`; this module carries them out. A chunk is kept when its
-digest matches the manifest's, whoever sent it, and from then on others may have it.
+digest matches the manifest's, from any sender, and from then on others may have it.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from antiphon.api.snapshots import Broadcast
 from antiphon.core.dissemination.plan import Assignment
 from antiphon.core.dissemination.requests import Request, Transfer
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
-from antiphon.system.tasks import end_tasks
-from antiphon.system.wakeup import Wakeup
+from antiphon.system.wakeup import Wakeup, end_tasks
 from antiphon.weights.payload_files import IncomingPayload
 from antiphon.weights.relay_service import Arrivals
 

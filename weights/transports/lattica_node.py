@@ -2,7 +2,7 @@
 
 Of the package `lattica` only its compiled core is imported. The Python module of that name is not: its value
 store and its calls to peers unpickle bytes that any peer may have sent, which would let that peer run code
-here. Blocks are plain bytes, asked for by the SHA-256 in their address; whoever takes one checks it against
+here. Blocks are plain bytes, asked for by the SHA-256 in their address; a receiver checks it against
 the manifest as well.
 """
 
@@ -50,7 +50,7 @@ def multiaddress(host: str, port: int) -> str:
 
 
 class LatticaNode:
-    """A peer. It serves the blocks that it holds to whoever asks. Methods block; any thread may call them."""
+    """A peer. It serves the blocks that it holds to all that ask. Methods block; any thread may call them."""
 
     def __init__(self, folder: Path, host: str, port: int, bootstraps: Sequence[str] = ()) -> None:
         """Start the peer.
@@ -95,7 +95,7 @@ class LatticaNode:
             return str(self._core.put_block(data))
 
     def get(self, address: str, timeout_s: int) -> bytes:
-        """Return a block from whoever has it; from then on this peer has it too.
+        """Return a block from a peer that has it; from then on this peer has it too.
 
         Raises:
             UnavailableError: when none comes within `timeout_s` whole seconds.
