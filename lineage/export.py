@@ -84,7 +84,7 @@ def export_version(
 
     Args:
         copy: the artifacts of its run.
-        version: one of `copy.published()`, or any recorded one whose weights were made anew.
+        version: one of `copy.published()`, or any recorded one whose weights were made again.
         folder: is made, or is empty; it appears with everything in it.
         weights: the version's safetensors file, where the copy does not keep it.
         link: let the weights be the ledger's own file where the file system can, instead of a copy; for
@@ -174,7 +174,7 @@ def _model_files(copy: ReplayCopy) -> dict[str, bytes]:
 
 
 def _with_dtype(body: bytes, dtype: str) -> bytes:
-    """Return config.json with the dtype of the weights, so that whoever loads them rounds nothing."""
+    """Return config.json with the dtype of the weights, so that loading them rounds nothing."""
     tree = json.loads(body)
     old = [name for name in ("dtype", "torch_dtype") if name in tree] or ["dtype"]
     if all(tree.get(name) == dtype for name in old):

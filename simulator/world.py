@@ -187,7 +187,7 @@ class World:
         self._work = RandomStream("simulate-work", seed)
         self._speed = RandomStream("simulate-speed", seed)
         self._lies = RandomStream("simulate-lies", seed)
-        # It has no sockets, signals and subprocesses: whoever asks for them meets an error.
+        # It has no sockets, signals and subprocesses: code that asks for them meets an error.
         self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
         self.network = Network(self.loop, RandomStream("simulate-network", seed))
         self.witness = Witness(self.config, scenario.reward_rarity, scenario.failure_rarity, self.loop.time)

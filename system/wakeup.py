@@ -50,7 +50,7 @@ class _Offer:
     """Pieces of work that came up at one moment."""
 
     before: int
-    """Only who queued before this number hears of them: whoever came later has seen them."""
+    """Only calls that queued before this number hear of them: later ones have seen them."""
     left: int
     """Pieces that no one is known to have taken."""
 

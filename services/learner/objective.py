@@ -29,7 +29,7 @@ LOG_RATIO_LIMIT = 20.0
 there. Ratios and weights are bounded by it, and such a token gets no gradient."""
 
 LOGITS_AT_ONCE = 2**22
-"""Logits of float32 held from the forward to the backward pass, 16 MiB; more are made anew in parts."""
+"""Logits of float32 held from the forward to the backward pass, 16 MiB; more are computed again in parts."""
 
 _LOSS_TYPE = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "gspo": "grpo", "cispo": "cispo"}
 

@@ -74,7 +74,7 @@ class SharedCalls:
         """Join the call of that name that is under way, or begin it, for up to `wait_s` seconds.
 
         A caller that gives up leaves the work going: a thread cannot be called back, and the next caller
-        will want its result. Whoever finds it done takes it away.
+        will want its result. The caller that finds it done takes it away.
         """
         task = self._under_way.get(name)
         if task is None:
@@ -193,7 +193,7 @@ class LearnerService(Learner):
         if self._published(self._version):
             wanted.add(self._version)
         for version in sorted(wanted):
-            # Whoever asked for another meanwhile may have had the oldest of them removed.
+            # Another call may meanwhile have had the oldest of them removed.
             if all_of_them or self._announced.get(version) != self.origin:
                 await self._retried(f"publishing version {version}", partial(self.publish, version))
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,10 @@ from antiphon.api.coordinator import CommitsReply, StageReply
 from antiphon.core.config import build_config
 from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.reporting.run_view import view_of
+from antiphon.core.status import Event
 from antiphon.runs.context import ClientLoop, RunContext, RunStopped
+from tests.report.test_page import journal
 
 
 @pytest.fixture
@@ -136,3 +140,33 @@ def test_what_is_recorded_of_a_step_is_the_batch_that_was_trained(clients: Clien
         run.record(3)
     assert run.recorder.batches == ["new", "new"]  # type: ignore[union-attr]
     assert run.coordinator.asked == 1  # type: ignore[attr-defined]
+
+
+def test_the_journal_is_read_once_whoever_asks_and_on_from_where_it_broke(clients: ClientLoop) -> None:
+    class Coordinator:
+        """Its stream of events breaks after each page."""
+
+        events = journal(12)[1:]
+
+        async def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
+            left = [event for event in self.events if event.seq > after_seq]
+            if left:
+                await asyncio.sleep(0.0)
+                yield left[:40]
+                raise UnavailableError("gone")
+
+    run = context(clients)
+    run.coordinator = cast("Any", Coordinator())
+
+    def read() -> None:
+        for _ in range(1 + len(Coordinator.events) // 40):
+            with suppress(UnavailableError):
+                clients.run(run.read_journal(), 30.0)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert run.view.counts == view_of(Coordinator.events).counts and run.view.alarms.count == 12
+    assert run.packer.seq == run.view.seq == Coordinator.events[-1].seq
