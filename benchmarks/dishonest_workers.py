@@ -4,8 +4,8 @@ A small real model, the production sampler, the production auditor and the produ
 worker does the same leases; each group is audited with the band that is shipped and with one calibrated on
 trusted workers. The table says how many groups an audit finds, how many by proof, and how many groups a
 newcomer of that kind hands in, and has audited, before it is shut out (median, at the shares of
-`core.trust.reputation`). What a worker sampled of a group counts for it alone, whoever handed the group in.
-Of workers that no audit concerns it says by what they are refused, struck or named.
+`core.trust.reputation`). What a worker sampled of a group counts for it alone, not for the one that handed
+the group in. Of workers that no audit concerns it says by what they are refused, struck or named.
 """
 
 import asyncio
@@ -418,7 +418,7 @@ def at_the_gate(sampler: workers.TinySampler) -> dict[str, str]:
 
 
 def row(kind: str, groups: Groups, band: Band, careers: int) -> Row:
-    """Check the groups of one kind with both bands, and play through so many careers."""
+    """Check the groups of one kind with both bands, and play through this many careers."""
     samples = [sample for group in groups for sample in group]
     sums = Sums.of(samples)
     shipped = [audit_group(group, Band()) for group in groups]

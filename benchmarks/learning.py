@@ -36,7 +36,7 @@ class Recipe:
     """What is changed in the demo's recipe."""
 
     lag: int = 0
-    """A step trains on what the version so many steps before it sampled."""
+    """A step trains on what the version this many steps before it sampled."""
     overrides: tuple[str, ...] = ()
 
 

@@ -173,7 +173,7 @@ def make_reference(step: int, rows: list[BatchRow], digest: str, timings_digest:
 
 
 def publish_ms(ledger: Ledger, entries: int) -> float:
-    """Fill a ledger with so many entries and return the median milliseconds of a publication."""
+    """Fill a ledger with this many entries and return the median milliseconds of a publication."""
 
     def append(number: int) -> None:
         ledger.append(f"versions/v{number:06d}.json", b'{"version":%d}' % number)

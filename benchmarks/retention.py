@@ -1,9 +1,9 @@
-"""Retention: what a run keeps on the disk with anchors, and what it costs to make a middle version anew.
+"""Retention: what a run keeps on the disk with anchors, and what it costs to make a middle version again.
 
 The demo's model is trained for 60 steps by the real learner on batches of random tokens, and recorded with
 `record.weights=anchors`; no engine samples. Every fifth version the weights on the disk are counted:
 ledger, DVC's cache and store together, a file with several names once. Afterwards every file is verified,
-and the middle one of the versions that are recorded by digest is made anew from the ledger and exported.
+and the middle one of the versions that are recorded by digest is made again from the ledger and exported.
 
 The last line is one JSON object. `anchors_bytes_share` is the largest that the weights on the disk were, as
 a share of anchors and window (the versions that may still be named, and one for the one that just came);
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def measure(home: Path, steps: int, anchor_every: int) -> tuple[dict[str, Any], list[str]]:
-    """Train and record a run in `home`; return what it kept and what making a version anew took."""
+    """Train and record a run in `home`; return what it kept and what making a version again took."""
     config = build_config(
         {
             "run": {"name": "retained", "steps": steps},
@@ -176,7 +176,7 @@ def make_batch(step: int, chance: np.random.Generator, store: ArtifactStore) -> 
 
 
 def remake(copy: ReplayCopy, version: int, folder: Path) -> dict[str, Any]:
-    """Make a version anew and export it; return whether it is the recorded one, and what that took."""
+    """Make a version again and export it; return whether it is the recorded one, and what that took."""
     from antiphon.services.learner.replay.versions import make_version
 
     folder.mkdir()

@@ -61,7 +61,7 @@ def choose_version(copy: ReplayCopy, wanted: str) -> int:
     kept, others = copy.published(), copy.recorded_by_digest()
     published = [*kept, *others]
     known = f"the versions with weights are {', '.join(f'v{v}' for v in kept) or 'none'}"
-    known += f"; those between, up to v{max(others)}, are made anew" if others else ""
+    known += f"; those between, up to v{max(others)}, are made again" if others else ""
     if wanted == BEST:
         scored = [found for found in copy.evaluations() if found["version"] in published]
         if not scored:

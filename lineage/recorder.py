@@ -113,7 +113,7 @@ class Recorder:
     def record_base(self, manifest: SnapshotManifest) -> None:
         """Record version 0, the model the run starts from."""
         with self._timed:
-            self._pin_weights(manifest)  # first, so that whoever hears of the version finds its weights
+            self._pin_weights(manifest)  # first, so that a version that is known has its weights
             self._tell_base(self._log.add_base(manifest.weights_digest))
 
     def record_batch(self, batch: BatchRef) -> None:
@@ -224,7 +224,7 @@ class Recorder:
         try:
             return count_workers(self._store.get(batch.timings_digest))
         except (IntegrityError, UnavailableError) as error:
-            # Records do without it; whoever needs the file says what is wrong with it.
+            # Records do without it; what needs the file says what is wrong with it.
             _log.warning("record.workers_unknown", step=batch.step, reason=str(error))
             return {}
 

@@ -151,7 +151,7 @@ class RunContext:
             self.stop_reason = reason
             self._stopped.set()
             for future in list(self._waiting):
-                future.cancel()  # whoever waits for it leaves now
+                future.cancel()  # callers that wait for it leave now
             _log.info("run.stopping", reason=reason)
 
     def check(self) -> None:

@@ -38,7 +38,7 @@ from antiphon.simulator.virtual.network import Network
 from antiphon.simulator.virtual.random_streams import RandomStream
 
 LATEST_S = 6.0
-"""The operator comes at most so many seconds after a batch was sealed."""
+"""The operator comes at most this many seconds after a batch was sealed."""
 REPEATED = 0.3
 """Chance that a command is given once more."""
 

@@ -149,7 +149,7 @@ class QueuedCall:
         return self._offer is not None
 
     def took(self, pieces: int) -> None:
-        """Note that the call took so many pieces of work."""
+        """Note that the call took this many pieces of work."""
         if self._offer is not None:
             self._offer.left -= pieces
             self._offer = None

@@ -205,7 +205,7 @@ class PayloadStore:
         return np.full(len(payload.chunk_digests), self.has(payload.digest))
 
     def drop(self, digest: str) -> None:
-        """Remove a payload, such as one that was altered, so that it is fetched anew."""
+        """Remove a payload, such as one that was altered, so that it is fetched again."""
         with self._guard:
             self._incoming.pop(digest, None)
         for path in self.root.glob(f"*{check_digest(digest)}*"):

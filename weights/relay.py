@@ -1,7 +1,7 @@
-"""Relay, the receiving side: bring a payload here from whoever holds it, while others take it from here.
+"""Relay, the receiving side: bring a payload here from those that hold it, while others take it from here.
 
 The decisions are `core.dissemination.requests`; this module carries them out. A chunk is kept when its
-digest matches the manifest's, whoever sent it, and from then on others may have it.
+digest matches the manifest's, from any sender, and from then on others may have it.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Transport: how a payload of a version comes into a worker's store.
 
-Whoever decides which payloads are needed does not know the network, and a transport does not know what a
+What decides which payloads are needed does not know the network, and a transport does not know what a
 payload is for: it brings the chunks that are missing, each checked against the manifest.
 """
 
@@ -27,7 +27,7 @@ from antiphon.weights.relay_service import Arrivals
 ADDRESSES_KEPT = 16
 """Sources whose connections stay open for the next payload."""
 REFUSED_S = 2.0
-"""A transfer is begun anew, with another manifest and plan, after so long without a source that answers."""
+"""A transfer is begun again, with another manifest and plan, after so long without a source that answers."""
 _TOKEN_BYTES = 64
 """Longest token that is read."""
 Connect = Callable[[str], Sequence[Broadcast]]
@@ -102,7 +102,7 @@ async def _close(lanes: Sequence[BroadcastClient]) -> None:
 
 
 class RelayTransport(Transport):
-    """Chunks from whoever holds them: workers that hand them on, and the origin; on its machine a link."""
+    """Chunks from those that hold them: workers that hand them on, and the origin; on its machine a link."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class Trial:
         return self.tokens / self.sampling[unit]
 
     def cost(self, unit: Unit, tokens: float) -> float:
-        """Return what one takes with its start that samples or trains so many tokens, in `unit`.
+        """Return what one takes with its start that samples or trains this many tokens, in `unit`.
 
         >>> eager = Trial({"seconds": 8.0}, {"seconds": 2.0}, 2000, 100.0)
         >>> compiled = Trial({"seconds": 40.0}, {"seconds": 1.0}, 2000, 100.0)

@@ -87,7 +87,7 @@ def usable(token_ids: Any, weight: float, vocabulary: int) -> IntArray | None:
 
 
 def contiguous(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
-    """Return the array itself where it has the kernels' layout: another would compile them anew."""
+    """Return the array itself where it has the kernels' layout: another would compile them again."""
     if array.dtype == dtype and array.flags.c_contiguous:
         return array
     return np.ascontiguousarray(array, dtype=dtype)

@@ -121,7 +121,7 @@ HOPE = 0.5
 """Share of what drafts are held to cost above which they are verified. A trial may hold them too dear, and
 the line through the costs of long drafts lies above those of short ones: on CPUs at twice and more."""
 LOOK_AGAIN = 32
-"""Of the steps whose drafts are not expected to pay, one in so many is verified all the same: expectations
+"""Of the steps whose drafts are not expected to pay, one in this many is verified all the same: expectations
 that were never put to the test would stay what they are."""
 RAMP_STEPS = 16
 """Steps of a trial after which drafts are as long as they may be."""
@@ -444,8 +444,8 @@ class DraftGate:
 
         `requests`: B; `rows`: B plus the drafted tokens; `tokens`: emitted; `seconds`: of the whole
         step and of the drafter before it; `drafted`: the drafter ran for it, though it may have proposed
-        nothing (rows == requests); `stands_for`: so many steps like it, itself and those before it that were
-        not told; `unused_s`: of an undrafted step, seconds beside it of a drafter whose drafts were not
+        nothing (rows == requests); `stands_for`: this many steps like it, itself and those before it that
+        were not told; `unused_s`: of an undrafted step, seconds beside it of a drafter whose drafts were not
         verified. Steps without requests or of senseless duration are ignored.
         """
         if requests < 1 or not 1e-9 < seconds < LONGEST_STEP_S:

@@ -154,7 +154,7 @@ def accept_rewards(
             e.RunPaused(
                 f"{failed.total()} of the newest {len(recent)} answers could not be scored, and "
                 f"reward.max_failed_share is {max_failed_share:g}; the last one, sample {failures[-1][0]} of "
-                f"group {group_id}: {failures[-1][1]}; mend the scorer and start the run again"
+                f"group {group_id}: {failures[-1][1]}; fix the scorer and start the run again"
             )
         )
     return found

@@ -23,7 +23,7 @@ TOLERANCE = 0.005
 """Share of the fastest plan's seconds per step that less run-ahead may cost."""
 MARGIN, MARGIN_WITH_LOSSES = 1.05, 1.2
 """Completions are taken to be slower by this factor than they were: batches of unusual lengths come, and
-where leases were lost lately, groups that are begun anew."""
+where leases were lost lately, groups that are begun again."""
 MEASURED_STEPS = 16
 """Steps of a walk that count at least."""
 WALKED_GROUPS = 64
@@ -31,9 +31,9 @@ WALKED_GROUPS = 64
 GAIN = 0.05
 WORTH_IT = 0.25
 """Places are left unused only where that gains this share of the seconds per step, or makes the data
-fresher by so many versions at no cost."""
+fresher by this many versions at no cost."""
 BATCHES_FOR_SHARE = 4
-"""Before so many batches were trained all places are used: how pace depends on load is not known well."""
+"""Before this many batches were trained all places are used: how pace depends on load is not known well."""
 SHARES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125)
 """Shares of the fleet's places that are tried."""
 
@@ -83,7 +83,7 @@ def first_plan(config: RunConfig, places: int) -> RunAhead:
 
 
 def is_due(batches: int, planned: int) -> bool:
-    """Return whether `batches` measured batches are reason to plan anew, after a plan made with `planned`.
+    """Return whether `batches` measured batches are reason to plan again, after a plan made with `planned`.
 
     >>> [n for n in range(1, 40) if is_due(n, n - 1)]
     [1, 2, 4, 8, 16, 24, 32]
@@ -92,7 +92,8 @@ def is_due(batches: int, planned: int) -> bool:
 
 
 def plan_anew(pace: LoopPace, batches: int, config: RunConfig, places: int) -> RunAhead:
-    """Return the plan that a pace gives which was measured over so many batches; `places` as in `choose`."""
+    """Return the plan that a pace gives which was measured over this many batches; `places` as in
+    `choose`."""
     return choose(
         pace,
         max_staleness=config.loop.max_staleness,

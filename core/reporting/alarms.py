@@ -34,7 +34,7 @@ AT_BOUND_SHARE = 0.95
 CUT_SHARE = 0.95
 """Of sampling.max_tokens; where the mean length is above it, most answers did not end by themselves."""
 IDLE_STEPS = 5
-"""So many steps in a row that train nothing are worth a sentence; a single one is ordinary."""
+"""This many steps in a row that train nothing are worth a sentence; a single one is ordinary."""
 FALLEN_ERRORS = 4.0
 """Standard errors of the difference of two held-out scores that are no chance, also among many versions."""
 LEAST_FREE_BYTES = 1 << 30

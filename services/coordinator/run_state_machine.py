@@ -99,7 +99,7 @@ class RunStateMachine:
         self.rewarded = Wakeup()
         """A batch may have become complete."""
         self.sealed = Wakeup()
-        """A batch was sealed, or whoever waits for one should look again."""
+        """A batch was sealed, or those that wait for one should look again."""
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
         self.planner = RunAheadPlanner(
@@ -218,10 +218,10 @@ class RunStateMachine:
         self.rewarded.notify()
         return written
 
-    def take_back(self, held: HeldLease, reason: str, hung: bool = False, anew: bool = False) -> None:
+    def take_back(self, held: HeldLease, reason: str, hung: bool = False, discard: bool = False) -> None:
         """End a lease without a submission; its group is offered again, with what is kept of it.
 
-        `hung`: its worker's engine stood still. `anew`: what is kept cannot be used, and is forgotten.
+        `hung`: its worker's engine stood still. `discard`: what is kept cannot be used, and is forgotten.
         """
         now = self.clock()
         silent_s = self.leases.silent_s(held, now)
@@ -235,8 +235,8 @@ class RunStateMachine:
         if held.lease_id not in (group.lease_id, group.twin_lease_id):
             return
         tokens, keep = 0, {}
-        forget = [payloads.prefix_name(held.group_id)] if anew else []
-        kept = None if anew else kept
+        forget = [payloads.prefix_name(held.group_id)] if discard else []
+        kept = None if discard else kept
         if kept is not None and not group.twin_lease_id:  # else its twin continues
             self.leases.partial_groups.wait(held.group_id, kept)
             tokens = kept.tokens
@@ -261,7 +261,7 @@ class RunStateMachine:
     def move_back(self, group: GroupState, oldest_version: int | None) -> None:
         """Give the place of a group that holds up its step to those behind it.
 
-        `oldest_version` is that of what was sampled for it so far, None if it is begun anew.
+        `oldest_version` is that of what was sampled for it so far, None if it is begun again.
         """
         loop = self.config.loop
         if group.version is not None:  # it trains at its own step
@@ -293,7 +293,8 @@ class RunStateMachine:
         return None
 
     def offer(self, groups: int) -> None:
-        """Wake as many waiting workers as groups may have become leasable; whoever makes one so says it."""
+        """Wake as many waiting workers as groups may have become leasable; what makes one leasable says
+        it."""
         if self.config.loop.mode == "fixed":
             self.work.notify()  # what one of them should load depends on what the others do
         else:

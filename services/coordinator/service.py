@@ -145,7 +145,7 @@ class CoordinatorService(Coordinator):
             if rules is not None:
                 check_token_rules(submission, rules)
         except ContractError as error:
-            false = self._workers.begin_anew(group, submission.lease_id, given)
+            false = self._workers.begin_again(group, submission.lease_id, given)
             await self._strike(*(false or (submission.worker_id, str(error))), group.group_id)
             raise RefusedError(str(error)) from error
         if not found:
@@ -241,7 +241,7 @@ class CoordinatorService(Coordinator):
         check_signature(manifest, self._learner_key)
         name = payloads.manifest_name(manifest.version)
         written = state_machine.record(*found, keep={name: payloads.dump_manifest(manifest)})
-        await written  # whoever asks for it meanwhile waits for the disk too
+        await written  # callers that ask for it meanwhile wait for the disk too
         state_machine.work.notify()
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
@@ -284,7 +284,7 @@ class CoordinatorService(Coordinator):
         written = state_machine.record(*found)
         if found:
             _log.warning("step.skipped", step=step, digest=voided.digest[:12], reason=voided.reason)
-            state_machine.fleet.work_done += 1  # patience with whoever waits for this step begins anew
+            state_machine.fleet.work_done += 1  # the no-progress timeout of this step begins again
             state_machine.wake_all()
         await written
         return voided

@@ -151,7 +151,7 @@ class Objective:
         return self.share(loss, len(batch.advantages), totals), found
 
     def share(self, loss: torch.Tensor, trajectories: int, totals: UpdateTotals) -> torch.Tensor:
-        """Return the share of the update's loss that liger's loss of so many of its trajectories is."""
+        """Return the share of the update's loss that liger's loss of this many of its trajectories is."""
         if self.options["loss_type"] in ("grpo", "dr_grpo"):
             # These two average over the trajectories they see; make it the update's average.
             return loss * (trajectories / totals.trajectories)

@@ -28,7 +28,7 @@ from antiphon.weights.transports.lattica import FOLDER, LatticaTransport
 from antiphon.weights.transports.object_store import ObjectStoreTransport, object_place
 
 WAIT_SHARE = 0.1
-"""Of services.stall_timeout_s: longest wait for one object, so that a worker looks anew many times before it
+"""Of services.stall_timeout_s: longest wait for one object, so that a worker looks again many times before it
 gives up."""
 
 

@@ -60,7 +60,7 @@ def run_trial(config: RunConfig, seconds: float) -> Trial:
 def _sample(
     engine: Engine, requests: Iterator[EngineRequest], places: int, seconds: float, started: dict[Unit, float]
 ) -> Trial:
-    """Keep all places taken for so many seconds; completions of 0 tokens say that none ended."""
+    """Keep all places taken for this many seconds; completions of 0 tokens say that none ended."""
     ended: list[int] = []
     running: set[str] = set()
     begun, cpu = time.perf_counter(), time.process_time()

@@ -91,7 +91,7 @@ def sealed_event(plan: SealPlan, filtered_before: int) -> BatchSealed:
 _SMALL = 1e-9
 
 Ends = list[tuple[float, int]]
-"""(tokens, completions that have so many)."""
+"""(tokens, completions that have this many)."""
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Engine:
     away: bool = False
 
     def token_s(self, load: int) -> float:
-        """Return the seconds per token with so many completions."""
+        """Return the seconds per token with this many completions."""
         return max(1e-12, self.known.alpha_s + self.known.beta_s * load)
 
     def move(self, now: float) -> None:
@@ -186,8 +186,8 @@ class Lengths:
 
 
 EXACT_WORKERS = 32
-"""Fleets of up to so many workers are walked completion by completion. In larger ones a group has its longest
-completion, and the others are as long as their mean."""
+"""Fleets of up to this many workers are walked completion by completion. In larger ones a group has its
+longest completion, and the others are as long as their mean."""
 HOUR_S = 3600.0
 _WORKER, _ROOM, _REWARDED, _TRAINED, _HELD, _LOST, _BACK = range(7)
 
@@ -205,7 +205,7 @@ class ModelledRun:
         hours: float = math.inf,
         keep: bool = False,
     ) -> None:
-        """Prepare a run of so many workers, all of them alike.
+        """Prepare a run of this many workers, all of them alike.
 
         Args:
             config: of the run, elastic; its own `rollout.concurrent_groups` does not count.

@@ -21,7 +21,7 @@ STALL_S = 10.0
 
 
 class Watched(World):
-    """A world whose flow is not begun anew after an error: the error is kept, with its time."""
+    """A world whose flow is not begun again after an error: the error is kept, with its time."""
 
     ended: tuple[float, str] | None = None
 

@@ -321,7 +321,7 @@ PARSED = (
     "group_to_audit",
     "sample_statistics",
 )
-"""Messages that somebody translates; whoever sent them may be anybody."""
+"""Messages that somebody translates; the one that sent them may be anybody."""
 
 Run = Callable[[Any], str | None]
 """Feeds one input and returns what is wrong, or None."""
@@ -348,7 +348,7 @@ class Tally:
 
 
 def feed(target: Target, seed: int, examples: int, tally: Tally) -> None:
-    """Give a target so many inputs and write down what is wrong."""
+    """Give a target this many inputs and write down what is wrong."""
 
     def give(value: Any) -> None:
         tally.fed[target.name] += 1

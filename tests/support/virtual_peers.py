@@ -79,7 +79,7 @@ class Faults:
     every: int = 3
     """Every how many-th chunk is sent wrong."""
     cut_bytes: float = NEVER
-    """After so many bytes each call breaks."""
+    """After this many bytes each call breaks."""
     slow: float = 1.0
     """How many times longer everything takes."""
     away: tuple[float, float] = (NEVER, NEVER)
@@ -204,7 +204,6 @@ class Swarm:
             peer.arrivals,
             peer.culprits,
             Patience(stall_s=2.0, give_up_s=give_up_s),
-            seed=len(worker) + ord(worker[-1]),
         )
 
 

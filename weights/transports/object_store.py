@@ -115,7 +115,7 @@ class ObjectStoreTransport(Transport):
             raise IntegrityError(
                 f"{name} in {self._place.url} has {size} bytes instead of {payload.payload_bytes}, so chunk "
                 f"{min(size, payload.payload_bytes) // payload.chunk_bytes} of version {manifest.version} is "
-                "wrong; the origin uploads it anew with its next version"
+                "wrong; the origin uploads it again with its next version"
             )
 
     async def _read_missing(

@@ -118,9 +118,7 @@ class Peer:
         """Bring a payload here from the network's peers, and answer when it was complete."""
         if self.transport is None:
             folder, listen = self.store.root / FOLDER, (self.host, BLOCK_PORT)
-            self.transport = LatticaTransport(
-                self.store, folder, 60.0, self.credentials, listen, asked["seed"]
-            )
+            self.transport = LatticaTransport(self.store, folder, 60.0, self.credentials, listen)
         payload = _payload(asked["payload"])
         manifest = SnapshotManifest(RUN_ID, 0, "", (), 0, (payload,), asked["origin"])
         await self.transport.fetch(manifest, payload, lambda length: None)

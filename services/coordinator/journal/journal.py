@@ -269,7 +269,7 @@ class Journal:
                 except AntiphonError as error:
                     self._fail(error, done)
                     return
-                except BaseException as error:  # whoever waits must not wait for ever
+                except BaseException as error:  # a waiting caller must not wait for ever
                     broke = f"the journal {self._store.place} broke ({error!r}); the log has the details"
                     self._fail(IntegrityError(f"{broke}, and a restart continues"), done)
                     _log.error("journal.broke", exc_info=error)

@@ -1,6 +1,6 @@
 """Reading a journal that no coordinator has open, without changing a byte of it.
 
-Whoever opens a journal for writing brings it to the present schema and fences others off. A command
+Opening a journal for writing brings it to the present schema and fences others off. A command
 that only looks must do neither.
 """
 

@@ -1,8 +1,8 @@
-"""State snapshots: the fold of the journal's events, kept in the journal every so many of them.
+"""State snapshots: the fold of the journal's events, kept in the journal every this many of them.
 
 A restart reads the newest snapshot and the events after it, so it takes as long after ten million
 events as after ten thousand. A snapshot stands in the transaction of its last event; whatever is wrong
-with it, the events are the truth, and the state is folded from them anew.
+with it, the events are the truth, and the state is folded from them again.
 """
 
 import structlog
@@ -21,7 +21,7 @@ from antiphon.services.coordinator.journal.state_codec import (
 from antiphon.services.coordinator.journal.store import StateRow
 
 SNAPSHOT_EVERY = 20_000
-"""Events between two snapshots; a restart folds so many within half a second."""
+"""Events between two snapshots; a restart folds this many within half a second."""
 PARTS = 20
 """Of the events between two snapshots: after each, what became final is written, so that no call pays
 for all of it."""
@@ -55,7 +55,7 @@ class StateSnapshots:
         return 0
 
     def due(self, events: int) -> StateDump | None:
-        """Return what is to be kept with the last of so many events, or None while it is too early."""
+        """Return what is to be kept with the last of this many events, or None while it is too early."""
         seq = self._journal.last_seq + events
         if not events or seq - max(self._seq, self._part) < max(1, self._every // PARTS):
             return None

@@ -46,7 +46,7 @@ def make_version(
 
     Arguments and errors as for `weights_of`.
     """
-    tell(f"version {version} of {copy.run_id} is recorded by its digest alone; making it anew")
+    tell(f"version {version} of {copy.run_id} is recorded by its digest alone; making it again")
     replayer = Replayer(copy, own_checkpoints=own_checkpoints)
     try:
         begun = replayer.start(version)

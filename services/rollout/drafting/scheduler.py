@@ -76,7 +76,7 @@ _log = structlog.get_logger(__name__)
 _NO_DRAFT = StepPlan(draft=False, floor=1.0)
 
 IDLE_SHARE = 8
-"""Of the steps in which there is nothing to draft from, one in so many is shown to the gate."""
+"""Of the steps in which there is nothing to draft from, one in this many is shown to the gate."""
 
 RECENT_TOKENS = 1024.0
 """Drafted tokens that the share of right ones is taken of, older ones fading."""
@@ -339,7 +339,7 @@ class DraftScheduler:
 
     @property
     def _promises(self) -> bool:
-        """Whether so many of the newest drafted tokens were right that drafts are expected to pay."""
+        """Whether this many of the newest drafted tokens were right that drafts are expected to pay."""
         return self._recent_accepted > PROMISING * self._recent_drafted
 
     @guarded(None)

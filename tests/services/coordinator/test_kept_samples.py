@@ -124,7 +124,7 @@ async def _the_rest(client: Coordinator) -> str:
 
 
 async def _until_rewarded(site: Served, config: RunConfig, count: int) -> None:
-    """Run the parties until so many held-out answers are rewarded."""
+    """Run the parties until this many held-out answers are rewarded."""
     running = asyncio.ensure_future(run_parties(site.client(), config, seed=5, workers=1, delay_s=0.01))
     evaluation = site.service.state_machine.state.evaluations[0]
     async with asyncio.timeout(30.0):

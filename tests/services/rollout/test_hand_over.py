@@ -41,7 +41,7 @@ def make_config(mode: str, **coordinator: float) -> RunConfig:
 
 
 class GatedEngine(LightEngine):
-    """Takes so many steps once all requests are there, then none until it is opened.
+    """Takes this many steps once all requests are there, then none until it is opened.
 
     It obeys messages all the while.
     """
