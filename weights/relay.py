@@ -15,8 +15,7 @@ from antiphon.api.snapshots import Broadcast
 from antiphon.core.dissemination.plan import Assignment
 from antiphon.core.dissemination.requests import Request, Transfer
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
-from antiphon.system.tasks import end_tasks
-from antiphon.system.wakeup import Wakeup
+from antiphon.system.wakeup import Wakeup, end_tasks
 from antiphon.weights.payload_files import IncomingPayload
 from antiphon.weights.relay_service import Arrivals
 
