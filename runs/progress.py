@@ -31,7 +31,7 @@ class _Rates:
         tokens = sum(w.tokens_generated for w in status.workers)
         rate = max(0.0, (tokens - self._tokens) / max(1e-6, now - self._at))
         self._tokens, self._at = tokens, now
-        last = self._run.step_results.get(status.committed_steps - 1)
+        last = self._run.last_step
         trained = 0.0
         if last is not None and last.train_s > 0:
             trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s
@@ -65,7 +65,8 @@ def show_progress(run: RunContext, display: RunDisplay, voided: Callable[[], Non
         # The journal of a long run that is continued takes several looks, and its old steps are no alarm.
         run.clients.run(run.read_journal(), 5.0)
         if run.view.alarms.count >= status.committed_steps:
-            for line in alarms.look(status, time.perf_counter(), learner):
+            late = [] if run.records is None else run.records.standing()
+            for line in alarms.look(status, time.perf_counter(), learner, late):
                 display.message(line)
         return len(status.voided)
 

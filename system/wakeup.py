@@ -1,4 +1,4 @@
-"""Signals: those who wait for a change are woken by it, and never wait without a deadline."""
+"""Waiting: for a change, never without a deadline, and for the end of tasks by who began them."""
 
 import asyncio
 from dataclasses import dataclass
@@ -163,3 +163,21 @@ class QueuedCall:
 def _answer(future: "asyncio.Future[_T]", answer: _T) -> None:
     if not future.done():
         future.set_result(answer)
+
+
+async def end_tasks(*tasks: "asyncio.Task[object]") -> None:
+    """Cancel tasks and wait until each has ended.
+
+    The caller's own cancellation, where it comes meanwhile, stays: to await a cancelled task and pass over
+    its `CancelledError` would pass over that of the caller too, and who was told to leave would go on.
+
+    Raises:
+        Exception: what one of the tasks ended with.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

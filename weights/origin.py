@@ -26,7 +26,7 @@ from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.system.ports import is_free
 from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
-from antiphon.system.tasks import end_tasks
+from antiphon.system.wakeup import end_tasks
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService

@@ -10,7 +10,7 @@ pause to load a version.
 import asyncio
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,10 +66,9 @@ class Modelled:
 
 def sealed_event(plan: SealPlan, filtered_before: int) -> BatchSealed:
     """Return the event of a batch; `filtered_before` groups were dropped since the one before."""
-    ages: dict[int, int] = {}
+    ages = Counter[int]()
     for group in plan.used:
-        age = plan.step - group.oldest_version
-        ages[age] = ages.get(age, 0) + group.samples
+        ages[plan.step - group.oldest_version] += group.samples
     tokens, count = sum(sum(group.token_counts) for group in plan.used), sum(ages.values())
     filtered = tuple(group.group_id for group in plan.filtered)
     return BatchSealed(

@@ -16,7 +16,7 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.core.seeds import generator
 from antiphon.net.security.credentials import Credentials
-from antiphon.system.tasks import end_tasks
+from antiphon.system.wakeup import end_tasks
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.service import BroadcastService

@@ -15,7 +15,7 @@ import structlog
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.services.coordinator.journal.databases import HUNG_S, open_sql_store
 from antiphon.services.coordinator.journal.journal import RETRY_S, Journal
-from antiphon.system.tasks import end_tasks
+from antiphon.system.wakeup import end_tasks
 
 BEAT_S = 5.0
 """Pause between two signs of life; a successor waits for several times as long."""
