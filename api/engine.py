@@ -66,7 +66,7 @@ class Engine(Protocol):
 
     @property
     def weights_digest(self) -> str | None:
-        """blake3 digest of the weights that were loaded, as whoever verified them computed it, or None."""
+        """blake3 digest of the weights that were loaded, as computed when they were verified, or None."""
 
     def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
         """Serve these weights from the next `step` on; requests in flight continue under them.

@@ -1,4 +1,4 @@
-"""Broadcast: the contract between whoever holds chunks and whoever wants them.
+"""Broadcast: the contract between those that hold chunks and those that want them.
 
 The learner's origin serves it today. A worker that holds a chunk may serve it too: nothing in
 the contract says who answers, because a chunk is named by its payload's digest and its place.
@@ -31,7 +31,7 @@ class Blocks:
     peer_id: str
     """Of a peer that holds them."""
     port: int
-    """On which that peer is reached, on the machine of whoever answers."""
+    """On which that peer is reached, on the answering machine."""
     addresses: tuple[str, ...]
     """Of each chunk's block, in their order."""
 
@@ -64,4 +64,4 @@ class Broadcast(Protocol):
         Raises:
             UnavailableError: when the holder is no peer of one, or does not hold the payload.
         """
-        raise UnavailableError("whoever was asked for blocks is no peer of a Lattica network")
+        raise UnavailableError("the process asked for blocks is no peer of a Lattica network")

@@ -9,7 +9,7 @@ divided by M / B, the time of one copy over one link; headers alone make that 1.
 - `chain_by_n`: the chain with 2, 4, 8 and 15 workers.
 - `slow_peer`: one of the 7 has 10 Mbit/s; the time is that of the last of the others.
 - `relay_killed`: the middle one of the 7 is killed halfway. It comes back and takes part in a
-  broadcast before it is killed anew: a connection that was refused a second ago would be a second fault.
+  broadcast before it is killed again: a connection that was refused a second ago would be a second fault.
 - `wan_loss`: a chain of 4 workers, uplinks of 20 Mbit/s, 40 ms one way, 1% of packets lost, 8 MB; ideal is
   M / B + hops x delay. Connections stay open between broadcasts, as a worker's do between versions;
   `first_over_ideal` is of the broadcast that opened them. Packets pass a router of our own over TUN devices,
@@ -126,7 +126,8 @@ class Fleet:
             payload_bytes: size of the payload, of new random bytes.
             chunk_bytes: of its chunks.
             streams: connections to each source.
-            killed: worker that is killed so many seconds after the beginning; it is started anew at the end.
+            killed: worker that is killed this many seconds after the beginning; it is started again at the
+            end.
         """
         self._seed += 1
         payload = await self._ask(
@@ -174,7 +175,7 @@ class Fleet:
         origin = f"{self._hosts[ORIGIN].address}:{PORT}"
         before, begun_s = self._hosts[ORIGIN].sent_bytes(), time.monotonic()
         question = {"do": "fetch_blocks", "payload": payload, "origin": origin}
-        asked = [self._ask(name, {**question, "seed": number}) for number, name in enumerate(workers)]
+        asked = [self._ask(name, question) for name in workers]
         deliveries = dict(zip(workers, await asyncio.gather(*asked), strict=True))
         sent = self._hosts[ORIGIN].sent_bytes() - before
         for name in self._processes:

@@ -173,7 +173,7 @@ def long_config(prompts_per_step: int) -> RunConfig:
 
 
 def write_journal(folder: Path, run_id: str, config: RunConfig, events: int) -> int:
-    """Write a journal of at least so many events into a folder and return how many steps it has."""
+    """Write a journal of at least this many events into a folder and return how many steps it has."""
     journal, state = Journal(folder / JOURNAL_NAME, run_id), new_state(config)
     snapshots = StateSnapshots(journal, state)
 
@@ -692,7 +692,7 @@ def be_fleet(plan: dict[str, Any]) -> int:
 
 
 def measure_long_run(folder: Path, events: int) -> dict[str, float]:
-    """Return what a restart on a journal of so many events takes, and what finishing such a run does."""
+    """Return what a restart on a journal of this many events takes, and what finishing such a run does."""
     folder.mkdir()
     config = long_config(LONG_PLACES)
     steps = write_journal(folder, RUN_ID, config, events)

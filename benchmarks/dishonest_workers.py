@@ -4,8 +4,8 @@ A small real model, the production sampler, the production auditor and the produ
 worker does the same leases; each group is audited with the band that is shipped and with one calibrated on
 trusted workers. The table says how many groups an audit finds, how many by proof, and how many groups a
 newcomer of that kind hands in, and has audited, before it is shut out (median, at the shares of
-`core.trust.reputation`). What a worker sampled of a group counts for it alone, whoever handed the group in.
-Of workers that no audit concerns it says by what they are refused, struck or named.
+`core.trust.reputation`). What a worker sampled of a group counts for it alone, not for the one that handed
+the group in. Of workers that no audit concerns it says by what they are refused, struck or named.
 """
 
 import asyncio
@@ -22,20 +22,24 @@ import torch
 
 from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.api.snapshots import Broadcast
-from antiphon.benchmarks.parts.fuzz.claims import Prompts, house_config, sound_submission
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.checks import check_submission
+from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
 from antiphon.core.errors import ContractError
 from antiphon.core.records import (
     PROTOCOL_VERSION,
+    DraftingStatistics,
+    FinishReason,
     GroupRewards,
     GroupSubmission,
     GroupToAudit,
     Lease,
+    Prompt,
     SampleReward,
     SnapshotManifest,
+    Trajectory,
     VersionSpan,
 )
 from antiphon.core.trust.audit import NOTHING, Band, SampleStatistics, Sums, audit_group, by_author, calibrate
@@ -50,6 +54,49 @@ from antiphon.weights.relay import fetch_payload
 from antiphon.weights.relay_service import Arrivals
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.snapshot import weights_of, write_snapshot
+
+GROUP_TOKENS = 8
+"""Of each completion of a sound group."""
+
+
+class Prompts:
+    """Prompts without an environment."""
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        """Return a prompt of two tokens."""
+        return Prompt(f"{split}-0-{index}", (1, 2 + index % 5))
+
+
+def house_config() -> RunConfig:
+    """Return a run in which nothing happens by itself: leases and heartbeats last for weeks."""
+    return build_config(
+        {
+            "run": {"steps": 1000, "seed": 7},
+            "environment": {"train_size": 10, "heldout_size": 3},
+            "evaluation": {"prompts": 3},
+            "loop": {"prompts_per_step": 4, "group_size": 2, "max_staleness": 64},
+            "sampling": {"max_tokens": 8},
+            "coordinator": {"lease_s": 1e6, "heartbeat_s": 1e6, "payload_retention_steps": 2},
+            "broadcast": {"snapshots_kept": 80},
+            "services": {"stall_timeout_s": 0.3},
+        }
+    )
+
+
+def sound_submission(lease: Lease, worker: str, version: int) -> GroupSubmission:
+    """Return a group of a lease as it should be."""
+    tokens, logprobs = (
+        np.arange(1, GROUP_TOKENS + 1, dtype=np.int32),
+        np.full(GROUP_TOKENS, -1.5, dtype=np.float32),
+    )
+    spans = (VersionSpan(version, 0, GROUP_TOKENS),)
+    made = tuple(
+        Trajectory(tokens, logprobs, spans, FinishReason.LENGTH, sample_index=index, seed=seed)
+        for index, seed in enumerate(lease.seeds)
+    )
+    drafting = DraftingStatistics(8, 4, 6, 5, 4, 1, 0.1, 0.1, gain=2.0)
+    return GroupSubmission(lease.lease_id, lease.group_id, worker, made, 1.0, drafting)
+
 
 MOST_GROUPS = 64
 
@@ -371,7 +418,7 @@ def at_the_gate(sampler: workers.TinySampler) -> dict[str, str]:
 
 
 def row(kind: str, groups: Groups, band: Band, careers: int) -> Row:
-    """Check the groups of one kind with both bands, and play through so many careers."""
+    """Check the groups of one kind with both bands, and play through this many careers."""
     samples = [sample for group in groups for sample in group]
     sums = Sums.of(samples)
     shipped = [audit_group(group, Band()) for group in groups]

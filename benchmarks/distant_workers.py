@@ -272,7 +272,7 @@ COMMON = (
 )
 WATCHED = "far-1"
 LEAST_DURING, LEAST_STEPS = 0.9, 50
-"""The first in engine's steps with as many requests, of which there must be so many."""
+"""The first in engine's steps with as many requests, of which there must be this many."""
 MOST_OTHERS = 0.2
 """Share of the engine's steps in which other processes had its core. Beyond it the figure is not given: a
 download costs CPU time by the second, so it costs an engine more that has less of a core."""
@@ -332,7 +332,7 @@ def sampling_during_download(notes: Iterable[Mapping[str, Any]]) -> tuple[float 
 
     Args:
         notes: of one worker in several runs, as `watched_worker` writes them. Steps next to a swap are left
-            out: requests are computed anew there.
+            out: requests are computed again there.
     """
     alike: dict[tuple[int, bool], list[float]] = defaultdict(list)
     for note in notes:

@@ -210,7 +210,7 @@ def party(
 
 
 def peaks(processes: Sequence[psutil.Process], seconds: float) -> list[float]:
-    """Return the largest resident memory of each process over so many seconds, in bytes."""
+    """Return the largest resident memory of each process over this many seconds, in bytes."""
     found = [0.0] * len(processes)
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -467,7 +467,7 @@ def _small_disk(folder: Path, tally: Tally) -> SmallDisk | None:
         if tally.full_disks is None and not tally.kills:
             print(f"without full disks: {error}", flush=True)
         folder.rmdir()
-        folder.parent.rmdir()  # the run makes it anew
+        folder.parent.rmdir()  # the run makes it again
         return None
 
 

@@ -8,9 +8,9 @@ epochs do not count, nor do the last steps.
 
 With step-scoped batches a worker asks for groups only when all of its own are handed in. `gain_s0`, `gain_s1`
 and `gain_s2` are seconds per step by arrival over those by length, the default: medians of the pairs.
-`shuffled_s1` is the same where each lease draws its lengths anew, so that remembered ones say nothing and the
-run stays with arrival by itself, and `streaming_s1` with workers as production has them, which ask whenever
-they have places. `same_s1` is arrival over arrival: what the machine alone does to a ratio.
+`shuffled_s1` is the same where each lease draws its lengths again, so that remembered ones say nothing and
+the run stays with arrival by itself, and `streaming_s1` with workers as production has them, which ask
+whenever they have places. `same_s1` is arrival over arrival: what the machine alone does to a ratio.
 `length_bias_worst` is |mean tokens of trained groups / of opened ones - 1|.
 
     .venv/bin/python benchmarks/length_pipeline.py --pairs 3

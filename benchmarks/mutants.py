@@ -74,7 +74,7 @@ NAMED = (
         "tests/properties/test_run_state_promises.py::test_stale_groups_are_dropped_counted_and_replaced",
     ),
     NamedMutant(
-        "a group is rewarded once, whoever answers while its payload is read",
+        "a group is rewarded once, however many answer while its payload is read",
         "services/coordinator/reward_queue.py",
         "if not self._unanswered(group_id):  # by another one, while",
         "if False:  # by another one, while",
@@ -192,7 +192,7 @@ def _surviving_named(copy: Path) -> list[NamedMutant]:
         if (count := texts[one.file].count(one.old)) != 1:
             raise StaleMutantError(
                 f"{one.file} has {one.old!r} {count} times, not once; "
-                f"say anew in NAMED what breaks this: {one.breaks}"
+                f"say again in NAMED what breaks this: {one.breaks}"
             )
 
     def status(*tests: str) -> int:

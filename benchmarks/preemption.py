@@ -69,7 +69,7 @@ LEASE_S = 60.0
 STALL_S = 36_000.0
 """A fleet that waits for new machines has not stalled."""
 CHUNKS = 2
-"""A snapshot of the stand-ins has so many."""
+"""A snapshot of the stand-ins has this many."""
 HANGS_AT = 0.25
 """Share of the span after which an engine hangs, with groups in flight."""
 WARM_UP_STEPS = 3

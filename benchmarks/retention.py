@@ -1,9 +1,9 @@
-"""Retention: what a run keeps on the disk with anchors, and what it costs to make a middle version anew.
+"""Retention: what a run keeps on the disk with anchors, and what it costs to make a middle version again.
 
 The demo's model is trained for 60 steps by the real learner on batches of random tokens, and recorded with
 `record.weights=anchors`; no engine samples. Every fifth version the weights on the disk are counted:
 ledger, DVC's cache and store together, a file with several names once. Afterwards every file is verified,
-and the middle one of the versions that are recorded by digest is made anew from the ledger and exported.
+and the middle one of the versions that are recorded by digest is made again from the ledger and exported.
 
 The last line is one JSON object. `anchors_bytes_share` is the largest that the weights on the disk were, as
 a share of anchors and window (the versions that may still be named, and one for the one that just came);
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.api.policy_file import copy_policy
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config
@@ -31,7 +32,7 @@ from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
 from antiphon.lineage.export import export_version
 from antiphon.lineage.ledger.verify import verify_run
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.lineage.retention import is_anchor
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 def measure(home: Path, steps: int, anchor_every: int) -> tuple[dict[str, Any], list[str]]:
-    """Train and record a run in `home`; return what it kept and what making a version anew took."""
+    """Train and record a run in `home`; return what it kept and what making a version again took."""
     config = build_config(
         {
             "run": {"name": "retained", "steps": steps},
@@ -113,7 +114,11 @@ def train(config: RunConfig, run_dir: Path, home: Path) -> dict[str, list[int]]:
     pin_numerics(config.learner.threads)
     store = ArtifactStore(home / "store")
     payloads = PayloadStore(run_dir / PAYLOADS)
-    recorder = Recorder(RUN_ID, config, run_dir, home, store.root, home, payloads.checked)
+    log = MadeLog()
+    records = Records(
+        *(RUN_ID, config, run_dir, home, store.root, log, home),
+        weights_file=lambda version: payloads.checked(payloads.manifest(version)),
+    )
     trainer = Trainer(config, CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept))
     chance = np.random.default_rng(0)
 
@@ -122,23 +127,23 @@ def train(config: RunConfig, run_dir: Path, home: Path) -> dict[str, list[int]]:
         payloads.put_manifest(manifest)
         return manifest
 
-    recorder.record_base(published(0, trainer.start(0).weights))
+    log.announce(published(0, trainer.start(0).weights))
     counts: dict[str, list[int]] = {"bytes": [], "limits": []}
     for step in range(config.run.steps):
         batch = make_batch(step, chance, store)
-        recorder.record_batch(batch)
         trained = trainer.train(step, store.get(batch.digest))
         if trained.version % config.learner.checkpoint_interval == 0:
             trainer.save()
         metrics = {**trained.metrics, **batch_metrics(batch)}
         manifest = published(trained.version, trained.weights)
         commit = StepCommit(step, trained.version, manifest.weights_digest, batch.digest, metrics, True)
-        recorder.record_version(commit, manifest)
+        log.commit(commit, batch)
+        log.announce(manifest)
         if trained.version % config.evaluation.interval == 0:
             # The first one stays the best, so that the champion is an anchor.
-            recorder.record_evaluation(EvaluationRecord(trained.version, 8, 8, 1.0 / trained.version, 6.0))
+            log.evaluate(EvaluationRecord(trained.version, 8, 8, 1.0 / trained.version, 6.0))
         if trained.version % LOOK == 0:
-            recorder.flush(FLUSH_S)
+            records.flush(FLUSH_S)
             payloads.prune_announced(trained.version, 1)
             counts["bytes"].append(weights_bytes(home))
             anchors = sum(is_anchor(version, config) for version in range(trained.version + 1))
@@ -146,7 +151,7 @@ def train(config: RunConfig, run_dir: Path, home: Path) -> dict[str, list[int]]:
             champion = trained.version >= best and not is_anchor(best, config)
             counts["limits"].append(anchors + champion + config.loop.max_staleness + 1)
     trainer.stop()
-    report = recorder.close(FLUSH_S)
+    report = records.close(FLUSH_S)
     if not report.complete:
         raise SystemExit(f"the records are not complete: {report.writers}")
     return counts
@@ -176,7 +181,7 @@ def make_batch(step: int, chance: np.random.Generator, store: ArtifactStore) -> 
 
 
 def remake(copy: ReplayCopy, version: int, folder: Path) -> dict[str, Any]:
-    """Make a version anew and export it; return whether it is the recorded one, and what that took."""
+    """Make a version again and export it; return whether it is the recorded one, and what that took."""
     from antiphon.services.learner.replay.versions import make_version
 
     folder.mkdir()

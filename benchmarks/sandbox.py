@@ -51,7 +51,7 @@ def main() -> int:
     """Try everything and check what came of it."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--answers", type=int, default=4000, help="answers whose scoring is timed")
-    parser.add_argument("--attempts", type=int, default=len(ATTEMPTS), help="try only the first so many")
+    parser.add_argument("--attempts", type=int, default=len(ATTEMPTS), help="try only the first this many")
     args = parser.parse_args()
     configure_logs(level="error")
     report = asyncio.run(_measure(dict(list(ATTEMPTS.items())[: args.attempts]), args.answers))

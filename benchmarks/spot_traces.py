@@ -51,7 +51,7 @@ OUTLIER = 3.0
 """A price is left out that differs from the median of its GPU and kind by more than this factor: some rows of
 the source hold the price of a whole machine, or of a fraction of a GPU."""
 ZONE_WORKERS = 4
-"""Where a trace says only whether a zone had an instance, it is taken to have so many; they go together."""
+"""Where a trace says only whether a zone had an instance, it is taken to have this many; they go together."""
 STEP_S, BATCHES_AHEAD = 120.0, 2.0
 """Seconds of a learner step, and batches that S lets lie ready."""
 TICK_S = 60.0

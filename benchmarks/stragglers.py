@@ -53,7 +53,7 @@ JOIN_AT, HANG_AT = 0.25, 0.5
 """Shares of the steps after which trouble begins."""
 WARM_UP_STEPS = 4
 RUN_FACTOR, RUN_S = 4.0, 60.0
-"""A run that takes this many times the learner's own seconds, and so many seconds more, has ended."""
+"""A run that takes this many times the learner's own seconds, and this many seconds more, has ended."""
 
 
 def make_config(steps: int, seed: int) -> RunConfig:

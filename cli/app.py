@@ -24,7 +24,8 @@ app = App(
     help="Overlapped, replayable reinforcement-learning post-training of language models.",
     help_format="markdown",
     version_flags=["--version"],
-    help_epilogue=epilogue(("demo", "run my.yaml loop.max_staleness=0", "VERB --help")),
+    help_epilogue=epilogue(("demo", "run my.yaml loop.max_staleness=0", "VERB --help"))
+    + f" A verb that went says what took its place: {', '.join(v for v in REPLACED if ' ' not in v)}.",
     default_parameter=Parameter(negative="", show_default=shown_default),
     suppress_keyboard_interrupt=False,  # `execute` says what it means
     version=lambda: metadata.version("antiphon"),
@@ -33,7 +34,7 @@ _groups = {name: Group(name, sort_key=place) for place, name in enumerate((*GROU
 for _group, _verbs in GROUPS.items():
     for _name, _verb in _verbs.items():
         app.command(
-            f"antiphon.cli.{_verb.place}",
+            f"antiphon.cli.{_verb.place or f'{_name}:{_name}'}",
             name=_name,
             help=_verb.help,
             group=_groups[_group],

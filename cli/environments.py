@@ -1,4 +1,4 @@
-"""environments: the tasks that a run can train on, and one of them from close by."""
+"""environments: the tasks that a run can train on, and one of them in detail."""
 
 import json
 from typing import TYPE_CHECKING, Any

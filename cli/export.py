@@ -9,7 +9,7 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
     Its README.md names run, version, weights digest, held-out score, base model, recipe, and the command
     that makes the same weights again. The folder appears whole or not at all. A run that is still going
     gives what it has published so far. A version that is recorded by its digest alone (record.weights) is
-    made anew first, by repeating the steps from the nearest checkpoint.
+    made again first, by repeating the steps from the nearest checkpoint.
 
     Args:
         run: the run's id.

@@ -47,8 +47,7 @@ def lineage(
     if verify:
         return _verify(home, named, rest, as_json) or _prove(home, named, verify_version, as_json)
     from antiphon.lineage.documents.graph import all_documents, build_graph
-    from antiphon.runs.finding import find_run
-    from antiphon.runs.pulled import pulled_runs
+    from antiphon.runs.finding import find_run, pulled_runs
 
     pulled = None if named is None else pulled_runs(home).get(named)
     run_dir = find_run(home, named) if pulled is None else home / "runs" / str(named)
@@ -124,7 +123,7 @@ def _places(home: Path, run_id: str | None) -> Iterator[tuple[str, Path, Path | 
     """Yield what each is called, its run's folder, the DVC project and the folder of its ledger."""
     from antiphon.lineage.layout import find_project, ledger_names
     from antiphon.runs.directory import list_runs
-    from antiphon.runs.pulled import ledger_folders, missing_run
+    from antiphon.runs.finding import ledger_folders, missing_run
 
     ledgers = {name: folder for folder in ledger_folders(home) for name in ledger_names(folder)}
     runs = [directory.name for directory in list_runs(home)]

@@ -61,8 +61,7 @@ def _one_page(run: str | None, out: Path | None) -> int:
 
 
 def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> int:
-    from antiphon.report.compare_page import SEED_HEAD, build_comparison_page, seed_rows
-    from antiphon.report.comparison import Comparison, read_run
+    from antiphon.report.comparison import SEED_HEAD, Comparison, build_comparison_page, read_run, seed_rows
     from antiphon.runs.directory import home_directory
     from antiphon.runs.finding import find_run
 

@@ -53,7 +53,7 @@ def status(
     if events or kind or last is not None or follow:
         return _show_events(run, kind, last, follow, as_json)
     from antiphon.core.config import load_config
-    from antiphon.core.reporting.alarms import alarms_of, audit_alarm, heldout_alarm, swap_alarm
+    from antiphon.core.reporting.alarms import alarms_of
     from antiphon.lineage.run_figures import read_figures
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
     from antiphon.runs.attach import commits_of, coordinator_address, look, run_credentials
@@ -70,9 +70,8 @@ def status(
         return _show_resting(directory, as_json)
     if watch:
         return _watch(address, directory.name, credentials)
-    alarms = list(current_alarms(alarms_of(asyncio.run(commits_of(address, credentials))), config, directory))
-    asked = audit_alarm(found), swap_alarm(found), heldout_alarm(found)
-    alarms += [alarm for alarm in asked if alarm is not None]
+    shown = alarms_of(asyncio.run(commits_of(address, credentials)))
+    alarms = current_alarms(shown, found, config, directory)
     if as_json:
         said = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
         print(json.dumps(said | {"figures": read_figures(directory).plain()}, indent=2))

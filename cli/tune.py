@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from antiphon.cli.arguments import Json
 
 if TYPE_CHECKING:
-    from antiphon.core.capacity.engine_tuning import EngineChoice, LearnerChoice, Trial
+    from antiphon.core.capacity.engine_tuning import Settings, Trial
 
 LEAST_S = 0.5
 
@@ -22,7 +22,7 @@ def tune(
     Tries precision, threads, cache blocks, prefix caching and compilation, each in an engine of its own on
     the run's model and prompts, then threads of the learner in steps of the run's size, and keeps what saves
     5% of a whole run with the start: a run has to be long for compiling to pay. On a CPU that workers share
-    with the learner CPU seconds are spared, else seconds. Some nine engines and two to five learners start,
+    with the learner CPU seconds count, else seconds. Some nine engines and two to five learners start,
     one after the other. Nothing is written: the last line is what to give
     to `antiphon run`. Other threads or block sizes give other last bits, and another precision more than
     that (docs/guides/tuning.md), so a run keeps what it began with.
@@ -31,17 +31,18 @@ def tune(
         path: the YAML file.
         overrides: key=value pairs, such as rollout.concurrent_groups=8.
         seconds: how long each engine samples and each learner trains.
-        alone: a worker has this machine to itself: seconds are spared, and the learner is not tried.
+        alone: a worker has this machine to itself: seconds count, and the learner is not tuned.
         as_json: print one JSON document.
     """
     from antiphon.cli.plan import measured_run
-    from antiphon.core.capacity.engine_tuning import EngineChoice
+    from antiphon.core.capacity.engine_tuning import describe
+    from antiphon.core.capacity.engine_tuning import overrides as words_of
     from antiphon.core.config import load_config
     from antiphon.core.errors import ConfigError
     from antiphon.runs.tuning import (
         completions_of_a_worker,
         completions_of_the_learner,
-        current_choices,
+        current_settings,
         spared_unit,
     )
     from antiphon.runs.tuning import tune as find
@@ -49,18 +50,18 @@ def tune(
     config = load_config(path, list(overrides))
     if not LEAST_S <= seconds < math.inf:
         raise ConfigError(f"--seconds {seconds:g} is too short for a trial; give {LEAST_S:g} or more")
-    now, unit = current_choices(config), spared_unit(config, alone)
+    now, unit = current_settings(config), spared_unit(config, alone)
     measured, source, _ = measured_run(config, None) or (None, "", config)
     completions = completions_of_a_worker(config, measured.acceptance if measured else 1.0)
     trials: list[dict[str, object]] = []
-    first: dict[type, Trial] = {}
+    first: dict[bool, Trial] = {}
 
-    def told(choice: "EngineChoice | LearnerChoice", trial: "Trial | None", reason: str) -> None:
+    def told(settings: "Settings", trial: "Trial | None", reason: str) -> None:
         said = reason
-        row: dict[str, object] = {"overrides": choice.overrides(), "failed": reason}
+        row: dict[str, object] = {"overrides": words_of(settings), "failed": reason}
         if trial is not None:
-            samples = isinstance(choice, EngineChoice)
-            before = first.setdefault(type(choice), trial)
+            samples = settings.keys() == now[0].keys()
+            before = first.setdefault(samples, trial)
             number = completions if samples else completions_of_the_learner(config)
             cost = trial.cost(unit, number * before.completion_tokens)
             speed = trial.rate("seconds") / before.rate("seconds")
@@ -69,11 +70,11 @@ def tune(
             row |= {**asdict(trial), "cost": cost, "step_s": step_s}
         trials.append(row)
         if not as_json:
-            print(f"{choice.describe():60s}{said}", flush=True)
+            print(f"{describe(settings):60s}{said}", flush=True)
 
     if not as_json:
         what = "seconds" if unit == "seconds" else "CPU seconds, since the learner shares the cores"
-        print(f"{completions:,} completions a worker; what is spared: {what}")
+        print(f"{completions:,} completions a worker; what counts: {what}")
         print(f"seconds a step as `antiphon plan` has them by run {source}\n" if measured else "")
         print(
             f"{'settings':60s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}"
@@ -81,14 +82,14 @@ def tune(
             flush=True,
         )
     found = find(config, seconds, unit, completions, alone, told)
-    set_now = {word for choice in now for word in choice.overrides()}
-    words = [word for choice in found for word in choice.overrides() if word not in set_now]
+    set_now = {word for settings in now for word in words_of(settings)}
+    words = [word for settings in found for word in words_of(settings) if word not in set_now]
     if as_json:
         print(json.dumps({"unit": unit, "completions": completions, "trials": trials, "overrides": words}))
     elif words:
-        print(f"\nbest: {'; '.join(choice.describe() for choice in found)}\n{' '.join(words)}")
+        print(f"\nbest: {'; '.join(map(describe, found))}\n{' '.join(words)}")
     else:
-        said = "; ".join(choice.describe() for choice in now)
+        said = "; ".join(map(describe, now))
         print(f"\nnothing is 5% better than what is set now: {said}")
     return 0
 

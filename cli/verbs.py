@@ -15,25 +15,24 @@ PAGES = "docs/guides/README.md"
 class Verb:
     """One verb as help shows it."""
 
-    place: str
-    """module:function within antiphon.cli; imported when the verb runs."""
     help: str
     usage: str
     """What follows the verb, in the words that its help explains."""
     examples: tuple[str, ...]
     """What follows the verb in command lines that would run."""
+    place: str = ""
+    """module:function within antiphon.cli, imported when the verb runs; by default both have its name."""
 
 
 GROUPS: Mapping[str, Mapping[str, Verb]] = {
     "Start": {
         "demo": Verb(
-            "run:demo",
             "Train the shipped small model and show what came of it.",
             "[OPTIONS] [OVERRIDES...]",
             ("", "run.steps=20 loop.max_staleness=0"),
+            "run:demo",
         ),
         "plan": Verb(
-            "plan:plan",
             "Say how many workers a configuration needs, and what a run takes and costs.",
             "[OPTIONS] PATH [OVERRIDES...]",
             (
@@ -42,46 +41,40 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
             ),
         ),
         "tune": Verb(
-            "tune:tune",
             "Find the fastest settings of the rollout engine on this machine.",
             "[OPTIONS] PATH [OVERRIDES...]",
             ("examples/quickstart.yaml", "my.yaml --alone --json"),
         ),
         "run": Verb(
-            "run:run",
             "Post-train a policy as a configuration says.",
             "[OPTIONS] PATH [OVERRIDES...]",
             ("examples/quickstart.yaml", "my.yaml run.seed=7 loop.mode=fixed"),
         ),
         "config": Verb(
-            "run:config",
             "Print the tree that a configuration resolves to.",
             "[OPTIONS] PATH [OVERRIDES...]",
             ("examples/quickstart.yaml loop.max_staleness=4",),
+            "run:config",
         ),
         "environments": Verb(
-            "environments:environments",
             "List the tasks that can be trained on, or show one.",
             "[OPTIONS] [TASK]",
             ("", "reasoning/chain_sum"),
         ),
     },
     "Look": {
-        "runs": Verb("runs:runs", "List all runs, newest first.", "[OPTIONS]", ("", "--json")),
+        "runs": Verb("List all runs, newest first.", "[OPTIONS]", ("", "--json")),
         "status": Verb(
-            "status:status",
             "Show a run as it is now; with --events, what happened to it.",
             "[OPTIONS] [RUN]",
             ("--watch", "RUN --json", "RUN --events --kind lease.expired --follow"),
         ),
         "report": Verb(
-            "report:report",
             "Write one self-contained HTML page about a run, or about several side by side.",
             "[OPTIONS] [RUNS...]",
             ("", "RUN --out page.html", "RUN1 RUN2 --json"),
         ),
         "evaluate": Verb(
-            "evaluate:evaluate",
             "Print the held-out scores of a run's versions; with --samples, what a version answers.",
             "[OPTIONS] [RUN] [VERSION]",
             ("", "RUN v12 --results scores.json", "RUN best --samples"),
@@ -89,56 +82,46 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
     },
     "Take away and check": {
         "export": Verb(
-            "export:export",
             "Write a version of a run as a Hugging Face folder.",
             "RUN [VERSION] FOLDER",
             ("RUN best my-model", "RUN v12 my-model"),
         ),
         "lineage": Verb(
-            "lineage:lineage",
             "Show what an artifact came from, or check that all are as recorded.",
             "[OPTIONS] [WORDS...]",
             ("RUN v12", "RUN --verify"),
         ),
         "replay": Verb(
-            "replay:replay",
             "Execute recorded steps again and compare every bit.",
             "[OPTIONS] [RUN]",
             ("RUN", "RUN --from 50 --rollouts"),
         ),
         "keep": Verb(
-            "keep:keep",
-            "Let git and DVC see a run's ledger; with --records or --remote, add what is missing.",
+            "Track a run's ledger with git and DVC; with --records or --remote, complete its records.",
             "[OPTIONS] [RUN]",
             ("RUN", "RUN --records", "--remote"),
         ),
     },
     "Pages and services": {
         "up": Verb(
-            "up:up",
             "Serve the pages of what was recorded and, with --s3, a bucket; --stop ends them.",
             "[OPTIONS]",
             ("", "--s3", "--stop"),
         ),
         "deploy": Verb(
-            "deploy:deploy",
-            "Put the flows on a Prefect server, with forms and schedules.",
-            "[OPTIONS]",
-            ("", "--schedules"),
+            "Put the flows on a Prefect server, with forms and schedules.", "[OPTIONS]", ("", "--schedules")
         ),
         "serve": Verb(
-            "serve:app", "Run one service in the foreground.", "COMMAND", ("coordinator --config my.yaml",)
+            "Run one service in the foreground.", "COMMAND", ("coordinator --config my.yaml",), "serve:app"
         ),
     },
     "Fleet": {
         "worker": Verb(
-            "worker:worker",
             "Join a run from this machine and sample for it.",
             "--coordinator HOST:PORT [OPTIONS]",
             ("--coordinator 10.0.0.5:7700 --name far-1 --credentials far-1",),
         ),
         "invite": Verb(
-            "invite:invite",
             "Let workers elsewhere into a run: certificates and access tokens, and taking them back.",
             "[OPTIONS] [WORKERS...]",
             ("gpu-7 --run RUN --host trainer.example", "gpu-7 --revoke"),
@@ -146,19 +129,12 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
     },
     "Maintenance": {
         "skip": Verb(
-            "skip:skip",
             "Train nothing in a step whose batch the learner cannot train on.",
             "--reason TEXT [OPTIONS] RUN STEP",
             ('RUN 12 --reason "the scorer was wrong"',),
         ),
-        "gc": Verb(
-            "gc:gc",
-            "Remove artifacts that nothing needs any more.",
-            "[OPTIONS]",
-            ("--dry-run", "--run RUN"),
-        ),
+        "gc": Verb("Remove artifacts that nothing needs any more.", "[OPTIONS]", ("--dry-run", "--run RUN")),
         "simulate": Verb(
-            "simulate:simulate",
             "Simulate whole runs with faults and check every event.",
             "[OPTIONS] [SCENARIO] [OVERRIDES...]",
             ("--seeds 0..100", "--from-run quickstart-s0-1 loop.max_staleness=4"),

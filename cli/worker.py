@@ -33,7 +33,7 @@ def worker(
     Args:
         coordinator: HOST:PORT of the run's coordinator.
         name: name of the worker, unique in the run; by default made from the host and process.
-        run: the run it means to serve; by default whichever the coordinator serves.
+        run: the run it means to serve; by default the one that the coordinator serves.
         work_dir: folder for weights on their way; by default workers/NAME in the home directory.
         threads: CPU threads of the engine; by default OMP_NUM_THREADS, else 1.
         ready_file: file that gets {"pid", "port"} once the worker can sample.

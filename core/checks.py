@@ -269,7 +269,7 @@ def _in_one_line(given: SampleReward) -> SampleReward:
 
 
 def submission_digest(submission: GroupSubmission) -> str:
-    """Return the digest of what was sampled, whoever sampled it and however long that took."""
+    """Return the digest of what was sampled, regardless of the worker and of the time it took."""
     told = [submission.group_id.encode()]
     for trajectory in submission.trajectories:
         tokens, logprobs = trajectory.token_ids, trajectory.logprobs

@@ -164,7 +164,7 @@ class RunConfig(Section):
             )
         if record.weights != "all" and record.checkpoint_stride == 0:
             raise ValueError(
-                f"{kept} makes the other versions anew from pinned checkpoints, but "
+                f"{kept} makes the other versions again from pinned checkpoints, but "
                 "record.checkpoint_stride=0 pins none; set it to 1 or more, or keep all weights"
             )
         return self

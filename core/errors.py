@@ -28,7 +28,7 @@ class ContractError(AntiphonError):
 
 
 class RefusedError(ContractError):
-    """What was handed in is not taken; whoever handed it in goes on with its other work."""
+    """What was handed in is not taken; the sender goes on with its other work."""
 
 
 class IntegrityError(AntiphonError):

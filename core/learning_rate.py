@@ -21,7 +21,7 @@ ruins within steps."""
 
 
 def rate_by_size(parameters: int) -> float:
-    """Return the learning rate of a model of so many parameters.
+    """Return the learning rate of a model of this many parameters.
 
     >>> rate_by_size(450_000), rate_by_size(494_032_768)
     (0.0002, 1e-06)
@@ -30,7 +30,7 @@ def rate_by_size(parameters: int) -> float:
 
 
 def warmup_steps(section: LearnerSection, steps: int) -> int:
-    """Return the learner steps of warm-up in a run of so many steps."""
+    """Return the learner steps of warm-up in a run of this many steps."""
     return min(WARMUP_STEPS, steps // 2) if section.warmup_steps is None else section.warmup_steps
 
 

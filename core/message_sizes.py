@@ -27,12 +27,12 @@ _T = TypeVar("_T")
 
 
 def group_bytes(samples: int, tokens: int, prompt_tokens: int) -> int:
-    """Return the most bytes of a group with so many completions, which have `tokens` tokens in all."""
+    """Return the most bytes of a group with this many completions, which have `tokens` tokens in all."""
     return samples * TRAJECTORY_BYTES + tokens * TOKEN_BYTES + prompt_tokens * PROMPT_TOKEN_BYTES
 
 
 def fits(group: int) -> bool:
-    """Return whether a group of so many bytes can travel in one message."""
+    """Return whether a group of this many bytes can travel in one message."""
     return group <= MESSAGE_BYTES - MARGIN_BYTES
 
 

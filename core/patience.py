@@ -1,6 +1,6 @@
 """Patience: how long the counter of someone who is waited for has stood still.
 
-Whoever may take long counts what it does: tokens, bytes, micro-batches, steps. Whoever waits for it
+Work that may take long counts what it does: tokens, bytes, micro-batches, steps. What waits for it
 counts the seconds since the last change, so what takes an hour and moves is never given up, and what
 moves no more is given up after the same time whatever it is.
 """
@@ -19,7 +19,7 @@ class Patience:
         """Take a look, and return for how many seconds the counter has stood still.
 
         Seconds in which no one was there who could have moved it (`absent`) are counted apart: the answer
-        is of the kind that is asked for, and only a change of the counter begins both anew.
+        is of the kind that is asked for, and only a change of the counter begins both again.
 
         >>> patience = Patience(0.0)
         >>> patience.still_s(7, 1.0), patience.still_s(7, 5.0), patience.still_s(8, 6.0)

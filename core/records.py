@@ -174,7 +174,7 @@ class DraftingStatistics:
     """Tokens per second relative to the last undrafted probe; 0 before there was one."""
     completions: int = 1  # that these are about
     promising: int = 0
-    """Tokens sampled while so many of the newest drafted tokens were right that drafts should pay."""
+    """Tokens sampled while this many of the newest drafted tokens were right that drafts should pay."""
     rested: int = 0
     """Those of them that were sampled in steps for which the gate let drafts rest."""
 

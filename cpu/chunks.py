@@ -159,7 +159,7 @@ def _with_keys(
 
 
 def _of_chunks(values: torch.Tensor, group: ChunkGroup, heads: int) -> torch.Tensor:
-    """Return the values [N, G*Q, W] of a group's chunks, made anew as [B*G, Q*C, W]."""
+    """Return the values [N, G*Q, W] of a group's chunks, computed again as [B*G, Q*C, W]."""
     taken = values.unflatten(0, (-1, CHUNK)).index_select(0, group.places).unflatten(2, (heads, -1))
     return taken.permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1).contiguous()
 

@@ -41,7 +41,7 @@ class Copies:
 
 
 def copies_of(index: npt.NDArray[np.int64], values: int, real: npt.NDArray[np.bool_] | None = None) -> Copies:
-    """Return the copies of so many values that `index` [K] names; those not `real` get no gradient."""
+    """Return the copies of this many values that `index` [K] names; those not `real` get no gradient."""
     places = np.arange(len(index)) if real is None else np.flatnonzero(real)
     owners = index[places]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=values))])

@@ -108,7 +108,7 @@ def share_rows(sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[SharedRows, 
 
 
 def _chunks(positions: Sequence[npt.NDArray[np.int64]], count: int) -> Chunks | None:
-    """Return the chunks of so many positions, those of the sequences, and of padding after them."""
+    """Return the chunks of this many positions, those of the sequences, and of padding after them."""
     # Padding continues nothing, and nothing continues it.
     ends = np.arange(1, count + -count % CHUNK + 1)
     paths: list[npt.NDArray[np.int64]] = []

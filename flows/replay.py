@@ -4,8 +4,7 @@ What a span found is one task run and one line of the table on the run's page. D
 flow as failed, with the first of them as the reason, after everything was compared.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.errors import IntegrityError
 from antiphon.core.reporting.replay_checks import ReplaySummary, choose_steps
 from antiphon.flows.run_page import artifact_key
 from antiphon.runs.directory import home_directory
@@ -24,20 +23,17 @@ from antiphon.runs.finding import find_artifacts
 if TYPE_CHECKING:
     from antiphon.services.learner.replay.steps import Replayer
 
-_REPLAYERS: "dict[str, Replayer]" = {}
-"""Replays of this process by flow run: tasks are given numbers, never engines."""
-
 
 @task(task_run_name="restore v{first}", cache_policy=NO_CACHE, persist_result=False)
-def restore(key: str, first: int) -> int:
+def restore(replayer: "Replayer", first: int) -> int:
     """Restore the newest version up to `first` and return it."""
-    return _replayer(key).start(first)
+    return replayer.start(first)
 
 
 @task(task_run_name="replay {first} to {last}", cache_policy=NO_CACHE, persist_result=False)
-def replay_span(key: str, first: int, last: int) -> dict[str, Any]:
+def replay_span(replayer: "Replayer", first: int, last: int) -> dict[str, Any]:
     """Execute steps again; return how many were equal and what the first difference was."""
-    checks = [_replayer(key).step(step) for step in range(first, last + 1)]
+    checks = [replayer.step(step) for step in range(first, last + 1)]
     odd = [check.words() for check in checks if not check.equal]
     return {
         "steps": f"{first} to {last}",
@@ -49,9 +45,9 @@ def replay_span(key: str, first: int, last: int) -> dict[str, Any]:
 
 
 @task(task_run_name="rollouts {first} to {last}", cache_policy=NO_CACHE, persist_result=False)
-def score_span(key: str, first: int, last: int) -> dict[str, Any]:
+def score_span(replayer: "Replayer", first: int, last: int) -> dict[str, Any]:
     """Score the trajectories of steps again; return how many log-probabilities agree."""
-    checks = [_replayer(key).score(step) for step in range(first, last + 1)]
+    checks = [replayer.score(step) for step in range(first, last + 1)]
     worst = max(checks, key=lambda check: check.largest)
     return {
         "steps": f"rollouts {first} to {last}",
@@ -94,11 +90,11 @@ def replay(
     steps = choose_steps(len(artifacts.steps), artifacts.config.run.steps, first, last)
     artifacts.require(steps)
     replayer = Replayer(artifacts, own_checkpoints=own, rollouts=rollouts)
-    with _known(str(flow_run.get_id()), replayer) as key:
-        begun = restore(key, steps[0])
-        lines = [replay_span(key, a, b) for a, b in _spans(begun, steps[-1], span)]
+    with closing(replayer):
+        begun = restore(replayer, steps[0])
+        lines = [replay_span(replayer, a, b) for a, b in _spans(begun, steps[-1], span)]
         if rollouts:
-            lines += [score_span(key, a, b) for a, b in _spans(steps[0], steps[-1], span)]
+            lines += [score_span(replayer, a, b) for a, b in _spans(steps[0], steps[-1], span)]
     return _conclude(replayer.summary, lines)
 
 
@@ -118,20 +114,3 @@ def _spans(first: int, last: int, span: int) -> list[tuple[int, int]]:
     [(0, 2), (3, 5), (6, 6)]
     """
     return [(begin, min(last, begin + span - 1)) for begin in range(first, last + 1, span)]
-
-
-@contextmanager
-def _known(key: str, replayer: "Replayer") -> Iterator[str]:
-    _REPLAYERS[key] = replayer
-    try:
-        yield key
-    finally:
-        del _REPLAYERS[key]
-        replayer.close()
-
-
-def _replayer(key: str) -> "Replayer":
-    try:
-        return _REPLAYERS[key]
-    except KeyError:
-        raise UnavailableError("this replay belongs to another process; start the flow again") from None

@@ -39,7 +39,7 @@ PAGE_S = 5.0
 """Seconds between two looks at the run; each costs one question and one or three small requests."""
 
 SLOW_LOOKS = 3
-"""Every so many looks the table and the plan are rewritten too."""
+"""Looks from one rewriting of the table and the plan to the next."""
 
 ANSWER_S = 5.0
 """Longest wait for an answer of the coordinator."""
@@ -151,7 +151,7 @@ class RunPage:
         except AntiphonError as error:
             _log.warning("page.failed", error=str(error))
             return
-        self._figures = RunFigures() if run.recorder is None else run.recorder.figures()
+        self._figures = RunFigures() if run.records is None else run.records.figures()
         for step in self._view.steps[self._steps :]:
             self._steps += 1
             self._told.say(step_line(step.commit, self._config.run.steps))

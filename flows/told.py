@@ -1,4 +1,4 @@
-"""Told: what a run says to whoever watches it, kept for its page in Prefect.
+"""Told: what a run says to its viewers, kept for its page in Prefect.
 
 The same sentences go to the terminal, where there is one. Prefect's own handler for logs would print when
 its server is away; here lines wait for the page's thread, which tries again.

@@ -61,7 +61,7 @@ def choose_version(copy: ReplayCopy, wanted: str) -> int:
     kept, others = copy.published(), copy.recorded_by_digest()
     published = [*kept, *others]
     known = f"the versions with weights are {', '.join(f'v{v}' for v in kept) or 'none'}"
-    known += f"; those between, up to v{max(others)}, are made anew" if others else ""
+    known += f"; those between, up to v{max(others)}, are made again" if others else ""
     if wanted == BEST:
         scored = [found for found in copy.evaluations() if found["version"] in published]
         if not scored:
@@ -84,7 +84,7 @@ def export_version(
 
     Args:
         copy: the artifacts of its run.
-        version: one of `copy.published()`, or any recorded one whose weights were made anew.
+        version: one of `copy.published()`, or any recorded one whose weights were made again.
         folder: is made, or is empty; it appears with everything in it.
         weights: the version's safetensors file, where the copy does not keep it.
         link: let the weights be the ledger's own file where the file system can, instead of a copy; for
@@ -174,7 +174,7 @@ def _model_files(copy: ReplayCopy) -> dict[str, bytes]:
 
 
 def _with_dtype(body: bytes, dtype: str) -> bytes:
-    """Return config.json with the dtype of the weights, so that whoever loads them rounds nothing."""
+    """Return config.json with the dtype of the weights, so that loading them rounds nothing."""
     tree = json.loads(body)
     old = [name for name in ("dtype", "torch_dtype") if name in tree] or ["dtype"]
     if all(tree.get(name) == dtype for name in old):

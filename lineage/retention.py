@@ -1,4 +1,5 @@
-"""Retention: which published versions keep their weights in a run's ledger, and what others are made of anew.
+"""Retention: which published versions keep their weights in a run's ledger, and from what others are
+made again.
 
 Every version keeps its document with the digest of its weights. Weights that are not kept come from replay:
 it starts at the newest checkpoint that the ledger pins, or at the base model, and repeats recorded batches.
@@ -66,7 +67,7 @@ def keeps_weights(version: int, newest: int, scores: Mapping[int, float], config
 
 
 def recompute_note(version: int, config: RunConfig) -> dict[str, Any]:
-    """Return what a version's document says of making its weights anew; {} for an anchor.
+    """Return what a version's document says of making its weights again; {} for an anchor.
 
     >>> from antiphon.core.config import build_config
     >>> recompute_note(33, build_config({"record": {"weights": "anchors"}}))

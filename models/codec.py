@@ -258,7 +258,7 @@ def _chat_renderer(pretrained: Any, model_path: str) -> Callable[[str], list[int
             line = "" if number is None else f"line {number}: "
             raise ConfigError(
                 f"model.path={model_path!r}: its chat template fails on one user turn without a system turn "
-                f"({line}{' '.join(str(error).split())[:200]}); mend it, or set chat_template to null in "
+                f"({line}{' '.join(str(error).split())[:200]}); fix it, or set chat_template to null in "
                 "tokenizer_config.json to have prompts encoded plainly"
             ) from error
         # The template writes its own special tokens; adding them again would double the first.

@@ -18,7 +18,7 @@ from antiphon.core.errors import ConfigError
 WHOLE_BYTES = 32 << 20
 """Files up to this size count with every byte: the configuration, the tokenizer, small weights."""
 SAMPLE_BYTES = 1 << 20
-"""Of each larger file, the beginning, the middle and the end count with so many bytes each."""
+"""Of each larger file, the beginning, the middle and the end count with this many bytes each."""
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD = "lm_head.weight"
@@ -171,7 +171,7 @@ def check_tensors(
         said = found if len(found) < 4 else [*found[:2], f"{len(found) - 3} more", found[-1]]
         raise ConfigError(
             f"the weights in model.path={model_dir} do not fit its config.json: {', '.join(said)}; copy the "
-            "model anew, or put the config.json of these weights beside them"
+            "model again, or put the config.json of these weights beside them"
         )
 
 
@@ -215,7 +215,7 @@ def tensor_table(model_dir: Path) -> list[tuple[str, str, tuple[int, ...]]]:
                     found.append((name, tensor.get_dtype(), tuple(tensor.get_shape())))
         except (SafetensorError, OSError) as error:
             raise ConfigError(
-                f"model.path={model_dir}: {file.name} cannot be read ({error}); copy it anew"
+                f"model.path={model_dir}: {file.name} cannot be read ({error}); copy it again"
             ) from error
     return found
 

@@ -1,6 +1,6 @@
 """Spared libraries: what transformers imports for functions that nothing here calls.
 
-Whoever imports one of its models also gets its scores for assisted generation (scikit-learn, and pandas with
+Importing one of its models also gets its scores for assisted generation (scikit-learn, and pandas with
 it) and its losses for object detection (scipy.optimize): three seconds of CPU in each engine and learner.
 """
 

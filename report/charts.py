@@ -4,10 +4,11 @@ A page carries them as JSON, which its script draws (`templates/charts.js`); `re
 as SVG files. Colours are names of the page's palette.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 PALETTE: Mapping[str, str] = {
     "ink": "#1d2329",
@@ -32,6 +33,8 @@ MOST_MARKS = 8
 """Marked places that one panel shows."""
 SECONDS = "seconds from the first lease"
 """What every time axis of a run counts."""
+DIGITS = 7
+"""Of a number in a page."""
 
 _T = TypeVar("_T")
 Point = tuple[float, float]
@@ -56,20 +59,9 @@ class Series:
     words: Sequence[str] = ()
     """What is read at each point, where that is not its value."""
 
-    def plain(self) -> dict[str, Any]:
-        """Return values that JSON keeps, thinned out."""
-        points = thin(self.points)
-        plain = {
-            "name": self.name,
-            "colour": self.colour,
-            "style": self.style,
-            "x": [_short(x, 7) for x, _ in points],
-            "y": [_short(y) for _, y in points],
-            "spread": [_short(half) for half in thin(self.spread)],
-            "words": thin(self.words),
-            "hidden": self.hidden,
-        }
-        return {name: value for name, value in plain.items() if value}
+    def __post_init__(self) -> None:
+        for name in ("points", "spread", "words"):
+            object.__setattr__(self, name, tuple(thin(getattr(self, name))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +78,15 @@ class Panel:
     left: float | None = None
     """Where x begins."""
     marks: Marks = ()
+    """Of many only some are kept."""
     whole: bool = False
     """x counts whole things."""
 
-    def plain(self) -> dict[str, Any]:
-        """Return values that JSON keeps."""
-        plain = {name: getattr(self, name) for name in ("x", "y", "low", "high", "left", "whole")}
-        known = {name: value for name, value in plain.items() if value is not None}
-        return {
-            **known,
-            "marks": some_marks(self.marks),
-            "series": [series.plain() for series in self.series],
-        }
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "marks", tuple(self.marks[:: -(-len(self.marks) // MOST_MARKS) or 1]))
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """One stretch of work in a lane."""
 
     start: float
@@ -119,13 +104,13 @@ class Lane:
     name: str
     colour: str
     boxes: Sequence[Box]
-    counted: str
-    """What the numbers of `told` are: step or version; "" for a number of groups."""
     told: Sequence[int | None]
     """What it did at moments that divide the window evenly; None where it did nothing."""
+    counted: str = ""
+    """What the numbers of `told` are: step or version; "" for a number of groups."""
     slots: int = 1
-    tall: bool = False
-    """It is 2.4 times as high as others."""
+    height: float = 1.0
+    """In those of usual lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,40 +121,10 @@ class Lanes:
     stop: float
     lanes: Sequence[Lane]
     marks: Marks = ()
-    x: str = SECONDS
-
-    def plain(self) -> dict[str, Any]:
-        """Return values that JSON keeps; instants count from `start`."""
-        digits = max(0, 4 - math.floor(math.log10(self.stop - self.start)))
-
-        def box(found: Box) -> list[Any]:
-            edges = [round(max(found.start, self.start) - self.start, digits)]
-            edges.append(round(min(found.stop, self.stop) - self.start, digits))
-            more = [found.slot, found.shade, found.text]
-            return edges if more == [0, 1.0, ""] else [*edges, *more]
-
-        return {
-            "start": round(self.start, 3),
-            "stop": round(self.stop, 3),
-            "x": self.x,
-            "marks": some_marks(self.marks),
-            "lanes": [
-                {
-                    "name": lane.name,
-                    "colour": lane.colour,
-                    "counted": lane.counted,
-                    "slots": lane.slots,
-                    "tall": lane.tall,
-                    "boxes": [box(found) for found in lane.boxes],
-                    "told": list(lane.told),
-                }
-                for lane in self.lanes
-            ],
-        }
+    x: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One part of a bar."""
 
     name: str
@@ -185,8 +140,12 @@ class Bars:
     x: str
     rows: Sequence[tuple[str, str, Sequence[Part]]]
     """(name, words at its end, parts)"""
-    legend: Sequence[tuple[str, str]] = ()
-    """(name, colour) of parts that occur."""
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """Return name -> colour of the parts; empty where each row is a single one."""
+        parts = {part.name: part.colour for _, _, parts in self.rows for part in parts}
+        return parts if any(len(parts) > 1 for _, _, parts in self.rows) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,24 +162,25 @@ class Chart:
     small: bool = False
     """It stands in a row of several."""
 
-    def plain(self) -> dict[str, Any]:
-        """Return values that JSON keeps, for the page's script; bars need none."""
-        plain: dict[str, Any] = {"height": self.height}
-        if isinstance(self.drawn, Lanes):
-            return plain | {"lanes": self.drawn.plain()}
-        panels = () if isinstance(self.drawn, Bars) else self.drawn
-        return plain | {"panels": [panel.plain() for panel in panels]}
-
 
 def plain_charts(charts: Iterable[Chart | None]) -> dict[str, Any]:
-    """Return what the page's script draws, by name."""
-    drawn = (chart for chart in charts if chart is not None and not isinstance(chart.drawn, Bars))
-    return {chart.name: chart.plain() for chart in drawn}
+    """Return what the page's script draws, by name, in values that JSON keeps; bars need no script."""
+    return {c.name: _plain(c) for c in charts if c is not None and not isinstance(c.drawn, Bars)}
 
 
-def some_marks(marks: Marks) -> list[tuple[float, str]]:
-    """Return at most MOST_MARKS of the marks."""
-    return [*marks[:: -(-len(marks) // MOST_MARKS) or 1]]
+def _plain(value: Any) -> Any:
+    """Return plain values without the fields that are at their defaults."""
+    if dataclasses.is_dataclass(value):
+        fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {field.name: _plain(known) for field, known in fields if known != field.default}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def thin(values: Sequence[_T]) -> list[_T]:
@@ -235,14 +195,6 @@ def smooth(values: Sequence[float]) -> list[float]:
     return [sum(recent) / len(recent) for recent in windows]
 
 
-def smoothed(points: Iterable[Point]) -> list[Point]:
+def smoothed(points: Sequence[Point]) -> list[Point]:
     """Return points with the running mean of their values."""
-    places = list(points)
-    return [(x, y) for (x, _), y in zip(places, smooth([y for _, y in places]), strict=True)]
-
-
-def _short(value: float, digits: int = 5) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.{digits}g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+    return [(x, y) for (x, _), y in zip(points, smooth([y for _, y in points]), strict=True)]

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from antiphon.report.charts import PALETTE, Bars, Chart, Lanes, Panel, Series, some_marks, thin
+from antiphon.report.charts import PALETTE, Bars, Chart, Lanes, Panel, Series
 
 WIDE_IN, SMALL_IN = 9.6, 3.4
 LANE_IN = 0.34
@@ -50,7 +50,7 @@ def picture(chart: Chart) -> str:
         figure = Figure(layout="constrained")
         match chart.drawn:
             case Lanes() as lanes:
-                height = 0.7 + LANE_IN * sum(2.4 if lane.tall else 1.0 for lane in lanes.lanes)
+                height = 0.7 + LANE_IN * sum(lane.height for lane in lanes.lanes)
                 _draw_lanes(figure.subplots(), lanes)
             case Bars() as bars:
                 height = 1.0 + 0.42 * len(bars.rows)
@@ -96,20 +96,19 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_series(axes: Axes, series: Series) -> None:
-    points = thin(series.points)
-    xs, ys = [x for x, _ in points], [y for _, y in points]
+    xs, ys = [x for x, _ in series.points], [y for _, y in series.points]
     colour = PALETTE[series.colour]
     if series.style == "bars":
         axes.bar(xs, ys, color=colour, width=0.7)
         return
-    dotted = series.style in ("dots", "points") or len(points) == 1
+    dotted = series.style in ("dots", "points") or len(xs) == 1
     style: dict[str, Any] = {"marker": "o" if dotted else "", "markersize": 4}
     if series.style == "points":
         style["linestyle"] = ""
     if series.style == "faint":
         style |= {"alpha": 0.35, "linewidth": 1.0}
     axes.plot(xs, ys, color=colour, label=series.name, **style)
-    if spread := thin(series.spread):
+    if spread := series.spread:
         least, most = ([y + sign * half for y, half in zip(ys, spread, strict=True)] for sign in (-1, 1))
         axes.fill_between(xs, least, most, color=colour, alpha=0.16, linewidth=0)
 
@@ -117,7 +116,7 @@ def _draw_series(axes: Axes, series: Series) -> None:
 def _draw_lanes(axes: Axes, lanes: Lanes) -> None:
     top, middles = 0.0, []
     for lane in lanes.lanes:
-        tall = 2.4 if lane.tall else 1.0
+        tall = lane.height
         each = (tall - 0.28) / lane.slots
         for shade in dict.fromkeys(box.shade for box in lane.boxes):
             for slot in range(lane.slots):
@@ -140,7 +139,6 @@ def _draw_lanes(axes: Axes, lanes: Lanes) -> None:
 
 
 def _draw_bars(axes: Axes, bars: Bars) -> None:
-    colours = {name: PALETTE[colour] for name, colour in bars.legend}
     for row, (name, words, parts) in enumerate(bars.rows):
         left = 0.0
         axes.barh(row, 100.0, color=PALETTE["grid"], height=0.4)
@@ -149,13 +147,13 @@ def _draw_bars(axes: Axes, bars: Bars) -> None:
             left += part.percent
         axes.text(0, row - 0.26, name, va="bottom")
         axes.text(100, row - 0.26, words, va="bottom", ha="right")
-    for name, colour in colours.items():
-        axes.barh(0, 0.0, color=colour, label=name)
+    for name, colour in bars.legend.items():
+        axes.barh(0, 0.0, color=PALETTE[colour], label=name)
     axes.set(xlim=(0, 100), ylim=(len(bars.rows) - 0.5, -0.6), yticks=[], xlabel=bars.x)
     axes.spines["left"].set_visible(False)
 
 
 def _mark(axes: Axes, marks: Sequence[tuple[float, str]]) -> None:
-    for x, words in some_marks(marks):
+    for x, words in marks:
         axes.axvline(x, color=PALETTE["muted"], linewidth=0.8, linestyle=":")
         axes.text(x, 1.02, words, transform=axes.get_xaxis_transform(), color=PALETTE["muted"], ha="center")

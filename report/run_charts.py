@@ -32,6 +32,8 @@ ZOOM_STEPS = 6
 """Steps that the close view shows."""
 FINEST_GAPS = 4000
 """Gaps between bars that are narrower than this part of the window are not drawn."""
+TALL = 2.4
+"""Height of a worker's lane in the close view, in those of other lanes."""
 MOMENTS = 160
 """Moments of a window that can be read."""
 THROUGHPUT_BINS = 48
@@ -131,9 +133,11 @@ def _lanes(view: RunView, start: float, stop: float, name: str, *, close: bool) 
         tall = close and lane.startswith("rollout")
         boxes, slots = _groups(bars) if tall else (_spans(bars, start, stop, close and bool(counted)), 1)
         told = _told(bars, start, stop, bool(counted))
-        lanes.append(Lane(lane, LANE_COLOURS.get(lane, "blue"), boxes, counted, told, slots, tall))
+        colour, height = LANE_COLOURS.get(lane, "blue"), TALL if tall else 1.0
+        lanes.append(Lane(lane, colour, boxes, told, counted, slots, height))
     label = f"Which stage worked when, second {start:.0f} to {stop:.0f}"
-    return Chart(name, label, Lanes(start, stop, lanes, break_marks(view, start, stop))) if lanes else None
+    drawn = Lanes(start, stop, lanes, tuple(break_marks(view, start, stop)), SECONDS)
+    return Chart(name, label, drawn) if lanes else None
 
 
 def _spans(bars: Sequence[Bar], start: float, stop: float, numbered: bool) -> list[Box]:
@@ -223,15 +227,13 @@ def work(seconds: Mapping[str, float], tokens: Mapping[str, int]) -> Chart | Non
     booked = {name: uses for name, uses in booked.items() if sum(uses.values()) > 0}
     if not booked:
         return None
-    names = {use: _use_words(use, booked) for use in USE_COLOURS}
-    rows = [
-        (name, "", [Part(names[use], USE_COLOURS[use], 100 * uses.get(use, 0) / sum(uses.values()))
-                    for use in USE_COLOURS if uses.get(use, 0) > 0])
-        for name, uses in booked.items()
-    ]  # fmt: skip
-    occurring = [use for use in USE_COLOURS if any(uses.get(use, 0) > 0 for uses in booked.values())]
-    legend = [(names[use], USE_COLOURS[use]) for use in occurring]
-    return Chart("work", "What became of worker seconds and tokens", Bars("% of all", rows, legend))
+    rows = []
+    for name, uses in booked.items():
+        whole = sum(uses.values())
+        found = [(use, colour) for use, colour in USE_COLOURS.items() if uses.get(use, 0) > 0]
+        parts = [Part(_use_words(use, booked), colour, 100 * uses[use] / whole) for use, colour in found]
+        rows.append((name, "", parts))
+    return Chart("work", "What became of worker seconds and tokens", Bars("% of all", rows))
 
 
 def _use_words(use: Use, booked: Mapping[str, Mapping[str, float]]) -> str:

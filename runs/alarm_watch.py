@@ -13,27 +13,28 @@ from antiphon.core.reporting.alarms import (
     ALARMS,
     Alarm,
     StepAlarms,
-    audit_alarm,
-    heldout_alarm,
     short_of_space,
     space_alarm,
     stall_alarm,
-    swap_alarm,
+    status_alarms,
     turn_of,
 )
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 from antiphon.models.codec import resolve_model_path
 
-_ASKED = ("stall", "no_space", "unaudited", "swap_failed", "heldout_fall")
-"""Alarms that no commit shows: they are looked at every time."""
 _FIXES = {kind.name: kind.fix for kind in ALARMS}
 
 
-def current_alarms(shown: StepAlarms, config: RunConfig, directory: Path) -> tuple[Alarm, ...]:
-    """Return what all commits of a run show, and the disk of its folder now."""
+def current_alarms(
+    shown: StepAlarms, status: RunStatus, config: RunConfig, directory: Path
+) -> tuple[Alarm, ...]:
+    """Return what all commits of a run show, and its state and the disk of its folder now."""
+    return (*_step_alarms(shown, config), *_space(directory), *status_alarms(status))
+
+
+def _step_alarms(shown: StepAlarms, config: RunConfig) -> tuple[Alarm, ...]:
     vocabulary = _vocabulary(config.model.path)
-    limits = config.loop.max_staleness, vocabulary, config.run.steps, config.sampling.max_tokens
-    return (*shown.find(*limits), *_space(directory))
+    return shown.find(config.loop.max_staleness, vocabulary, config.run.steps, config.sampling.max_tokens)
 
 
 def alarm_line(alarm: Alarm) -> str:
@@ -53,15 +54,19 @@ class AlarmWatch:
         self._config, self._directory, self._shown = config, directory, shown
         self._raised: dict[str, Alarm] = {}
         self._seen = 0
+        self._by_steps: tuple[Alarm, ...] = ()
         self._patience = Patience(now)
 
-    def look(self, status: RunStatus, now: float, learner: LearnerProgress | None = None) -> list[str]:
+    def look(
+        self, status: RunStatus, now: float, learner: LearnerProgress | None = None, late: Sequence[str] = ()
+    ) -> list[str]:
         """Return a line for each alarm that rose or ended since the last look.
 
-        `learner` says what the learner does; None where it did not answer.
+        `learner` says what the learner does; None where it did not answer. `late` are sentences about sinks
+        of the records that stand still.
         """
-        grown = self._shown.count > self._seen
-        self._seen = self._shown.count
+        if self._shown.count > self._seen:
+            self._seen, self._by_steps = self._shown.count, _step_alarms(self._shown, self._config)
         turn = turn_of(status, learner)
         working = any(worker.state is WorkerState.ACTIVE for worker in status.workers)
         absent = not working and status.sealed_steps <= status.committed_steps
@@ -69,25 +74,19 @@ class AlarmWatch:
         # Who waits for workers is told so, and has the patience of services.empty_fleet_timeout_s.
         idle = status.finished or bool(status.paused_reason) or absent
         stall = None if idle else stall_alarm(still_s, self._config.services.stall_timeout_s, turn)
-        found = {alarm.name: alarm for alarm in self._newest(grown)}
-        asked = short_of_space(learner), audit_alarm(status), swap_alarm(status), heldout_alarm(status)
-        for alarm in (stall, *asked):
-            if alarm is not None:
-                found[alarm.name] = alarm
+        # A full disk is why a run may not grow, so it is looked at every time.
+        every = (*self._by_steps, *_space(self._directory), *status_alarms(status))
+        records = Alarm("records_late", -1, "; ".join(late)) if late else None
+        others = stall, short_of_space(learner), records
+        found = {alarm.name: alarm for alarm in (*every, *others) if alarm is not None}
         lines = [alarm_line(alarm) for name, alarm in found.items() if name not in self._raised]
         lines += [f"alarm {name} is over" for name in self._raised if name not in found]
         self._raised = found
         return lines
 
-    def _newest(self, grown: bool) -> Sequence[Alarm]:
-        if grown:
-            return current_alarms(self._shown, self._config, self._directory)
-        # A full disk is why a run may not grow, so it is looked at every time.
-        kept = [alarm for alarm in self._raised.values() if alarm.name not in _ASKED]
-        return [*kept, *_space(self._directory)]
-
 
 def _space(directory: Path) -> tuple[Alarm, ...]:
+    """Return the alarm of a folder whose disk is nearly full, if it is."""
     found = space_alarm(shutil.disk_usage(directory).free, str(directory))
     return () if found is None else (found,)
 

@@ -128,7 +128,7 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
         _check_same(config, directory)
         if is_finished(directory):
             raise ConfigError(
-                f"run {run_id} is finished; `antiphon report {run_id}` shows it, --fresh starts anew"
+                f"run {run_id} is finished; `antiphon report {run_id}` shows it, --fresh starts again"
             )
         if not is_running(directory):
             _opened_with(config, directory)
@@ -170,7 +170,7 @@ def _opened_with(config: RunConfig, directory: Path) -> tuple[dict[str, str], bo
     """Return what a run was opened with, and whether it has committed a step.
 
     Raises:
-        ConfigError: when its journal lacks the steps that were recorded: it would begin anew.
+        ConfigError: when its journal lacks the steps that were recorded: it would begin again.
     """
     place = journal_place(config, directory)
     before, committed = opened_with(place, directory.name)

@@ -19,7 +19,7 @@ import numpy as np
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import TensorEntry
-from antiphon.lineage.tracking.mlflow_writer import make_empty_database
+from antiphon.lineage.tracking.mlflow_sink import make_empty_database
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.system.set_up import empty_database
 from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
@@ -56,7 +56,7 @@ def compile_kernels() -> None:
 
 
 def make_empty_mlflow() -> None:
-    """Let MLflow make its tables in a database of nobody, and keep that for new homes."""
+    """Let MLflow make its tables in an empty database, and keep that for new homes."""
     kept = empty_database("mlflow")
     if kept.exists():
         return
@@ -68,7 +68,7 @@ def make_empty_mlflow() -> None:
 
 
 def make_empty_prefect() -> None:
-    """Let Prefect make its tables in a database of nobody, and keep that for new homes.
+    """Let Prefect make its tables in an empty database, and keep that for new homes.
 
     Raises:
         subprocess.SubprocessError: when Prefect could not, or took too long.

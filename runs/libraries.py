@@ -3,13 +3,13 @@
 import threading
 
 from antiphon.core.config_sections import RecordSection
-from antiphon.lineage.tracking.mlflow_writer import load_mlflow
+from antiphon.lineage.tracking.mlflow_sink import load_mlflow
 
 
 def load_libraries(record: RecordSection) -> threading.Thread:
     """Begin to import what the writers of a run's records and its report need; return the thread that does.
 
-    Nothing is written. A library that cannot be loaded is said by the writer that needs it.
+    Nothing is written. The writer that needs a library that cannot be loaded says so.
     """
     thread = threading.Thread(target=_load, args=(record,), name="antiphon-libraries", daemon=True)
     thread.start()

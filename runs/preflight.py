@@ -5,18 +5,19 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
+from antiphon.api.sink import SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.cpu.compiler import check_compiler
-from antiphon.environments.decoys import FEWEST, PROBLEMS, best_decoy
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
-from antiphon.environments.scoring.messages import Failed
+from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.lineage.layout import ledger_project
+from antiphon.lineage.records import make_sink
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
@@ -43,6 +44,22 @@ SHARED_BYTES = 8 << 20
 """Free shared memory with which a run begins."""
 CHECKED_PROMPTS = 256
 """Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
+CONSTANTS = (
+    *("", "0", "1", "-1", "0.5", "nan", "inf", "True", "False", "yes", "no", "None", "N/A"),
+    *("a", "A", "()", "[]", "{}", "..."),
+)
+FORMS = ("{}", "<answer>{}</answer>")
+"""How an answer may be written; which of them a task reads is not known here."""
+PROBLEMS, FIRST, FEWEST = 64, 8, 16
+"""Problems that a decoy is tried on, the first of them, after which only those that are paid go on, and the
+fewest: with less, a right answer to one problem is paid for a large share of all."""
+MARGIN = 0.25
+"""What luck may take from a decoy's share of the first problems."""
+GIVE_UP_S = 20.0
+"""A scorer that needs longer, such as a judge behind a network, is not tried any further."""
+
+Score = Callable[[str, Sequence[str]], Awaitable[Sequence[Verdict]]]
+"""Returns the verdict on each answer to the problem with a key, as a scoring pool does."""
 
 
 def preflight(config: RunConfig, home: Path, results: Path | None = None) -> list[str]:
@@ -55,7 +72,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
             or whose context is too short, a tokenizer that does not match, an unknown environment or one that
             breaks its contract, pays a constant or cannot be scored in the sandbox, impossible parameters,
             prompts too long for the engine, prompts that the tokenizer loses, an address that cannot be
-            listened on, a remote or object store that refuses, or a folder that cannot be written.
+            listened on, a remote or object store that refuses, what is no sink of records, or a
+            folder that cannot be written.
         UnavailableError: when such a store does not answer.
     """
     services = config.services
@@ -73,6 +91,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         check_port(services.coordinator_port, "services.coordinator_port", services.host)
     if config.record.artifact_url is not None:
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
+    for name in config.record.sinks:
+        make_sink(name, SinkRun(config.run.name, home, config))
     if config.broadcast.object_store is not None:
         object_place(config.broadcast.object_store, config.broadcast.object_endpoint).check()
     if config.broadcast.lattica_port is not None and (reason := missing_reason()) is not None:
@@ -254,3 +274,36 @@ def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float
             f"more than environment.max_lost_share={limit:g} allows; {first}; take another model or task, "
             "or raise that share, up to 1, to run without these characters"
         )
+
+
+async def best_decoy(score: Score, problems: Sequence[Problem], limit: float) -> tuple[str, float, bool]:
+    """Return the decoy that is paid most for some problems, its mean reward, and whether any reference answer
+    to its own problem is paid.
+
+    A policy finds within steps an answer that is paid regardless of the question, and learns nothing else. So
+    constants and right answers to other problems are handed in before a run. A task of yes and no pays half
+    of them, which is fair. What is clearly paid less than `limit` for the first problems is not tried on the
+    others, and what cannot be scored is paid nothing. Of a scorer that is too slow for the fewest problems
+    nothing is known: it pays 0, and references.
+    """
+    tried, pays_references = 0, False
+    answers = dict.fromkeys(problem.answer for problem in problems[:FIRST])
+    paid = {form.format(text): 0.0 for text in (*CONSTANTS, *answers) for form in FORMS}
+    try:
+        async with asyncio.timeout(GIVE_UP_S):
+            for problem in problems[:PROBLEMS]:
+                likely = {text: sum_ for text, sum_ in paid.items() if sum_ >= (limit - MARGIN) * tried}
+                if tried >= FIRST and not likely:
+                    break
+                paid = likely if tried >= FIRST else paid
+                own = [form.format(problem.answer) for form in FORMS if problem.answer]
+                for text, verdict in zip(paid, await score(problem.key, list(paid)), strict=True):
+                    reward = 0.0 if isinstance(verdict, Failed) else verdict
+                    paid[text] += reward
+                    pays_references |= reward > 0.0 and text in own
+                tried += 1
+    except TimeoutError:
+        if tried < FEWEST:
+            return "", 0.0, True
+    constant = max(paid, key=lambda text: paid[text])
+    return constant, paid[constant] / max(1, tried), pays_references

@@ -31,7 +31,7 @@ class _Rates:
         tokens = sum(w.tokens_generated for w in status.workers)
         rate = max(0.0, (tokens - self._tokens) / max(1e-6, now - self._at))
         self._tokens, self._at = tokens, now
-        last = self._run.step_results.get(status.committed_steps - 1)
+        last = self._run.last_step
         trained = 0.0
         if last is not None and last.train_s > 0:
             trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s
@@ -55,27 +55,31 @@ def show_progress(run: RunContext, display: RunDisplay, voided: Callable[[], Non
     rates = _Rates(run)
     alarms = AlarmWatch(run.config, run.run_dir, run.view.alarms, time.perf_counter())
 
+    def look(known: int | None) -> int:
+        status = run.clients.run(run.coordinator.status(), 5.0)
+        if known is not None and len(status.voided) > known:
+            voided()
+            display.message(f"batch {status.voided[-1].digest[:12]} was voided: {status.voided[-1].reason}")
+        learner = _learner(run)
+        display.status(status, planes_of(status, rates.take(status), learner))
+        # The journal of a long run that is continued takes several looks, and its old steps are no alarm.
+        run.clients.run(run.read_journal(), 5.0)
+        if run.view.alarms.count >= status.committed_steps:
+            late = [] if run.records is None else run.records.standing()
+            for line in alarms.look(status, time.perf_counter(), learner, late):
+                display.message(line)
+        return len(status.voided)
+
     def show() -> None:
         known: int | None = None
         while not over.wait(STATUS_S):
             try:
-                status = run.clients.run(run.coordinator.status(), 5.0)
-                run.clients.run(run.read_journal(), 5.0)
+                known = look(known)
             except UnavailableError:
                 continue  # the stages notice and say so; the display just waits
             except AntiphonError as error:
                 _log.warning("view.failed", error=str(error))
                 return
-            if known is not None and len(status.voided) > known:
-                voided()
-                display.message(
-                    f"batch {status.voided[-1].digest[:12]} was voided: {status.voided[-1].reason}"
-                )
-            known = len(status.voided)
-            learner = _learner(run)
-            display.status(status, planes_of(status, rates.take(status), learner))
-            for line in alarms.look(status, time.perf_counter(), learner):
-                display.message(line)
 
     thread = threading.Thread(target=show, name="view", daemon=True)
     thread.start()

@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,6 @@ import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
-from antiphon.core.restarts import RestartRule
 from antiphon.net.security.credentials import VARIABLE
 from antiphon.system.memory import keep_memory
 from antiphon.system.ports import free_port
@@ -45,6 +45,50 @@ STOP_GRACE_S = 20.0
 
 HURRIED_GRACE_S = 1.5
 """The same when a person waits for the end: one that starts its engine does not listen before."""
+
+FIRST_PAUSE_S = 1.0
+MOST_PAUSE_S = 60.0
+WORKED_S = 10.0
+"""A service that was ready for so long is no longer taken for one that cannot work."""
+
+
+class RestartRule:
+    """Decides whether a service that ended is started again, and after which pause.
+
+    Restarts are counted within a window, so that a run of a week may lose a service now and then. One that
+    ends again and again right after its start gets longer and longer pauses, because what it lacks may come
+    back by itself; one that had worked for a while is started again at once.
+    """
+
+    def __init__(self, limit: int, window_s: float) -> None:
+        """Allow `limit` restarts within any `window_s` seconds."""
+        self._limit = limit
+        self._window_s = window_s
+        self._restarts: deque[float] = deque()
+        self._in_a_row = 0
+        """Ends since the service last worked for a while."""
+
+    def begin_again(self) -> None:
+        """Forget the restarts so far: what made the service end was taken away."""
+        self._restarts.clear()
+        self._in_a_row = 0
+
+    def after_end(self, now: float, ready_s: float) -> float | None:
+        """Return the seconds to wait before a service that ended is started again; None gives it up.
+
+        Args:
+            now: seconds of the caller's clock, never less than before.
+            ready_s: how long it was ready; 0 when it never was.
+        """
+        while self._restarts and now - self._restarts[0] > self._window_s:
+            self._restarts.popleft()
+        if len(self._restarts) >= self._limit:
+            return None
+        self._restarts.append(now)
+        self._in_a_row = 0 if ready_s >= WORKED_S else self._in_a_row + 1
+        if self._in_a_row <= 1:
+            return 0.0
+        return float(min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._in_a_row - 2, 16)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +225,12 @@ class Supervisor:
         """Return how often each service was started again."""
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Forget the restarts so far, and start at once what waits for its next one."""
 
         def forget() -> None:
             for child in self._children.values():
-                child.rule.begin_anew()
+                child.rule.begin_again()
                 if child.restart_at_s is not None:
                     child.restart_at_s = self._clock()
 

@@ -10,44 +10,43 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
-from antiphon.core.capacity.engine_tuning import Choice, EngineChoice, LearnerChoice, Trial, Unit, choose
+from antiphon.core.capacity.engine_tuning import Settings, Trial, Unit, choose, describe, overrides
 from antiphon.core.capacity.model import shape_of
-from antiphon.core.config import RunConfig, dump_config
+from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.errors import AntiphonError
 from antiphon.cpu.compiler import why_not_compiling
 from antiphon.runs.supervisor import learner_environment
 from antiphon.services.rollout.engine.environment import child_environment, device
-from antiphon.system.processes import ChildProcess, quote
+from antiphon.system.files import write_atomically
+from antiphon.system.processes import ChildProcess, quote, tie_to_parent
 
 SLACK_S = 120.0
 """What a trial may take beyond its start and its sampling or training."""
 STOP_S = 5.0
 """Seconds between SIGTERM and SIGKILL for a trial that is given up."""
 
-Told = Callable[[EngineChoice | LearnerChoice, Trial | None, str], None]
+Told = Callable[[Settings, Trial | None, str], None]
 """Hears of each trial: settings, what came of it, and the reason where nothing did."""
 
 
-def current_choices(config: RunConfig) -> tuple[EngineChoice, LearnerChoice]:
-    """Return what a configuration says now."""
-    rollout = config.rollout
-    engine = EngineChoice(
-        rollout.threads, rollout.block_size, rollout.prefix_caching, rollout.compiled, config.model.dtype
-    )
-    return engine, LearnerChoice(config.learner.threads)
+def current_settings(config: RunConfig) -> tuple[Settings, Settings]:
+    """Return what a configuration says now of an engine and of the learner."""
+    names = ("threads", "block_size", "prefix_caching", "compiled")
+    engine = {f"rollout.{name}": getattr(config.rollout, name) for name in names}
+    return engine | {"model.dtype": config.model.dtype}, {"learner.threads": config.learner.threads}
 
 
 def values_to_try(config: RunConfig) -> dict[str, Sequence[Any]]:
-    """Return setting -> values to try on this machine, in the order in which settings are tried."""
+    """Return key -> values to try on this machine, in the order in which settings are tried."""
     on_cpu = device() == "cpu"
     blocks = (32, 64, 128) if on_cpu else (16, 32, 64)
     compiles = not on_cpu or why_not_compiling() is None
     return {
-        "dtype": ("float32", "bfloat16"),
-        "threads": _threads_to_try(),
-        "block_size": blocks,
-        "prefix_caching": (False, True),
-        "compiled": (False, True) if compiles else (config.rollout.compiled,),
+        "model.dtype": ("float32", "bfloat16"),
+        "rollout.threads": _threads_to_try(),
+        "rollout.block_size": blocks,
+        "rollout.prefix_caching": (False, True),
+        "rollout.compiled": (False, True) if compiles else (config.rollout.compiled,),
     }
 
 
@@ -76,7 +75,7 @@ def completions_of_the_learner(config: RunConfig) -> int:
 
 def tune(
     config: RunConfig, seconds: float, unit: Unit, completions: int, alone: bool, told: Told
-) -> tuple[EngineChoice, LearnerChoice]:
+) -> tuple[Settings, Settings]:
     """Try settings and return the best for the run of a configuration.
 
     The learner trains completions as long as the engine sampled them, in steps of one update.
@@ -95,39 +94,35 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="antiphon-tune-") as folder:
         lengths: list[float] = []
 
-        def attempt(choice: Choice) -> Trial | None:
+        def attempt(settings: Settings) -> Trial | None:
             try:
-                trial = try_out(config, choice, seconds, Path(folder), *lengths[:1])
+                trial = try_out(config, settings, seconds, Path(folder), *lengths[:1])
             except AntiphonError as error:
-                if choice in now:
+                if settings in now:
                     raise
-                told(choice, None, str(error))
+                told(settings, None, str(error))
                 return None
             lengths.append(trial.completion_tokens)
-            told(choice, trial, "")
+            told(settings, trial, "")
             return trial
 
-        now = current_choices(config)
+        now = current_settings(config)
         engine = choose(now[0], values_to_try(config), attempt, unit, completions)
         threads = [] if alone else _threads_to_try()
         if len(threads) < 2:  # nothing to choose from
             return engine, now[1]
         trained = completions_of_the_learner(config)
-        return engine, choose(now[1], {"threads": threads}, attempt, unit, trained)
+        return engine, choose(now[1], {"learner.threads": threads}, attempt, unit, trained)
 
 
 def try_out(
-    config: RunConfig,
-    choice: EngineChoice | LearnerChoice,
-    seconds: float,
-    folder: Path,
-    completion_tokens: float = 0.0,
+    config: RunConfig, settings: Settings, seconds: float, folder: Path, completion_tokens: float = 0.0
 ) -> Trial:
     """Let an engine sample, or a learner train, with these settings in a process of its own.
 
     Args:
         config: the run.
-        choice: the settings.
+        settings: of an engine or of the learner.
         seconds: how long.
         folder: for files of the trial.
         completion_tokens: mean length of the completions that a learner trains.
@@ -137,20 +132,13 @@ def try_out(
     """
     path, result = folder / "config.yaml", folder / "trial.json"
     result.unlink(missing_ok=True)
-    values = asdict(choice)
-    sections: dict[str, Any]
-    more: tuple[str, ...] = ()
-    if isinstance(choice, EngineChoice):
-        role, environment = "rollout", child_environment(choice.threads)
-        model = config.model.model_copy(update={"dtype": values.pop("dtype")})
-        sections = {"model": model, "rollout": config.rollout.model_copy(update=values)}
-    else:
-        role, environment = "learner", os.environ | learner_environment()
-        more = (f"{completion_tokens}",)
-        sections = {"learner": config.learner.model_copy(update=values)}
-    path.write_text(dump_config(config.model_copy(update=sections)), encoding="utf-8")
-    module = f"antiphon.services.{role}.trial"
-    words = [sys.executable, "-P", "-m", module, str(path), str(result), f"{seconds}", *more]
+    path.write_text(dump_config(config), encoding="utf-8")
+    # OpenMP and vLLM read their settings when a process starts.
+    threads = settings.get("rollout.threads")
+    environment = child_environment(threads) if threads else os.environ | learner_environment()
+    role = "engine" if threads else "learner"
+    words = [sys.executable, "-P", "-m", __name__, role, str(path), str(result), f"{seconds}"]
+    words += [f"{completion_tokens}", *overrides(settings)]
     process = ChildProcess(words, folder / "trial.log", environment)
     limit_s = config.services.start_timeout_s + seconds + SLACK_S
     try:
@@ -160,5 +148,29 @@ def try_out(
     finally:
         process.stop(STOP_S)
     if process.returncode != 0 or not result.exists():
-        raise AntiphonError(f"the trial with {choice.describe()} {process.how_it_ended()}")
+        raise AntiphonError(f"the trial with {describe(settings)} {process.how_it_ended()}")
     return Trial(**json.loads(result.read_text(encoding="utf-8")))
+
+
+def _main(role: str, path: str, result: str, seconds: str, completion_tokens: str, *settings: str) -> int:
+    """Run the trial that the command line of a child names."""
+    tie_to_parent()
+    try:
+        config = load_config(Path(path), list(settings))
+        if role == "engine":
+            from antiphon.services.rollout import trial
+
+            done = trial.run_trial(config, float(seconds))
+        else:
+            from antiphon.services.learner import trial as training
+
+            done = training.run_trial(config, float(seconds), float(completion_tokens))
+    except AntiphonError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    write_atomically(Path(result), json.dumps(asdict(done)).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

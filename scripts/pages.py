@@ -60,10 +60,12 @@ def catalogue_page() -> str:
         ("What it says of drafting, where an engine drafts", DRAFTING_METRICS),
     ):
         parts.append(f"{title}:\n\n{_metric_list(metrics)}")
-    rows = [(f"`{name}/`", ", ".join(f"`{n}`" for n in drawn.split())) for name, drawn in SECTIONS.items()]
+    drawn = _list(
+        (f"`{name}/`", ", ".join(f"`{n}`" for n in names.split())) for name, names in SECTIONS.items()
+    )
     parts.append(
         "MLflow draws them in sections, such as `learning/loss`; those of drafting and order are in "
-        f"`rollout/`, those of one staleness in `staleness/`:\n\n{table(('section', 'metrics'), rows)}"
+        f"`rollout/`, those of one staleness in `staleness/`:\n\n{drawn}"
     )
     example = staleness_metric("kl_k3", 2)
     split = [dataclasses.replace(m, name=f"{m.name}.staleness_N") for m in STALENESS_METRICS]
@@ -79,28 +81,28 @@ def catalogue_page() -> str:
         named = [dataclasses.replace(metric, name=prefix + metric.name) for metric in metrics]
         parts.append(f"{title}:\n\n{_metric_list(named)}")
     parts.append(
-        "## Journal events\n\nWhat happened to a run, by kind; its state is their fold\n"
-        "(`core/loop/events.py`).\n"
+        "## Journal events\n\nWhat happened to a run, by kind; its state is their fold. Their fields:\n"
+        "`core/loop/events.py`.\n"
     )
-    parts.append(_list((f"`{cls.kind}`", f"{_first(cls)} {_fields(cls)}") for cls in event_classes()))
+    parts.append(_list((f"`{cls.kind}`", _first(cls)) for cls in event_classes()))
     parts.append(
         "## Alarms\n\nWhat a run says of itself when its metrics need a person\n"
         "(`core/reporting/alarms.py`).\n"
     )
-    parts.append(table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.fix) for a in ALARMS]))
+    parts.append(_list((f"`{a.name}`", f"{a.meaning}. {a.fix[:1].upper()}{a.fix[1:]}") for a in ALARMS))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
     parts.append(_list((f"`antiphon {name}`", VERBS[name].help) for name in sorted(VERBS)))
     parts.append("What took the place of verbs that went:\n")
-    replaced = [(f"`antiphon {name}`", f"`antiphon {now}`") for name, now in REPLACED.items()]
-    parts.append(table(("before", "now"), replaced))
-    parts.append("## Errors\n\nHow to read them: [operations](operations.md#errors).\n")
+    parts.append(_list((f"`antiphon {name}`", f"`antiphon {now}`") for name, now in REPLACED.items()))
+    parts.append(
+        "## Errors\n\nWith their exit codes; how to read them: [operations](operations.md#errors).\n"
+    )
     classes = [
         cls
         for cls in vars(errors).values()
         if isinstance(cls, type) and issubclass(cls, errors.AntiphonError)
     ]
-    tree = [(f"`{cls.__name__}`", str(cls.exit_code), _first(cls)) for cls in classes]
-    parts.append(table(("class", "exit code", "meaning"), tree))
+    parts.append(_list((f"`{cls.__name__}` ({cls.exit_code})", _first(cls)) for cls in classes))
     return "\n".join(parts)
 
 
@@ -113,22 +115,8 @@ def _list(entries: Iterable[tuple[str, str]]) -> str:
     return "".join(f"- {name}: {meaning}\n" for name, meaning in entries)
 
 
-def _fields(cls: type) -> str:
-    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(cls))
-
-
 def _first(cls: type) -> str:
     return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose cells may hold pipes."""
-    lines = [_row(head), "|" + "---|" * len(head), *map(_row, rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 CONFIGURATION = """\
@@ -187,10 +175,10 @@ def _kind(info: FieldInfo) -> str:
 def _type_words(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin is Literal:
-        return " or ".join(f"`{choice}`" for choice in get_args(annotation))
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if origin in (Union, UnionType):
         return " or ".join(_type_words(part) for part in get_args(annotation))
-    names = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "none"}
+    names = {int: "integer", float: "number", str: "text", bool: "boolean", type(None): "none"}
     if origin is dict:
         return "mapping"
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))

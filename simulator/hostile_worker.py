@@ -203,7 +203,7 @@ class HostileWorker:
         refused = [str(answer) for answer in answers if isinstance(answer, BaseException)]
         rate = DEFAULT_LIMITS.requests
         allowed = rate.burst + rate.per_s * (loop.time() - begun_s)
-        # A coordinator that was started anew meanwhile has forgotten what it answered before.
+        # A coordinator that was started again meanwhile has forgotten what it answered before.
         if FLOOD - len(refused) > allowed and all("asks too much" in sentence for sentence in refused):
             self._report(f"{FLOOD - len(refused)} of {FLOOD} calls of one worker at once were answered")
 

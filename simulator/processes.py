@@ -273,7 +273,7 @@ def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: 
 
 
 async def drive_run(shared: SharedRun) -> None:
-    """Do what the flow does: publish, open steps, train, evaluate, finish; it can be begun anew."""
+    """Do what the flow does: publish, open steps, train, evaluate, finish; it can be begun again."""
     flow = Flow(shared.config, shared.coordinator(), LearnerClient(LEARNER, channel=shared.channel(LEARNER)))
     await flow.run()
 
@@ -294,14 +294,14 @@ class Flow:
         }
 
     async def run(self) -> None:
-        """Drive the run to its end; begun anew, it continues at the first step that is not committed."""
+        """Drive the run to its end; begun again, it continues at the first step that is not committed."""
         status = await self._stages.reach("coordinator.status", self._coordinator.status)
         tasks: dict[StageKey, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             for stage in schedule(self._config, status.committed_steps, status.scored, status.evaluated):
                 if stage.submitted_after is not None:
                     await tasks[stage.submitted_after]
-                if stage.name in self._work:  # nothing is recorded here
+                if stage.name in self._work:
                     before = [tasks[key] for key in stage.after]
                     tasks[stage.key] = group.create_task(self._run(stage, before))
         await self._stages.reach("coordinator.finish", self._coordinator.finish)

@@ -38,7 +38,7 @@ from antiphon.simulator.virtual.network import Network
 from antiphon.simulator.virtual.random_streams import RandomStream
 
 LATEST_S = 6.0
-"""The operator comes at most so many seconds after a batch was sealed."""
+"""The operator comes at most this many seconds after a batch was sealed."""
 REPEATED = 0.3
 """Chance that a command is given once more."""
 
@@ -187,7 +187,7 @@ class World:
         self._work = RandomStream("simulate-work", seed)
         self._speed = RandomStream("simulate-speed", seed)
         self._lies = RandomStream("simulate-lies", seed)
-        # It has no sockets, signals and subprocesses: whoever asks for them meets an error.
+        # It has no sockets, signals and subprocesses: code that asks for them meets an error.
         self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
         self.network = Network(self.loop, RandomStream("simulate-network", seed))
         self.witness = Witness(self.config, scenario.reward_rarity, scenario.failure_rarity, self.loop.time)

@@ -60,7 +60,7 @@ def parse(text: str) -> dict[str, int]:
 
 
 def arm(environment: Mapping[str, str]) -> None:
-    """Arm the places that `environment` names; called once by whoever starts a service."""
+    """Arm the places that `environment` names; called once by what starts a service."""
     _armed.update(parse(environment.get(VARIABLE, "")))
 
 

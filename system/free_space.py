@@ -53,7 +53,7 @@ class SpaceFloor:
             extra_bytes: that are to be written besides, such as a patch's.
 
         Raises:
-            BlockedError: with the sentence for whoever can make room.
+            BlockedError: with the sentence for people who can make room.
         """
         needed = self._least_bytes
         if needed is None:

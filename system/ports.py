@@ -25,10 +25,10 @@ def spare_proxies() -> None:
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return so many different ports that were free a moment ago, chosen at random.
+    """Return this many different ports that were free a moment ago, chosen at random.
 
     Raises:
-        UnavailableError: when there are not so many.
+        UnavailableError: when there are not this many.
     """
     found: list[int] = []
     for port in secrets.SystemRandom().sample(OFFERED, len(OFFERED)):

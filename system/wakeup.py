@@ -1,4 +1,4 @@
-"""Signals: those who wait for a change are woken by it, and never wait without a deadline."""
+"""Waiting: for a change, never without a deadline, and for the end of tasks by who began them."""
 
 import asyncio
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class _Offer:
     """Pieces of work that came up at one moment."""
 
     before: int
-    """Only who queued before this number hears of them: whoever came later has seen them."""
+    """Only calls that queued before this number hear of them: later ones have seen them."""
     left: int
     """Pieces that no one is known to have taken."""
 
@@ -149,7 +149,7 @@ class QueuedCall:
         return self._offer is not None
 
     def took(self, pieces: int) -> None:
-        """Note that the call took so many pieces of work."""
+        """Note that the call took this many pieces of work."""
         if self._offer is not None:
             self._offer.left -= pieces
             self._offer = None
@@ -163,3 +163,21 @@ class QueuedCall:
 def _answer(future: "asyncio.Future[_T]", answer: _T) -> None:
     if not future.done():
         future.set_result(answer)
+
+
+async def end_tasks(*tasks: "asyncio.Task[object]") -> None:
+    """Cancel tasks and wait until each has ended.
+
+    The caller's own cancellation, where it comes meanwhile, stays: to await a cancelled task and pass over
+    its `CancelledError` would pass over that of the caller too, and who was told to leave would go on.
+
+    Raises:
+        Exception: what one of the tasks ended with.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

@@ -55,7 +55,7 @@ SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.
 LONGEST = (
     *("e2e/test_no_signal.py", "e2e/test_own_environment.py", "e2e/test_bad_input.py"),
     "e2e/test_library_page.py",
-    *("e2e/test_repro.py", *SHARES_A_RUN, "e2e/test_faults.py"),
+    *(*SHARES_A_RUN, "e2e/test_faults.py"),
 )
 """Last of all, and of these the longest last; `ByFile` begins there too."""
 

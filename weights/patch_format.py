@@ -140,7 +140,7 @@ def parse(
     Args:
         payload: the file's bytes, from a peer.
         tensors: of the manifest, already checked.
-        threads: at most so many compute the checksum.
+        threads: at most this many compute the checksum.
 
     Raises:
         IntegrityError: naming what is wrong.

@@ -74,7 +74,7 @@ class PayloadChoice:
 
 
 def spare_threads(busy: int) -> int:
-    """Return how many threads may work beside so many that are busy, at least one."""
+    """Return how many threads may work beside this many that are busy, at least one."""
     return max(1, len(os.sched_getaffinity(0)) - busy)
 
 
@@ -93,7 +93,7 @@ def write_payloads(
     A patch is begun where its estimate is small enough, and discarded where the estimate was wrong.
 
     Args:
-        make: begins a payload of about so many bytes.
+        make: begins a payload of about this many bytes.
         new: the version.
         stored: earlier versions at hand, with the same tensors.
         tensors: names, dtypes, shapes and spans of all of them.

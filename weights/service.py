@@ -31,7 +31,7 @@ class Uplink:
         self._turn = asyncio.Lock()
 
     async def take(self, length: int) -> float:
-        """Wait for a turn to send so many bytes, and return the seconds in which they drain."""
+        """Wait for a turn to send this many bytes, and return the seconds in which they drain."""
         if self._bytes_per_s is None:
             return 0.0
         clock = asyncio.get_running_loop().time
@@ -44,7 +44,7 @@ class Uplink:
 
 
 def following(indices: Sequence[int], most: int) -> range:
-    """Return the longest run of consecutive numbers, at most so many, with which `indices` begin.
+    """Return the longest run of consecutive numbers, at most this many, with which `indices` begin.
 
     >>> following((4, 5, 6, 9), 8), following((4, 5, 6, 9), 2)
     (range(4, 7), range(4, 6))
@@ -72,7 +72,7 @@ class BroadcastService(Broadcast):
         Chunks come in the order asked for, but those that are on their way here come after what is held.
 
         A chunk is read once some of it may be sent, so that few who wait for the uplink hold memory. It is
-        not digested here: whoever receives it does that.
+        not digested here: the receiver does that.
 
         Raises:
             ContractError: when a chunk is asked for twice, or the payload has no such chunk.
@@ -111,7 +111,7 @@ class BroadcastService(Broadcast):
         return await asyncio.to_thread(self._store.find, digest)
 
     async def _next(self, payload: Payload, left: Sequence[int], most: int) -> range:
-        """Return which of these chunks to send next: at most so many that follow each other."""
+        """Return which of these chunks to send next: at most this many that follow each other."""
         return following(left, most)
 
     async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:

@@ -1,6 +1,6 @@
 """Transport: how a payload of a version comes into a worker's store.
 
-Whoever decides which payloads are needed does not know the network, and a transport does not know what a
+What decides which payloads are needed does not know the network, and a transport does not know what a
 payload is for: it brings the chunks that are missing, each checked against the manifest.
 """
 
@@ -21,13 +21,13 @@ from antiphon.net.rpc.serving import open_channel
 from antiphon.net.security.credentials import Credentials
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import TOKEN, PayloadStore
-from antiphon.weights.relay import Patience, fetch_payload
+from antiphon.weights.relay import TransferLimits, fetch_payload
 from antiphon.weights.relay_service import Arrivals
 
 ADDRESSES_KEPT = 16
 """Sources whose connections stay open for the next payload."""
 REFUSED_S = 2.0
-"""A transfer is begun anew, with another manifest and plan, after so long without a source that answers."""
+"""A transfer is begun again, with another manifest and plan, after so long without a source that answers."""
 _TOKEN_BYTES = 64
 """Longest token that is read."""
 Connect = Callable[[str], Sequence[Broadcast]]
@@ -102,7 +102,7 @@ async def _close(lanes: Sequence[BroadcastClient]) -> None:
 
 
 class RelayTransport(Transport):
-    """Chunks from whoever holds them: workers that hand them on, and the origin; on its machine a link."""
+    """Chunks from those that hold them: workers that hand them on, and the origin; on its machine a link."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class RelayTransport(Transport):
             links: on the origin's machine its file is linked.
         """
         self._store, self._connect, self._ask_plan = store, connect, ask_plan
-        self._patience = Patience(give_up_s=timeout_s, refused_s=REFUSED_S)
+        self._limits = TransferLimits(give_up_s=timeout_s, refused_s=REFUSED_S)
         self._arrivals = arrivals or Arrivals()
         self._network = network or NetworkLog()
         self._links = links
@@ -191,7 +191,7 @@ class RelayTransport(Transport):
             plan.assignment,
             self._arrivals,
             self._network.culprits,
-            self._patience,
+            self._limits,
             arrived=arrived,
         )
         await asyncio.to_thread(incoming.finish)

@@ -25,9 +25,9 @@ from antiphon.system.cpu_time import FamilyTimes
 from antiphon.system.processes import PARENT_VARIABLE
 
 DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP,TERM")
-"""Begins the command of a process that these are to end: whoever began this one may have it ignore them.
+"""Begins the command of a process that these are to end: the one that began this one may have it ignore them.
 
-Not `preexec_fn`: in the forked child gRPC's threads may begin anew, and end it before it is another program.
+Not `preexec_fn`: in the forked child gRPC's threads may begin again, and end it before it is another program.
 """
 PROJECT = Path(__file__).resolve().parents[2]
 PR_SET_CHILD_SUBREAPER = 36
@@ -204,7 +204,7 @@ def run_module(
             raise SystemExit(f"{label}: took longer than {timeout_s:g} s\n{tail(log)}") from None
         finally:
             peak = watch.close()
-            if process.poll() is None:  # whoever stops the benchmark stops its run
+            if process.poll() is None:  # the one that stops the benchmark stops its run
                 process.terminate()
                 process.wait(60)
     seconds = time.perf_counter() - started

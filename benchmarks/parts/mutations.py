@@ -117,11 +117,11 @@ def restored_learners_believe_what_they_find(patch: Patch) -> None:
     patch.setattr(LearnerService, "_replay", restore)
 
 
-def learners_hold_on_to_what_was_voided(patch: Patch) -> None:
-    async def voided(service: Any, batch: Any) -> bool:
+def learners_hold_on_to_what_was_skipped(patch: Patch) -> None:
+    async def skipped(service: Any, batch: Any) -> bool:
         return False
 
-    patch.setattr(LearnerService, "_voided", voided)
+    patch.setattr(LearnerService, "_skipped", skipped)
 
 
 def skipped_steps_keep_their_batch(patch: Patch) -> None:
@@ -307,7 +307,7 @@ MUTATIONS: dict[Callable[[Patch], None], str] = {
     leases_of_the_dead_last_for_ever: "not over|last fault|no progress",
     seeds_depend_on_the_attempt: "other seeds|handed in|but the lease says",
     sealed_groups_are_chosen_by_luck: "batches differ",
-    learners_hold_on_to_what_was_voided: "learner failed|flow failed|was not committed",
+    learners_hold_on_to_what_was_skipped: "learner failed|flow failed|was not committed",
     skipped_steps_keep_their_batch: "not over|last fault|no progress|flow failed",
     restored_learners_believe_what_they_find: "not kept for publication|cannot train|holds version|differ",
 }
@@ -344,7 +344,7 @@ SHOWN_BY: dict[Callable[[Patch], None], int] = {
     leases_are_anyones: 11,
     receipts_are_forgotten: 10,
     slower_leases_go_on: 28,
-    learners_hold_on_to_what_was_voided: 34,
+    learners_hold_on_to_what_was_skipped: 34,
     skipped_steps_keep_their_batch: 15,
     restored_learners_believe_what_they_find: 8,
 }

@@ -92,7 +92,7 @@ def estimated_bytes(change: Change, full_bytes: int, element_bytes: int) -> int:
 
 
 def is_worth_making(patch_bytes: int, full_bytes: int, most_share: float = MOST_SHARE) -> bool:
-    """Say whether a patch of so many (estimated) bytes is made beside a full payload."""
+    """Say whether a patch of this many (estimated) bytes is made beside a full payload."""
     return patch_bytes < most_share * full_bytes
 
 

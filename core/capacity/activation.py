@@ -59,7 +59,7 @@ class _Smoothed:
 class Activator:
     """Decides from what is offered and measured; keeps the averages and the times of its last orders.
 
-    Times are on the clock of whoever passes `now`.
+    Times are on the clock of the caller that passes `now`.
     """
 
     redundancy: Redundancy = field(default_factory=lambda: Redundancy(confidence=0.5))

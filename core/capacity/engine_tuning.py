@@ -7,8 +7,8 @@ changed for less than `WORTH`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
 WORTH = 0.05
 """Share of its cost that a change must save."""
@@ -17,51 +17,27 @@ Unit = Literal["seconds", "cpu_seconds"]
 """What is spared: seconds where engine or learner have their machine, CPU seconds where they share it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineChoice:
-    """Settings that change how fast an engine samples, named as in the section `rollout`; `dtype` is that of
-    the section `model`."""
-
-    threads: int
-    block_size: int
-    prefix_caching: bool
-    compiled: bool
-    dtype: Literal["float32", "bfloat16"] = "float32"
-
-    def overrides(self) -> list[str]:
-        """Return the settings as a configuration is given them.
-
-        >>> EngineChoice(1, 32, False, True).overrides()[-2:]
-        ['rollout.compiled=true', 'model.dtype=float32']
-        """
-        values = {
-            ("model" if name == "dtype" else "rollout", name): getattr(self, name) for name in self.__slots__
-        }
-        return [f"{section}.{name}={str(value).lower()}" for (section, name), value in values.items()]
-
-    def describe(self) -> str:
-        """Say the settings in words."""
-        caching = "prefix caching, " if self.prefix_caching else ""
-        how = "compiled" if self.compiled else "eager"
-        return f"{self.dtype}, {_threads(self.threads)}, blocks of {self.block_size}, {caching}{how}"
+Settings = Mapping[str, Any]
+"""Key of a configuration -> value, of one engine or of the learner."""
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerChoice:
-    """Settings that change how fast the learner trains, named as in the section `learner`."""
+def overrides(settings: Settings) -> list[str]:
+    """Return settings as a configuration is given them.
 
-    threads: int
-
-    def overrides(self) -> list[str]:
-        """Return the settings as a configuration is given them."""
-        return [f"learner.threads={self.threads}"]
-
-    def describe(self) -> str:
-        """Say the settings in words."""
-        return f"learner, {_threads(self.threads)}"
+    >>> overrides({"rollout.compiled": True, "model.dtype": "float32"})
+    ['rollout.compiled=true', 'model.dtype=float32']
+    """
+    return [f"{key}={str(value).lower()}" for key, value in settings.items()]
 
 
-Choice = TypeVar("Choice", EngineChoice, LearnerChoice)
+def describe(settings: Settings) -> str:
+    """Say settings in words."""
+    if "learner.threads" in settings:
+        return f"learner, {_threads(settings['learner.threads'])}"
+    caching = "prefix caching, " if settings["rollout.prefix_caching"] else ""
+    how = "compiled" if settings["rollout.compiled"] else "eager"
+    threads, blocks = _threads(settings["rollout.threads"]), settings["rollout.block_size"]
+    return f"{settings['model.dtype']}, {threads}, blocks of {blocks}, {caching}{how}"
 
 
 def _threads(number: int) -> str:
@@ -86,7 +62,7 @@ class Trial:
         return self.tokens / self.sampling[unit]
 
     def cost(self, unit: Unit, tokens: float) -> float:
-        """Return what one takes with its start that samples or trains so many tokens, in `unit`.
+        """Return what one takes with its start that samples or trains this many tokens, in `unit`.
 
         >>> eager = Trial({"seconds": 8.0}, {"seconds": 2.0}, 2000, 100.0)
         >>> compiled = Trial({"seconds": 40.0}, {"seconds": 1.0}, 2000, 100.0)
@@ -97,17 +73,17 @@ class Trial:
 
 
 def choose(
-    begin: Choice,
+    begin: Settings,
     values: Mapping[str, Sequence[Any]],
-    attempt: Callable[[Choice], Trial | None],
+    attempt: Callable[[Settings], Trial | None],
     unit: Unit,
     completions: float,
-) -> Choice:
+) -> Settings:
     """Return the settings of least cost that were found.
 
     Args:
         begin: what is set now; it is kept unless something else saves `WORTH`.
-        values: setting -> values to try, in the order in which settings are tried.
+        values: key -> values to try, in the order in which settings are tried.
         attempt: tries settings; None where an engine cannot have them, or what it did says nothing.
         unit: what is spared.
         completions: what one engine samples, or the learner trains, in the run.
@@ -123,8 +99,8 @@ def choose(
     best, least = begin, first.cost(unit, tokens)
     for name, tried in values.items():
         for value in tried:
-            candidate = replace(best, **{name: value})
-            if value == getattr(best, name) or (found := attempt(candidate)) is None:
+            candidate = {**best, name: value}
+            if value == best[name] or (found := attempt(candidate)) is None:
                 continue
             if (cost := found.cost(unit, tokens)) < (1.0 - WORTH) * least:
                 best, least = candidate, cost

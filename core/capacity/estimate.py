@@ -141,7 +141,7 @@ def sampling_rate(
 
 
 def train_seconds(model: ModelSize, gpu: Gpu, gpus: int, tokens: float) -> float:
-    """Estimate the seconds of a learner step over so many tokens, prompts included.
+    """Estimate the seconds of a learner step over this many tokens, prompts included.
 
     >>> round(train_seconds(MODELS["Qwen/Qwen3-8B"], GPUS["H200"], 8, 8.4e6))
     232
@@ -171,7 +171,7 @@ def longest_of_group(spread: float, group_size: int) -> float:
 
 
 def rounds_of_places(places: int, acceptance: float, limit: float) -> float:
-    """Return the mean of how often the place is filled that is filled most often, of so many.
+    """Return the mean of how often the place is filled that is filled most often, of this many.
 
     Args:
         places: of a batch, P.

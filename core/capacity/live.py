@@ -1,4 +1,4 @@
-"""Live capacity: the capacity model over what a run measures of itself, made anew after each batch.
+"""Live capacity: the capacity model over what a run measures of itself, made again after each batch.
 
 Shares, lengths and rates are moving averages over some `MEMORY` batches, seconds are medians over the last
 ones, so that one slow step changes no plan.
@@ -103,7 +103,7 @@ class LiveCapacity:
                 self._last_commit = now
 
     def plan(self, measures: LoopMeasures, tokens_per_s: float) -> CapacityRecord | None:
-        """Plan anew with the seconds that were measured; `tokens_per_s` is what all workers can sample."""
+        """Plan again with the seconds that were measured; `tokens_per_s` is what all workers can sample."""
         seconds, tokens = measures.seconds(), measures.completion_tokens()
         counted = tokens > 0.0 and not math.isnan(self._trained.value)
         if seconds is None or not counted or not 0.0 < tokens_per_s < math.inf:

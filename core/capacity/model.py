@@ -9,7 +9,7 @@ A loop is described by a few seconds and rates (`LoopShape`). Of a step's lower 
 
 The last one follows from the schedule (`core.loop.schedule`): the batch of step t is sampled with the oldest
 published version that is at least t - S, so a later step waits for an earlier one. docs/concepts/capacity.md
-derives all of it, and whoever predicts seconds asks `pace`. Overlap, publish interval and provisioning:
+derives all of it, and what predicts seconds asks `pace`. Overlap, publish interval and provisioning:
 ECHO-2, arXiv 2602.02192; the equations are reconstructed and extended here, as the paper's are not public.
 """
 

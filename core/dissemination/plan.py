@@ -15,7 +15,7 @@ from antiphon.core.dissemination.predict import Link, Size, tree_seconds
 from antiphon.core.errors import ContractError
 
 ORIGIN = ""
-"""Name of whoever made the payload; no worker has it."""
+"""Name of the payload's origin; no worker has it."""
 TOPOLOGIES = ("star", "chain", "tree")
 Topology = Literal["star", "chain", "tree"]
 CHAINS = (1, 2, 4)
@@ -72,7 +72,7 @@ def plan_topology(
 
     Args:
         size: of the payload and its chunks.
-        origin: link of whoever made the payload.
+        origin: link of the payload's origin.
         workers: links of the workers that want it, by name.
         topology: take the best plan of this kind instead of the best of all.
 
@@ -149,7 +149,7 @@ def _lengths(rates: list[float]) -> list[int]:
 def _with_leaves(
     above: dict[str, str], leaves: list[str], workers: Mapping[str, Link], origin: Link
 ) -> dict[str, str]:
-    """Hang each leaf below whoever can give it the most of an uplink."""
+    """Hang each leaf below the one that can give it the most of an uplink."""
     room = {ORIGIN: origin.up_bytes_per_s} | {name: workers[name].up_bytes_per_s for name in above}
     children = dict.fromkeys(room, 0)
     for parent in above.values():

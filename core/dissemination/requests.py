@@ -22,7 +22,8 @@ AHEAD_S = 1.0
 SLOW_SHARE = 0.25
 """Of the planned rate; a source below it for as long as a stall takes is helped out."""
 ALONE = 12
-"""Times as much patience has who can ask no one else, and whoever asks the origin: many share its uplink."""
+"""Times as much patience has a worker that can ask no one else, and one that asks the origin: many share its
+uplink."""
 MOST_IN_REQUEST = 1024
 PIECE_BYTES = 256 << 10
 """A turn at a capped uplink; a source that needs longer than a stall for so much is given twice that time."""
@@ -31,7 +32,7 @@ LEAST_PIECE_BYTES, MOST_PIECE_BYTES, QUICK_PIECE_S = 32 << 10, 4 << 20, 0.02
 BUFFERED_BYTES = 128 << 10
 """Of one call: so much goes into the buffers of a connection at once, however slow the link is."""
 PROGRESS_WINDOW_S, PROGRESS_BYTES = 10.0, 10_000
-"""So many new bytes in so many seconds are progress; fewer may be a source that drips."""
+"""This many new bytes in this many seconds are progress; fewer may be a source that drips."""
 _MOST_DOUBLINGS = 8
 """Of the patience with the origin."""
 MOST_STALL_S = 60.0
@@ -55,7 +56,7 @@ class PiecePace:
     """How much one message carries: what the link takes in `QUICK_PIECE_S`.
 
     A message costs either end about a millisecond of CPU, so where links are fast it carries several chunks,
-    or much of a large one. Whoever receives hands a chunk on when its message is whole, so where they are
+    or much of a large one. A receiver hands a chunk on when its message is whole, so where they are
     slow, or a stream is one of many, it carries one chunk, or a little of it.
     """
 
@@ -160,7 +161,7 @@ class Transfer:
         chunk_s = chunk_bytes / assignment.bytes_per_s
         piece_s = min(chunk_s, PIECE_BYTES / assignment.bytes_per_s)
         depth_factor = 1 + min(assignment.depth, 8) / 8
-        # Whoever claims a slow link must not make those below wait for hours.
+        # A worker that claims a slow link must not make those below wait for hours.
         longest_s = max(stall_s, MOST_STALL_S)
         self._stall_s = min(max(stall_s, 2 * piece_s), longest_s) * depth_factor
         self._first_stall_s = min(self._stall_s + assignment.depth * chunk_s, 2 * longest_s)
@@ -334,7 +335,7 @@ class Transfer:
                 found.append(source)
                 if source.keeps_pace:
                     return found
-        # No parent is left that keeps the pace, so whoever holds something is asked too.
+        # No parent is left that keeps the pace, so anyone that holds something is asked too.
         return found + [s for s in usable if not s.upstream]
 
     def _choose(self, source: Source) -> tuple[int, ...]:

@@ -173,7 +173,7 @@ class TransferPlans:
         return self._answer(worker_id, known.assignments[worker_id], peers)
 
     def _retire(self) -> None:
-        """Forget the oldest plan of whoever caused the most: no one drives out those of the others."""
+        """Forget the oldest plan of the worker that caused the most: none drives out those of the others."""
         made = Counter(one.asker for one in self._plans.values())
         most = max(made.values())
         old = next(digest for digest, one in self._plans.items() if made[one.asker] == most)
@@ -194,7 +194,8 @@ class TransferPlans:
     def _below(
         self, worker_id: str, digest: str, known: _PayloadPlan, peers: Mapping[str, str]
     ) -> Assignment:
-        """Return the place of a worker that the plan did not expect: below whoever can give it the most."""
+        """Return the place of a worker that the plan did not expect: below the one that can give it the
+        most."""
         links = {
             one: link
             for one in known.assignments

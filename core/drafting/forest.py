@@ -18,8 +18,10 @@ of it can change what an engine samples: drafts are only proposals.
 Legend: B rows of one call, L width of the engine's rows, W the largest window.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +29,131 @@ import numpy.typing as npt
 from antiphon.core.drafting import kernels
 from antiphon.core.drafting.arena import DraftArena, grown
 from antiphon.core.drafting.chains import draft_rows, learn_rows
-from antiphon.core.drafting.sources import LONGEST_DOCUMENT, contiguous, known_tokens, prior, usable
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FloatArray, IntArray
 
 Int64Array = npt.NDArray[np.int64]
+
+LONGEST_DOCUMENT = 1 << 18
+"""Completions beyond this are dropped and longer requests are not followed beyond it, tokens."""
+PROMPT_TOKENS = 8_192
+"""Of a longer prompt only the last tokens serve as a document."""
+PRIOR_CHANCES = (
+    (0.10, 0.12, 0.14, 0.16, 0.18),
+    (0.15, 0.28, 0.28, 0.42, 0.42),
+    (0.30, 0.36, 0.44, 0.55, 0.55),
+    (0.37, 0.50, 0.60, 0.75, 0.75),
+    (0.62, 0.66, 0.66, 0.75, 0.78),
+    (0.26, 0.80, 0.86, 0.92, 0.98),
+)
+"""Acceptance by vote share (down) and length of match (across) in replays of recorded responses."""
+PRIOR_POWERS = (1.2, 1.0, 0.7)
+"""Exponent of it for one, a few and many candidates that agree."""
+PRIOR_OUTCOMES = 8.0
+"""How many outcomes the guess for a kind of token weighs before any was observed."""
+
+
+def prior() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the hits and misses every kind of token starts with, [BUCKETS] float64 each."""
+    chances = np.array(PRIOR_CHANCES)[:, :, None] ** np.array(PRIOR_POWERS)
+    return chances.ravel() * PRIOR_OUTCOMES, (1.0 - chances.ravel()) * PRIOR_OUTCOMES
+
+
+def known_tokens(prompt: Sequence[int], vocabulary: int) -> IntArray:
+    """Return the end of a prompt as int32, with separators where an id is outside the vocabulary.
+
+    >>> known_tokens([3, 9, -4, 2], vocabulary=5).tolist()
+    [3, -1, -1, 2]
+    """
+    least = min(vocabulary, 2**31 - 1)
+    return np.array([t if 0 <= t < least else -1 for t in prompt[-PROMPT_TOKENS:]], dtype=np.int32)
+
+
+def usable(token_ids: Any, weight: float, vocabulary: int) -> IntArray | None:
+    """Return a completion's tokens, or None where nothing could be drafted from them."""
+    tokens = np.asarray(token_ids)
+    sound = (
+        tokens.ndim == 1
+        and 0 < tokens.size <= LONGEST_DOCUMENT
+        and tokens.dtype.kind in "iu"
+        and math.isfinite(weight)
+        and weight > 0.0
+    )
+    if sound and tokens.dtype == np.int32:  # a negative id is a large one without its sign
+        return tokens if int(tokens.view(np.uint32).max()) < min(vocabulary, 2**31 - 1) else None
+    if not sound or int(tokens.min()) < 0 or int(tokens.max()) >= min(vocabulary, 2**31 - 1):
+        return None
+    return tokens.astype(np.int32, copy=False)
+
+
+def contiguous(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
+    """Return the array itself where it has the kernels' layout: another would compile them again."""
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+MEMORY = 0.9
+"""What a learned draft keeps of the older evidence of its request: about ten drafts count."""
+PRIOR_TRIALS = 4.0
+"""Evidence a fresh request starts with, in drafted tokens; one early rejection must not end it."""
+PRIOR_ACCEPTANCE = 0.9
+"""Acceptance that evidence claims: high, so that the draft's own probabilities decide at first."""
+LEAST_REACH = 0.05
+"""A draft ends where, by the request's own record, fewer than one in twenty gets so far."""
+SHARES = 1024
+"""Steps of the table from acceptance to limit; a table, because logarithms cost more than a step has."""
+
+
+class DraftWindows:
+    """Room up to max_window, less where a request's own record says that drafts do not reach so far.
+
+    The length that pays is decided token by token, by the floor of `core/drafting/gate.py` on the path
+    probability. This rule guards against probabilities that are wrong for one request. Of a draft of
+    n tokens with a accepted, min(a + 1, n) were tried, since nothing is tried after a rejection.
+    With p the request's accepted share of tried tokens (older evidence fading by `MEMORY` a draft),
+    the limit is the largest k with p^k >= LEAST_REACH: 16 or more at p = 0.83, 6 at 0.65, 4 at 0.5;
+    it never falls below 1, so that a request can recover.
+    """
+
+    def __init__(self, slots: int, max_window: int) -> None:
+        """Make room for `slots` requests, which grows on demand; ContractError for max_window below 1."""
+        if max_window < 1:
+            raise ContractError(f"max_window={max_window} leaves no room for a draft; give at least 1")
+        self._most = max_window
+        shares = (np.arange(SHARES) + 0.5) / SHARES
+        reach = np.clip(math.log(LEAST_REACH) / np.log(shares), 1, max_window).astype(np.int64)
+        self._reach = np.append(reach, max_window)
+        self._limits = np.full(max(slots, 1), max_window, np.int64)
+        self._tried = np.full(len(self._limits), PRIOR_TRIALS)
+        self._accepted = np.full(len(self._limits), PRIOR_TRIALS * PRIOR_ACCEPTANCE)
+
+    def open(self, slot: int) -> None:
+        """Begin a new request in `slot`, with room for a whole draft; forget what an earlier one left."""
+        if slot >= len(self._limits):
+            size = max(slot + 1, 2 * len(self._limits))
+            self._limits = grown(self._limits, size, self._most)
+            self._tried = grown(self._tried, size, 0)
+            self._accepted = grown(self._accepted, size, 0)
+        self._limits[slot] = self._most
+        self._tried[slot] = PRIOR_TRIALS
+        self._accepted[slot] = PRIOR_TRIALS * PRIOR_ACCEPTANCE
+
+    def limits(self, slots: Int64Array) -> Int64Array:
+        """Return [B] the most tokens to draft next, each in 1..max_window, for `slots` [B]."""
+        return self._limits.take(slots)
+
+    def learn(self, slots: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
+        """Take in [B] drafted tokens and [B] of them accepted from the front; 0 drafted changes nothing."""
+        some = drafted > 0
+        # A row without a draft adds nothing and forgets nothing, so its limit stays too.
+        fade = np.where(some, MEMORY, 1.0)
+        tried = self._tried.take(slots) * fade + np.minimum(accepted + some, drafted)
+        kept = self._accepted.take(slots) * fade + accepted
+        self._tried[slots] = tried
+        self._accepted[slots] = kept
+        self._limits[slots] = self._reach.take((kept / tried * SHARES).astype(np.int64))
+
 
 PREFIX_TOKENS = 8
 """Tokens of the prompt's end that stand before each text, so that its very beginning has a context."""

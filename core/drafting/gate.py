@@ -121,7 +121,7 @@ HOPE = 0.5
 """Share of what drafts are held to cost above which they are verified. A trial may hold them too dear, and
 the line through the costs of long drafts lies above those of short ones: on CPUs at twice and more."""
 LOOK_AGAIN = 32
-"""Of the steps whose drafts are not expected to pay, one in so many is verified all the same: expectations
+"""Of the steps whose drafts are not expected to pay, one in this many is verified all the same: expectations
 that were never put to the test would stay what they are."""
 RAMP_STEPS = 16
 """Steps of a trial after which drafts are as long as they may be."""
@@ -374,22 +374,9 @@ class DraftGate:
         """Tokens per second of the newest drafted steps relative to undrafted ones; 0 before any."""
         return self._latest.gain if self._latest is not None else 0.0
 
-    @property
-    def marginal_row_s(self) -> float:
-        """Seconds one more drafted token adds to a step, as last learnt; 0 before any."""
-        return self._latest.costs.row * self._latest.costs.row_s if self._latest is not None else 0.0
-
     def is_open(self, requests: int) -> bool:
         """Return whether drafts are held to pay, or not yet known to lose, at this batch size."""
         return self._size(requests).open
-
-    def undrafted_s(self, requests: int) -> float:
-        """Return the seconds of an undrafted step of `requests`; 0 before any was measured."""
-        size = self._size(requests)
-        if not size.met:
-            met = [other for other in self._sizes if other.met]
-            size = min(met, key=lambda other: abs(other.requests - requests), default=size)
-        return size.costs.row_s * (requests + self._fixed_rows)
 
     def plan(self, requests: int) -> StepPlan:
         """Decide about the next step, of `requests` requests. Asking changes nothing."""
@@ -444,8 +431,8 @@ class DraftGate:
 
         `requests`: B; `rows`: B plus the drafted tokens; `tokens`: emitted; `seconds`: of the whole
         step and of the drafter before it; `drafted`: the drafter ran for it, though it may have proposed
-        nothing (rows == requests); `stands_for`: so many steps like it, itself and those before it that were
-        not told; `unused_s`: of an undrafted step, seconds beside it of a drafter whose drafts were not
+        nothing (rows == requests); `stands_for`: this many steps like it, itself and those before it that
+        were not told; `unused_s`: of an undrafted step, seconds beside it of a drafter whose drafts were not
         verified. Steps without requests or of senseless duration are ignored.
         """
         if requests < 1 or not 1e-9 < seconds < LONGEST_STEP_S:

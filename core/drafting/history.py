@@ -67,7 +67,7 @@ class _Epoch:
 
 
 class HistoryStore:
-    """Completions by prompt and epoch, at most so many bytes of them.
+    """Completions by prompt and epoch, at most this many bytes of them.
 
     `add` and `snapshot` cost time in proportion to the completions they name, and to the epochs
     kept of one prompt; neither looks at other prompts.

@@ -54,7 +54,7 @@ class Ordering:
     """How the groups are chosen that a worker is given, where not as they come."""
 
     take: Callable[[Sequence[Waiting], int], Sequence[int]]
-    """Returns the places of up to so many groups, those to sample first before the others."""
+    """Returns the places of up to this many groups, those to sample first before the others."""
     most: float
     """Training groups that the worker may be given now."""
 

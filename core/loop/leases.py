@@ -25,7 +25,7 @@ class HeldLease:
     group_id: str
     worker_id: str
     deadline_s: float
-    """On the clock of whoever passes `now`."""
+    """On the clock of the caller that passes `now`."""
     granted_s: float
     """On the same clock; after the coordinator's restart, when that was."""
 
@@ -126,7 +126,7 @@ MOST_DOUBLINGS = 6
 """A group that one engine after the other stood still with is waited for twice as long each time, up to
 so often: perhaps its first token only takes that long."""
 COUNTED_HEARTBEATS = 3.0
-"""Of the time since the last heartbeat at most so many usual pauses between two count as silence of the
+"""Of the time since the last heartbeat at most this many usual pauses between two count as silence of the
 engine: in the rest its worker was not heard, or the coordinator stood still itself."""
 
 
@@ -202,7 +202,7 @@ class EngineWatch:
         Args:
             heartbeat_s: usual pause between two heartbeats.
             lease_s: an engine hangs after so long without a token, while too few pauses are known.
-            hung_factor: after so many usual pauses, once they are.
+            hung_factor: after this many usual pauses, once they are.
             longest_s: how long an engine may be without tokens for a reason that its worker names: it
                 takes in weights, or what it sampled is on its way here.
             steps_are_tokens: unfinished completions are not reported; each step counts as a token.

@@ -78,9 +78,9 @@ class _Lease:
 
 
 class LoopMeasures:
-    """Measures the loop from the events of a run, on the clock of whoever passes `now`.
+    """Measures the loop from the events of a run, on the clock of the caller that passes `now`.
 
-    Kept in memory alone: after a restart the loop is measured anew.
+    Kept in memory alone: after a restart the loop is measured again.
     """
 
     def __init__(self) -> None:

@@ -235,7 +235,8 @@ def authorship(
         index = sample.whole.sample_index
         own, whole = trajectories[index], sample.whole
         common = min(own.token_ids.size, whole.stop)
-        # Whoever alters a log-probability or a version of another's token answers for it, as for a token.
+        # A worker that alters a log-probability or a version of another's token answers for it, as for a
+        # token.
         differs = np.flatnonzero(
             (own.token_ids[:common] != whole.token_ids[:common])
             | (own.logprobs[:common] != whole.logprobs[:common])

@@ -89,7 +89,7 @@ def place_to_move_to(
     """Return the id of the group behind which one that held up its step is moved; None: it stays.
 
     It goes to the end of the line, or as far back as it may still train: `last` is the last step at which
-    what is kept of it may train, None when it is begun anew.
+    what is kept of it may train, None when it is begun again.
     """
     line = list(state.training())
     rank = state.places()[group.group_id]

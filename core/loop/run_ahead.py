@@ -23,7 +23,7 @@ TOLERANCE = 0.005
 """Share of the fastest plan's seconds per step that less run-ahead may cost."""
 MARGIN, MARGIN_WITH_LOSSES = 1.05, 1.2
 """Completions are taken to be slower by this factor than they were: batches of unusual lengths come, and
-where leases were lost lately, groups that are begun anew."""
+where leases were lost lately, groups that are begun again."""
 MEASURED_STEPS = 16
 """Steps of a walk that count at least."""
 WALKED_GROUPS = 64
@@ -31,12 +31,12 @@ WALKED_GROUPS = 64
 GAIN = 0.05
 WORTH_IT = 0.25
 """Places are left unused only where that gains this share of the seconds per step, or makes the data
-fresher by so many versions at no cost."""
+fresher by this many versions at no cost."""
 BATCHES_FOR_SHARE = 4
-"""Before so many batches were trained all places are used: how pace depends on load is not known well."""
+"""Before this many batches were trained all places are used: how pace depends on load is not known well."""
 BATCHES_FOR_WINDOW = 4, 8
-"""Before so many batches were trained all that the bound allows is opened, then one step more than planned: the
-longest completions, for which batches wait, are among the last that a run gets to see."""
+"""Before this many batches were trained all that the bound allows is opened, then one step more than planned:
+the longest completions, for which batches wait, are among the last that a run gets to see."""
 SHARES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125)
 """Shares of the fleet's places that are tried."""
 
@@ -86,7 +86,7 @@ def first_plan(config: RunConfig, places: int) -> RunAhead:
 
 
 def is_due(batches: int, planned: int) -> bool:
-    """Return whether `batches` measured batches are reason to plan anew, after a plan made with `planned`.
+    """Return whether `batches` measured batches are reason to plan again, after a plan made with `planned`.
 
     >>> [n for n in range(1, 40) if is_due(n, n - 1)]
     [1, 2, 4, 8, 16, 24, 32]
@@ -95,22 +95,24 @@ def is_due(batches: int, planned: int) -> bool:
 
 
 def plan_anew(pace: LoopPace, batches: int, config: RunConfig, places: int) -> RunAhead:
-    """Return the plan that a pace gives which was measured over so many batches; `places` as in `choose`."""
+    """Return the plan that a pace gives which was measured over this many batches; `places` as in
+    `choose`."""
+    few, enough = BATCHES_FOR_WINDOW
+    loop = config.loop
     plan = choose(
         pace,
-        max_staleness=config.loop.max_staleness,
-        prompts_per_step=config.loop.prompts_per_step,
-        publish_interval=config.loop.publish_interval,
+        max_staleness=loop.max_staleness,
+        prompts_per_step=loop.prompts_per_step,
+        publish_interval=loop.publish_interval,
         places=places,
-        refill_limit=config.loop.refill_limit if config.loop.filter == "refill" else 1.0,
+        refill_limit=loop.refill_limit if loop.filter == "refill" else 1.0,
         shares=SHARES if batches >= BATCHES_FOR_SHARE else SHARES[:1],
     )
-    few, enough = BATCHES_FOR_WINDOW
     if batches >= enough:
         return plan
-    size = config.loop.prompts_per_step
-    widest = (config.loop.max_staleness + 1) * size
-    return replace(plan, window=widest if batches < few else min(widest, plan.window + size))
+    widest = (loop.max_staleness + 1) * loop.prompts_per_step
+    window = widest if batches < few else min(widest, plan.window + loop.prompts_per_step)
+    return replace(plan, window=window)
 
 
 def describe(plan: RunAhead, prompts_per_step: int, max_staleness: int) -> str:

@@ -91,7 +91,7 @@ def group_to_duplicate(
         return None  # its answer might be another one, and the shorter of two would win
     groups = groups_of_step(state, config.loop, step)
     if any(group.phase is GroupPhase.OPEN for group in groups):
-        return None  # whoever asks can have that one
+        return None  # the asking worker can have that one
 
     def slow(group: GroupState) -> bool:
         return (

@@ -34,7 +34,7 @@ AT_BOUND_SHARE = 0.95
 CUT_SHARE = 0.95
 """Of sampling.max_tokens; where the mean length is above it, most answers did not end by themselves."""
 IDLE_STEPS = 5
-"""So many steps in a row that train nothing are worth a sentence; a single one is ordinary."""
+"""This many steps in a row that train nothing are worth a sentence; a single one is ordinary."""
 FALLEN_ERRORS = 4.0
 """Standard errors of the difference of two held-out scores that are no chance, also among many versions."""
 LEAST_FREE_BYTES = 1 << 30
@@ -128,6 +128,11 @@ ALARMS: tuple[AlarmKind, ...] = (
         "unaudited",
         "groups that were drawn for an audit could not be checked",
         "read the reason; raise broadcast.snapshots_kept if versions were gone, else see the learner's log",
+    ),
+    AlarmKind(
+        "records_late",
+        "MLflow, the ledger or another sink has not answered for a minute, or takes nothing more",
+        "read the reason; what it lacks waits in the journal and follows, else `antiphon keep RUN --records`",
     ),
 )
 
@@ -376,7 +381,13 @@ def short_of_space(learner: LearnerProgress | None) -> Alarm | None:
     return Alarm("no_space", -1, learner.doing)
 
 
-def audit_alarm(status: RunStatus) -> Alarm | None:
+def status_alarms(status: RunStatus) -> tuple[Alarm, ...]:
+    """Return what a run's state at this moment shows, and no commit."""
+    found = _audit_alarm(status), swap_alarm(status), heldout_alarm(status)
+    return tuple(alarm for alarm in found if alarm is not None)
+
+
+def _audit_alarm(status: RunStatus) -> Alarm | None:
     """Return the alarm of audits that did not take place; they go on with the next group."""
     if not status.unaudited:
         return None

@@ -5,7 +5,7 @@ recorded value, bit for bit. Log-probabilities come from another program than th
 so they are compared within a tolerance. Nothing here computes a step; it only compares.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isinf, isnan
 from typing import Any
@@ -136,18 +136,15 @@ class LogprobCheck:
 
 
 def compare_metrics(
-    recorded: Mapping[str, float], found: Mapping[str, float], ignored: Iterable[str] = ()
+    recorded: Mapping[str, float], found: Mapping[str, float]
 ) -> tuple[MetricDifference, ...]:
     """Return the metrics of a step that differ, causes first: rate, then loss; two NaN are equal.
-
-    `ignored` names are left out on both sides: those that a replay cannot know, such as seconds.
 
     >>> compare_metrics({"loss": 1.0, "x": 2.0}, {"loss": 1.0, "x": 2.5})
     (MetricDifference(name='x', recorded=2.0, found=2.5),)
     """
-    left_out = set(ignored)
     first = {"learning_rate": 0, "loss": 1}
-    names = sorted((set(recorded) | set(found)) - left_out, key=lambda name: (first.get(name, 2), name))
+    names = sorted({*recorded, *found}, key=lambda name: (first.get(name, 2), name))
     pairs = [(name, recorded.get(name), found.get(name)) for name in names]
     return tuple(MetricDifference(name, old, new) for name, old, new in pairs if not _same(old, new))
 

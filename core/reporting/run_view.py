@@ -10,7 +10,7 @@ import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -92,6 +92,10 @@ class Rows(Sequence[_T]):
 
     def __len__(self) -> int:
         return len(self._numbers) // self._width
+
+    def __iter__(self) -> Iterator[_T]:
+        numbers = iter(self._numbers)
+        return (self._make(*row) for row in zip(*[numbers] * self._width, strict=True))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

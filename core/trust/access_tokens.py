@@ -1,7 +1,7 @@
 """Access tokens: who may do what for which run until when, decided from the claims alone.
 
 A token carries claims and a signature. Making and checking signatures is done in
-`services.security.access_tokens`. Time is Unix seconds on the clock of whoever decides, so a
+`services.security.access_tokens`. Time is Unix seconds on the clock of the side that decides, so a
 worker's own clock never matters.
 """
 

@@ -3,7 +3,7 @@
 The answers to one problem are scored by a process of their own, which may start none, write no file, and
 has limits of time and memory. It inherits the loaded libraries, so it costs milliseconds, and it takes with
 it whatever an answer did: nothing of a group is left when the next one is scored. This process itself only
-carries answers, and forks anew for those behind one that hung. It ends when an answer has ended its fork, so
+carries answers, and forks again for those behind one that hung. It ends when an answer has ended its fork, so
 that nothing of it can stay, and with the service that started it.
 
     python -s -P -m antiphon.environments.scoring.child sandbox     (by `ScoringPool`)
@@ -86,7 +86,7 @@ def _score_apart(
     task: ScoringTask,
     fork: Callable[[], int],
 ) -> Iterator[Verdict]:
-    """Yield the verdict on each answer, up to the last of so many that may hang.
+    """Yield the verdict on each answer, up to the last of this many that may hang.
 
     Those behind one that hangs are scored in another fork.
 

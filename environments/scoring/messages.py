@@ -76,7 +76,7 @@ def parse_task(line: bytes) -> ScoringTask:
 def answers_line(key: str, texts: Sequence[str], hangs: int) -> bytes:
     """Return the line that asks for the rewards of answers to the problem with a key.
 
-    No more is asked for once so many of them hung.
+    No more is asked for once this many of them hung.
     """
     return _line({"key": key, "texts": list(texts), "hangs": hangs})
 

@@ -4,7 +4,7 @@ Each process scores one group of answers at a time, in a fork of its own (`child
 long is `Failed`. When a process ends, falls silent or writes what is no result, it is replaced, the answers
 behind the one that it was at go to another process, and that one is tried again after them. Once `attempts`
 answers of a group have taken too long or ended their process, those of it that have no verdict are `Failed`,
-too. So no answer is handed on for ever, and no group delays others by more than so many deadlines.
+too. So no answer is handed on for ever, and no group delays others by more than this many deadlines.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class ScoringPool:
             attempts: how often answers of one group may take too long or end their process.
             sandbox: run each of them in the sandbox; without, only the limits of time and memory hold.
             patience_s: longest time in which no process can be started before that is an error.
-            sleep: waits so many seconds; tests pass their own.
+            sleep: waits this many seconds; tests pass their own.
         """
         self._task = task
         self._attempts = attempts
@@ -249,7 +249,7 @@ class ScoringProcess:
         self._errors.truncate()  # warnings of libraries are not why it may end
 
     async def results(self, key: str, texts: Sequence[str], hangs: int) -> AsyncIterator[Verdict]:
-        """Yield what came of each answer, in order; there are no more after the last to hang of so many.
+        """Yield what came of each answer, in order; there are no more after the last to hang of this many.
 
         Raises:
             ContractError: when the process ended, fell silent or wrote what is no result.

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError
 from antiphon.system.packages import package_facts
 
+LOCK = "requirements/cpu.lock"
+"""Pinned versions, in the source tree."""
 MANIFEST_FORMAT = 1
 """Raised when a field changes its meaning."""
 
@@ -72,9 +74,7 @@ def canonical_json(tree: Any) -> bytes:
     return text.encode("utf-8")
 
 
-def build_manifest(
-    config: RunConfig, run_id: str, project: Path, locks: Sequence[str] = ("requirements/cpu.lock",)
-) -> dict[str, Any]:
+def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, Any]:
     """Describe what a run depends on; plain values, ready for `canonical_json`.
 
     `project` is the source tree; its git revision and its lock files are noted where it has them. The
@@ -87,7 +87,7 @@ def build_manifest(
         "config": config.model_dump(mode="json"),
         "config_digest": digest_bytes(dump_config(config).encode()),
         "code": code_revision(project),
-        "locks": {name: digest_bytes(body) for name, body in _files(project, locks)},
+        "locks": {LOCK: digest_bytes(lock.read_bytes())} if (lock := project / LOCK).is_file() else {},
         "libraries": library_versions(),
         **({"environment": package} if package else {}),
         "hardware": hardware(),
@@ -168,10 +168,6 @@ def _git(project: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git, or one that hangs: the revision is a courtesy, never a condition
     return done.stdout if done.returncode == 0 else None
-
-
-def _files(project: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
-    return [(name, (project / name).read_bytes()) for name in names if (project / name).is_file()]
 
 
 def _bare(value: str) -> str:

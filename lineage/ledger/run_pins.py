@@ -31,7 +31,7 @@ def pin_run_files(ledger: "Ledger", run_dir: Path, events: bytes) -> None:
         return
     for name in RUN_FILES:
         if (run_dir / name).is_file():
-            # Copies: a later command may write the run's folder anew, and entries never change.
+            # Copies: a later command may write the run's folder again, and entries never change.
             ledger.append(f"{RUN_FOLDER}/{name}", (run_dir / name).read_bytes())
     outcome = json.loads((run_dir / OUTCOME_FILE).read_bytes())
     outcome.pop("run_dir", None)  # a path of this machine

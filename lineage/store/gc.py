@@ -116,7 +116,7 @@ def sweep(found: Survey) -> None:
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Hold the store for this process; whoever wants to put something waits until this is over.
+    """Hold the store for this process; putting something waits until this is over.
 
     Raises:
         ConfigError: when a process uses the store.

@@ -212,7 +212,7 @@ class RemotePlace:
             use_listings_cache=False,
             skip_instance_cache=True,
         )
-        filesystem.retries = 1  # whoever waits for this decides when to try again
+        filesystem.retries = 1  # the caller decides when to try again
         return filesystem
 
     @contextmanager

@@ -30,7 +30,7 @@ LONGEST_PAUSE_S = 30.0
 LOOK_S = 1.0
 """Seconds between two looks at an outbox that was empty; other processes fill it too."""
 FLUSH_LOOK_S = 0.1
-"""Seconds between two looks of whoever waits; another process may be the one that sends."""
+"""Seconds between two looks of a waiting caller; another process may be the one that sends."""
 
 _log = structlog.get_logger("antiphon.lineage")
 

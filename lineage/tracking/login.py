@@ -1,4 +1,4 @@
-"""Login: MLflow's own server, for whoever has the home's password; by itself it asks nobody for one.
+"""Login: MLflow's own server, behind the home's password; by itself it asks for none.
 
 Who can write to MLflow can name a folder for artifacts and have files written there as the user that runs the
 server. So every request needs the password, and one that a page makes in the owner's browser has to

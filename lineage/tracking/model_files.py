@@ -1,6 +1,6 @@
 """Model files: what MLflow needs beside a Hugging Face folder, so that `models:/NAME@champion` loads.
 
-The folder stays what it is: whoever downloads it opens it with transformers or vLLM alone. `MLmodel` says
+The folder stays what it is: it opens after a download with transformers or vLLM alone. `MLmodel` says
 how MLflow's own transformers flavour opens it.
 """
 

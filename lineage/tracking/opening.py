@@ -74,7 +74,7 @@ def _find_run(client: Any, plan: RunPlan, run_id: str | None, mark: str | None) 
             return client.get_run(run_id)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return None  # the database was cleared: begin anew
+                return None  # the database was cleared: begin again
             raise
     experiment = client.get_experiment_by_name(plan.experiment) if mark is not None else None
     if experiment is None:

@@ -194,7 +194,7 @@ class _Context:
 
 
 class InProcessServer:
-    """A server as `GuardInterceptor` uses it; whoever owns it passes the messages in."""
+    """A server as `GuardInterceptor` uses it; its owner passes the messages in."""
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []

@@ -1,7 +1,7 @@
 """GuardInterceptor: a call is let in by its headers, then read, weighed, parsed and answered.
 
 Every handler is registered as one that takes a stream, also where the caller sends a single message: only
-such a handler is called before the message was read. So whoever is not let in costs no more than headers.
+such a handler is called before the message was read. So a caller that is not let in costs only its headers.
 """
 
 import asyncio

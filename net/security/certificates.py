@@ -2,7 +2,7 @@
 
 P-256 keys, because every TLS library speaks them. A certificate names its bearer once, in the
 subject alternative names; the services' own names their hosts too, which clients compare with
-the address they dialled. Whoever holds `ca.key` can let processes in: it stays on its machine.
+the address they dialled. The holder of `ca.key` can let processes in: it stays on its machine.
 """
 
 import ipaddress

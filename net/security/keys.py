@@ -29,7 +29,7 @@ SIGNATURE_BYTES = 64
 LEARNER_KEY = "learner"
 """Signs what the learner publishes and keeps: manifests and lists of checkpoint files."""
 TOKEN_KEY = "tokens"
-"""Signs access tokens; whoever has it can let workers in."""
+"""Signs access tokens; its holder can let workers in."""
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 

@@ -54,7 +54,7 @@ function axis(svg, box, [low, high], label, whole, from = box.bottom) {
   return at;
 }
 
-function mark(svg, box, at, marks) {
+function mark(svg, box, at, marks = []) {
   for (const [x, words] of marks) {
     line(svg, at(x), box.top, at(x), box.bottom, { stroke: ink("muted"), "stroke-dasharray": "1 3" });
     const half = words.length * LETTER / 2;
@@ -64,15 +64,15 @@ function mark(svg, box, at, marks) {
 
 function panel(svg, spec, box) {
   const drawn = spec.series.filter((series) => !series.hidden);
-  const xs = drawn.flatMap((series) => series.x ?? []);
-  const ys = drawn.flatMap((s) => (s.y ?? []).flatMap((y, i) => s.spread ? [y - s.spread[i], y + s.spread[i]] : [y]));
+  const xs = drawn.flatMap((series) => series.points.map(([x]) => x));
+  const ys = drawn.flatMap((s) => s.points.flatMap(([, y], i) => s.spread ? [y - s.spread[i], y + s.spread[i]] : [y]));
   const bars = drawn.some((series) => series.style === "bars");
   const [low, high] = range(ys.filter((y) => y !== null), spec.low, spec.high, 0.06);
   let x = range(xs, spec.left, undefined, bars ? 0.6 / Math.max(1, xs.length - 1) : 0.02);
   if (spec.whole && x[1] - x[0] < 1) x = [x[0] - 0.5, x[1] + 0.5];
   const rows = ticks(low, high, Math.max(2, Math.min(5, Math.floor((box.bottom - box.top) / 30))));
   const inner = { ...box, left: box.left + 8 + LETTER * Math.max(...rows.map((row) => number(row).length)) };
-  inner.top += (spec.y ? LINE + 8 : 6) + (spec.marks.length ? LINE : 0);
+  inner.top += (spec.y ? LINE + 8 : 6) + (spec.marks ? LINE : 0);
   inner.bottom -= 2 * LINE + 6;
   if (spec.y) write(svg, box.left, box.top + 11, spec.y);
   const up = (y) => inner.bottom - (Math.min(Math.max(y, low), high) - low) / (high - low) * (inner.bottom - inner.top);
@@ -84,8 +84,8 @@ function panel(svg, spec, box) {
   mark(svg, inner, at, spec.marks);
   for (const series of drawn) curve(svg, series, at, up);
   const points = new Map();
-  spec.series.forEach((series, i) => (series.x ?? []).forEach((place, p) => {
-    const value = series.y[p], half = series.spread?.[p];
+  spec.series.forEach((series, i) => series.points.forEach(([place, value], p) => {
+    const half = series.spread?.[p];
     const words = series.words?.[p] ?? (value === null ? "" : number(value) + (half === undefined ? "" : ` ± ${number(half)}`));
     if (!points.has(place)) points.set(place, []);
     points.get(place)[i] = words;
@@ -98,52 +98,54 @@ function panel(svg, spec, box) {
   };
 }
 
-function curve(svg, { x = [], y = [], spread, style, colour }, at, up) {
-  const shown = x.map((_, i) => i).filter((i) => y[i] !== null);
-  const path = (height) => shown.map((i) => `${round(at(x[i]))} ${round(up(height(i)))}`);
+function curve(svg, { points, spread, style, colour }, at, up) {
+  const shown = points.map(([x, y], i) => ({ x, y, half: spread?.[i] })).filter(({ y }) => y !== null);
+  const path = (height) => shown.map((point) => `${round(at(point.x))} ${round(up(height(point)))}`);
   if (style === "bars") {
     const half = 0.35 * (at(1) - at(0));
-    for (const i of shown) {
-      add(svg, "rect", { x: round(at(x[i]) - half), y: round(up(y[i])), width: round(2 * half), height: round(up(0) - up(y[i])), fill: ink(colour) });
-      if (y[i] && x.length <= 12) write(svg, at(x[i]), up(y[i]) - 3, `${Math.round(y[i])}%`, "middle");
+    for (const { x, y } of shown) {
+      const box = { x: round(at(x) - half), y: round(up(y)), width: round(2 * half), height: round(up(0) - up(y)) };
+      add(svg, "rect", { ...box, fill: ink(colour) });
+      if (y && shown.length <= 12) write(svg, at(x), up(y) - 3, `${Math.round(y)}%`, "middle");
     }
     return;
   }
   if (spread) {
-    const band = [...path((i) => y[i] + spread[i]), ...path((i) => y[i] - spread[i]).reverse()];
+    const band = [...path(({ y, half }) => y + half), ...path(({ y, half }) => y - half).reverse()];
     const lone = shown.length === 1 ? { stroke: ink(colour) } : {};
     add(svg, "path", { d: `M${band.join("L")}Z`, fill: ink(colour), opacity: 0.16, ...lone });
   }
   const faint = style === "faint" ? { opacity: 0.35, "stroke-width": 1 } : { "stroke-width": 1.8 };
   if (style !== "points" && shown.length > 1) {
-    add(svg, "path", { d: `M${path((i) => y[i]).join("L")}`, fill: "none", stroke: ink(colour), "stroke-linejoin": "round", ...faint });
+    const d = `M${path(({ y }) => y).join("L")}`;
+    add(svg, "path", { d, fill: "none", stroke: ink(colour), "stroke-linejoin": "round", ...faint });
   }
   if (style === "dots" || style === "points" || shown.length === 1) {
-    for (const i of shown) add(svg, "circle", { cx: round(at(x[i])), cy: round(up(y[i])), r: 2.6, fill: ink(colour) });
+    for (const { x, y } of shown) add(svg, "circle", { cx: round(at(x)), cy: round(up(y)), r: 2.6, fill: ink(colour) });
   }
 }
 
 function lanes(svg, spec, width) {
   const narrow = width < SIDE_BY_SIDE, names = Math.max(...spec.lanes.map((lane) => lane.name.length));
-  const heights = spec.lanes.map((lane) => LANE * (lane.tall ? 2.4 : 1) + (narrow ? LINE : 0));
-  const top = spec.marks.length ? LINE : 4;
+  const heights = spec.lanes.map((lane) => LANE * (lane.height ?? 1) + (narrow ? LINE : 0));
+  const top = spec.marks ? LINE : 4;
   const box = { left: narrow ? 8 : 14 + LETTER * names, right: width - 12, top, bottom: top + heights.reduce((a, b) => a + b) };
   const seconds = spec.stop - spec.start;
   const at = axis(svg, box, [spec.start, spec.stop], spec.x, false, box.top);
-  const across = (second) => box.left + second / seconds * (box.right - box.left);
+  const across = (second) => at(Math.min(Math.max(second, spec.start), spec.stop));
   mark(svg, box, at, spec.marks);
   let y = box.top;
   spec.lanes.forEach((lane, i) => {
     const high = heights[i] - (narrow ? LINE : 0) - 6, base = y + heights[i] - 3;
     write(svg, narrow ? box.left : box.left - 8, narrow ? y + 11 : base - high / 2 + 4, lane.name, narrow ? "start" : "end", "ink");
-    const each = high / lane.slots, thick = (lane.slots > 1 ? 0.9 : 1) * each, shades = new Map();
-    for (const [start, stop, slot = 0, shade = 1] of lane.boxes) {
+    const each = high / (lane.slots ?? 1), thick = (lane.slots > 1 ? 0.9 : 1) * each, shades = new Map();
+    for (const [start, stop, slot, shade] of lane.boxes) {
       const long = Math.max(across(stop) - across(start), 0.3).toFixed(2);
       const shape = `M${round(across(start))} ${round(base - slot * each)}h${long}v${round(-thick)}h-${long}z`;
       shades.set(shade, (shades.get(shade) ?? "") + shape);
     }
     for (const [shade, shapes] of shades) add(svg, "path", { d: shapes, fill: ink(lane.colour), opacity: shade });
-    for (const [start, stop, , , text = ""] of lane.boxes.filter((box) => box[4])) {
+    for (const [start, stop, , , text] of lane.boxes.filter((box) => box[4])) {
       const from = across(start), to = across(stop);
       line(svg, from, base, from, base - high, { stroke: ink("paper") });
       if (to - from > LETTER * text.length + 4) write(svg, (from + to) / 2, base - high / 2 + 4, text, "middle", "paper");
@@ -164,17 +166,18 @@ function lanes(svg, spec, width) {
 }
 
 function panels(svg, chart, width) {
-  const columns = width >= SIDE_BY_SIDE ? chart.panels.length : 1;
+  const high = chart.height ?? 240, columns = width >= SIDE_BY_SIDE ? chart.drawn.length : 1;
   const each = (width - 16 * (columns - 1)) / columns;
-  const axes = chart.panels.map((spec, i) => {
-    const left = (i % columns) * (each + 16), top = Math.floor(i / columns) * (chart.height + 10);
-    return panel(svg, spec, { left, right: left + each - 10, top, bottom: top + chart.height });
+  const axes = chart.drawn.map((spec, i) => {
+    const left = (i % columns) * (each + 16), top = Math.floor(i / columns) * (high + 10);
+    return panel(svg, spec, { left, right: left + each - 10, top, bottom: top + high });
   });
-  return [Math.ceil(axes.length / columns) * (chart.height + 10) - 10, axes];
+  return [Math.ceil(axes.length / columns) * (high + 10) - 10, axes];
 }
 
 function legend(figure, chart) {
-  const named = new Map((chart.panels ?? []).flatMap((spec) => spec.series).filter((s) => !s.hidden).map((s) => [s.name, s]));
+  const series = chart.drawn.lanes ? [] : chart.drawn.flatMap((spec) => spec.series).filter(({ hidden }) => !hidden);
+  const named = new Map(series.map((one) => [one.name, one]));
   if (named.size < 2) return;
   const box = figure.appendChild(document.createElement("div"));
   box.className = "legend";
@@ -201,7 +204,7 @@ function show(figure) {
     if (!width || width === wide) return;
     wide = width;
     svg.replaceChildren();
-    const [height, drawn] = chart.lanes ? lanes(svg, chart.lanes, width) : panels(svg, chart, width);
+    const [height, drawn] = chart.drawn.lanes ? lanes(svg, chart.drawn, width) : panels(svg, chart, width);
     axes = drawn;
     svg.setAttribute("viewBox", `0 0 ${width} ${Math.ceil(height)}`);
     svg.dataset.axes = JSON.stringify(axes.map((one) => one.place));

@@ -17,7 +17,7 @@ from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
 
 UNKNOWN_TOKENS_PER_S = 1.0
-"""Stands for a rate that nothing is known of: whoever decides takes what others give."""
+"""Stands for a rate that nothing is known of: the decision takes what others give."""
 
 
 class Launcher(Protocol):

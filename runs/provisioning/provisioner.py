@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Provisioner:
-    """Decides and orders; times are on the clock of whoever passes `now`."""
+    """Decides and orders; times are on the clock of the caller that passes `now`."""
 
     def __init__(
         self, section: ProvisioningSection, launcher: Launcher, drain: Callable[[str], None], grace_s: float

@@ -1,6 +1,6 @@
 """Prefect server: a real one, light enough to share two cores with the loop it watches.
 
-Whoever can write to it runs code: flow runs name commands, which a process worker executes. So it
+Anyone who can write to it runs code: flow runs name commands, which a process worker executes. So it
 asks for a password, which lies in the home directory for its owner alone and is handed to every client
 started here, and takes no request that a page of another origin makes in the owner's browser.
 

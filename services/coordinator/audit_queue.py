@@ -3,9 +3,9 @@
 Which groups is drawn with a secret that no worker knows, at a share that depends on the worker's
 standing. What waits for the auditor is kept in memory alone: after a restart other groups are
 drawn. Findings, strikes and quarantines are journal events and outlive it. What is found counts for the
-worker that sampled the tokens, whoever handed them in. No batch waits for an audit, but a worker of which
-many groups wait gets no leases; one in quarantine loses those it has, nothing more is taken from it, and
-what it sampled and no batch has yet does not train.
+worker that sampled the tokens, not the one that handed them in. No batch waits for an audit, but a worker of
+which many groups wait gets no leases; one in quarantine loses those it has, nothing more is taken from it,
+and what it sampled and no batch has yet does not train.
 """
 
 import math
@@ -125,7 +125,7 @@ class AuditQueue:
         waiting = _Waiting(submission, prompt.token_ids, sampling, authors)
         if submission.group_id in self._waiting:
             # An answer that is under way is not about this submission: it must blame nobody for it.
-            self._skip(submission.group_id, "it was sampled anew before an audit of it ended")
+            self._skip(submission.group_id, "it was sampled again before an audit of it ended")
             return
         self._waiting[submission.group_id] = waiting
         self._waiting_of[waiting.name] += 1

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.core.reporting.alarms import ALARMS, StepAlarms, heldout_alarm
+from antiphon.core.reporting.alarms import ALARMS, StepAlarms, status_alarms
 from antiphon.core.status import RunStatus, WorkerState
 
 HOST = "127.0.0.1"
@@ -98,55 +98,44 @@ def run_families(status: RunStatus, shown: StepAlarms, config: RunConfig) -> Ite
     """
     run = status.run_id
 
-    def gauge(name: str, description: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"antiphon_{name}", description, labels=("run",))
-        family.add_metric((run,), value)
-        return family
+    def family(count: bool, name: str, description: str, value: float) -> Metric:
+        made = (CounterMetricFamily if count else GaugeMetricFamily)(
+            f"antiphon_{name}", description, labels=("run",)
+        )
+        made.add_metric((run,), value)
+        return made
 
-    def count(name: str, description: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"antiphon_{name}", description, labels=("run",))
-        family.add_metric((run,), value)
-        return family
+    def split(name: str, description: str, label: str, values: Mapping[str, float]) -> Metric:
+        made = GaugeMetricFamily(f"antiphon_{name}", description, labels=("run", label))
+        for key, value in values.items():
+            made.add_metric((run, key), value)
+        return made
 
-    yield count("steps", "Learner steps committed.", status.committed_steps)
-    yield gauge("steps_planned", "Learner steps of the run.", status.steps_total)
-    yield gauge("finished", "Whether the run is finished.", float(status.finished))
-    yield gauge("paused", "Whether the run is paused.", float(bool(status.paused_reason)))
-    yield gauge("newest_version", "Newest announced policy version.", status.newest_version or 0)
-    yield count("groups_dropped_stale", "Groups dropped beyond the bound.", status.groups_dropped_stale)
-    yield count("groups_filtered", "Groups without reward variance.", status.groups_filtered)
-    yield count("trajectories_failed", "Answers that could not be scored.", status.trajectories_failed)
-    yield count("groups_requeued", "Groups taken back from workers.", status.groups_requeued)
-    yield gauge(
-        "length_correlation",
-        "Rank correlation of remembered and sampled lengths; 0 while it is not known.",
-        status.length_correlation,
-    )
-    yield _labelled(
-        "groups",
-        "Groups by phase.",
-        "phase",
-        run,
-        {
-            "open": status.groups_open,
-            "leased": status.groups_leased,
-            "to_reward": status.groups_to_reward,
-            "ready": status.groups_ready,
-        },
-    )
-    yield _labelled(
-        "work_seconds", "Worker seconds by what became of them.", "use", run, status.worker_seconds
-    )
-    yield _labelled(
-        "work_tokens", "Completion tokens by what became of them.", "use", run, status.tokens_by_use
-    )
-    yield _labelled(
-        "work_dollars", "US dollars by what became of the work.", "use", run, status.dollars_by_use
-    )
-    trained = {str(staleness): found for staleness, found in status.staleness_histogram.items()}
-    yield _labelled(
-        "trajectories_trained", "Trajectories trained on, by staleness.", "staleness", run, trained
-    )
+    for name, description, value in (
+        ("steps", "Learner steps committed.", status.committed_steps),
+        ("groups_dropped_stale", "Groups dropped beyond the bound.", status.groups_dropped_stale),
+        ("groups_filtered", "Groups without reward variance.", status.groups_filtered),
+        ("trajectories_failed", "Answers that could not be scored.", status.trajectories_failed),
+        ("groups_requeued", "Groups taken back from workers.", status.groups_requeued),
+    ):
+        yield family(True, name, description, value)
+    correlation = "Rank correlation of remembered and sampled lengths; 0 while it is not known."
+    for name, description, level in (
+        ("steps_planned", "Learner steps of the run.", status.steps_total),
+        ("finished", "Whether the run is finished.", status.finished),
+        ("paused", "Whether the run is paused.", bool(status.paused_reason)),
+        ("newest_version", "Newest announced policy version.", status.newest_version or 0),
+        ("length_correlation", correlation, status.length_correlation),
+    ):
+        yield family(False, name, description, float(level))
+    phases = ("open", "leased", "to_reward", "ready")
+    groups = {phase: getattr(status, f"groups_{phase}") for phase in phases}
+    yield split("groups", "Groups by phase.", "phase", groups)
+    yield split("work_seconds", "Worker seconds by what became of them.", "use", status.worker_seconds)
+    yield split("work_tokens", "Completion tokens by what became of them.", "use", status.tokens_by_use)
+    yield split("work_dollars", "US dollars by what became of the work.", "use", status.dollars_by_use)
+    trained = {str(staleness): count for staleness, count in status.staleness_histogram.items()}
+    yield split("trajectories_trained", "Trajectories trained on, by staleness.", "staleness", trained)
     for name, description in (
         ("tokens_generated", "Completion tokens sampled."),
         ("stands_still_s", "Seconds without a token of an engine that was found to hang; 0 for others."),
@@ -156,20 +145,13 @@ def run_families(status: RunStatus, shown: StepAlarms, config: RunConfig) -> Ite
         ("tokens_per_s", "Completion tokens over the seconds since it was ready."),
     ):
         values = {worker.worker_id: float(getattr(worker, name)) for worker in status.workers}
-        yield _labelled(f"worker_{name}", description, "worker", run, values)
+        yield split(f"worker_{name}", description, "worker", values)
     active = {worker.worker_id: float(worker.state is WorkerState.ACTIVE) for worker in status.workers}
-    yield _labelled("worker_active", "Whether a worker counts as active.", "worker", run, active)
+    yield split("worker_active", "Whether a worker counts as active.", "worker", active)
     last = {} if shown.last is None else shown.last.metrics
     finite = {name: value for name, value in last.items() if math.isfinite(value)}
-    yield _labelled("step_metric", "Metrics of the last step, as in the catalogue.", "metric", run, finite)
-    raised = {alarm.name for alarm in shown.find(config.loop.max_staleness, steps=config.run.steps)}
-    raised |= {alarm.name for alarm in (heldout_alarm(status),) if alarm is not None}
+    yield split("step_metric", "Metrics of the last step, as in the catalogue.", "metric", finite)
+    by_steps = shown.find(config.loop.max_staleness, steps=config.run.steps)
+    raised = {alarm.name for alarm in (*by_steps, *status_alarms(status))}
     watched = {kind.name: float(kind.name in raised) for kind in ALARMS}
-    yield _labelled("alarm", "Alarms about the metrics; see operations.", "alarm", run, watched)
-
-
-def _labelled(name: str, description: str, label: str, run: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"antiphon_{name}", description, labels=("run", label))
-    for key, value in values.items():
-        family.add_metric((run, key), value)
-    return family
+    yield split("alarm", "Alarms about the metrics; see operations.", "alarm", watched)

@@ -16,7 +16,7 @@ from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 def evaluation_record(version: int, evaluation: EvaluationState) -> EvaluationRecord:
     """Return an evaluation with its means so far."""
-    # It is complete once its kept answers are in the store: whoever records it finds them there.
+    # It is complete once its kept answers are in the store: a recorder finds them there.
     rewarded = (
         evaluation.rewarded if evaluation.finished else min(evaluation.rewarded, evaluation.prompts - 1)
     )

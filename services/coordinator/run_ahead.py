@@ -69,7 +69,7 @@ class RunAheadPlanner:
         return self._plan
 
     async def plan_if_due(self) -> bool:
-        """Choose anew after the first steps, then now and then; return whether there is a new plan."""
+        """Choose again after the first steps, then now and then; return whether there is a new plan."""
         batches, places, loop = self.measures.batches, self._places(), self._config.loop
         losses = self.measures.losses
         if batches > self._assessed:

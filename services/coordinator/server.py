@@ -198,7 +198,8 @@ async def serve_coordinator(
         stop: asks to stop; None never does.
         wait_for_journal: while the journal cannot be opened, answer every call with the reason and try
             again, for services.outage_timeout_s.
-        hung_s: take the run from a coordinator that leaves no sign of life for so many seconds; None: never.
+        hung_s: take the run from a coordinator that leaves no sign of life for this many seconds; None:
+        never.
 
     Raises:
         ConfigError: when the configuration, the environment, the journal or the port cannot be used.
@@ -210,7 +211,7 @@ async def serve_coordinator(
     refusing = partial(refusing_server, host, port, credentials) if wait_for_journal else None
     place, outage_s = journal_place(config, run_dir), config.services.outage_timeout_s
     if wait_for_journal and isinstance(place, Path) and place.parent.is_dir() and not place.exists():
-        raise journal_gone(place)  # this run had one: it must not begin anew without a word
+        raise journal_gone(place)  # this run had one: it must not begin again without a word
     opening = asyncio.ensure_future(open_journal(place, run_id, outage_s, refusing, hung_s))
     await _unless_stopped(opening, stopping)
     if opening.cancelled():

@@ -142,7 +142,7 @@ class CoordinatorService(Coordinator):
                 state, self._config, submission, state_machine.seeds(group), now, given, rules
             )
         except ContractError as error:
-            false = self._workers.begin_anew(group, submission.lease_id, given)
+            false = self._workers.begin_again(group, submission.lease_id, given)
             await self._strike(*(false or (submission.worker_id, str(error))), group.group_id)
             raise RefusedError(str(error)) from error
         if not found:
@@ -222,7 +222,9 @@ class CoordinatorService(Coordinator):
         state_machine.check_open()
         order, now = state_machine.planner.order, state_machine.clock()
         commit = dataclasses.replace(commit, metrics={**commit.metrics, **order.metrics()})
-        found = acceptance.accept_commit(self._state, commit, now)
+        expected = state_machine.planner.capacity.record
+        plan = None if expected is None else expected.numbers()
+        found = acceptance.accept_commit(self._state, commit, now, plan)
         oldest_kept = commit.step - self._state.payload_retention_steps
         kept = self._state.sealed_groups
         forget = [g for step, ids in kept.items() if step < oldest_kept for g in ids] if found else []
@@ -238,7 +240,7 @@ class CoordinatorService(Coordinator):
         check_signature(manifest, self._learner_key)
         name = payloads.manifest_name(manifest.version)
         written = state_machine.record(*found, keep={name: payloads.dump_manifest(manifest)})
-        await written  # whoever asks for it meanwhile waits for the disk too
+        await written  # callers that ask for it meanwhile wait for the disk too
         state_machine.work.notify()
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
@@ -281,7 +283,7 @@ class CoordinatorService(Coordinator):
         written = state_machine.record(*found)
         if found:
             _log.warning("step.skipped", step=step, digest=voided.digest[:12], reason=voided.reason)
-            state_machine.fleet.work_done += 1  # patience with whoever waits for this step begins anew
+            state_machine.fleet.work_done += 1  # the no-progress timeout of this step begins again
             state_machine.wake_all()
         await written
         return voided

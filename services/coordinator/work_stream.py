@@ -197,7 +197,7 @@ class StreamClient:
         return getattr(reply, kind)
 
     def close(self) -> None:
-        """End the stream; whoever waits for an answer gets an UnavailableError."""
+        """End the stream; a call that waits for an answer gets an UnavailableError."""
         if self._running is not None:
             self._running.cancel()
 

@@ -98,7 +98,7 @@ class WorkerRegistry:
         """Extend the worker's leases, keep what they made so far, and say what to give up.
 
         The lease of another worker is left as it is, and a group with progress that no completion can have
-        begins anew; both are a strike, and so are numbers that cannot be.
+        begins again; both are a strike, and so are numbers that cannot be.
 
         Raises:
             ContractError: when a number cannot be, or the weights that sample were never announced.
@@ -240,7 +240,7 @@ class WorkerRegistry:
                     self._check(group)(piece)
             except ContractError as error:
                 known = self._leases.partial_groups.snapshot(progress.lease_id)
-                false = self.begin_anew(group, progress.lease_id, known)
+                false = self.begin_again(group, progress.lease_id, known)
                 refused[progress.lease_id] = (group.group_id, *(false or (heartbeat.worker_id, str(error))))
                 continue
             gained |= self._leases.take_progress(heartbeat.worker_id, progress)
@@ -249,11 +249,13 @@ class WorkerRegistry:
             kept.append(KeptProgress(progress.lease_id, after))
         return tuple(kept), gained, refused
 
-    def begin_anew(self, group: GroupState, lease_id: str, known: KeptGroup | None) -> tuple[str, str] | None:
+    def begin_again(
+        self, group: GroupState, lease_id: str, known: KeptGroup | None
+    ) -> tuple[str, str] | None:
         """End a lease whose tokens were refused, and forget what is kept of its group.
 
         `known` is what was kept of the group before. Where that cannot be either, those who also continue
-        from it begin anew too, and the result is (worker id, reason) of who sampled it; else None.
+        from it begin again too, and the result is (worker id, reason) of who sampled it; else None.
         """
         state_machine, leases, check = self._state_machine, self._leases, self._check(group)
         partials, false = leases.partial_groups, false_author(known, check)
@@ -262,7 +264,7 @@ class WorkerRegistry:
             if held is None:
                 continue
             if running == lease_id or false_author(partials.snapshot(running), check) is not None:
-                state_machine.take_back(held, "what was sampled under it was refused", anew=True)
+                state_machine.take_back(held, "what was sampled under it was refused", discard=True)
         if false_author(partials.waiting(group.group_id), check) is not None:
             partials.forget(group.group_id)
             state_machine.record(forget=[payloads.prefix_name(group.group_id)])

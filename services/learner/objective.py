@@ -29,7 +29,7 @@ LOG_RATIO_LIMIT = 20.0
 there. Ratios and weights are bounded by it, and such a token gets no gradient."""
 
 LOGITS_AT_ONCE = 2**22
-"""Logits of float32 held from the forward to the backward pass, 16 MiB; more are made anew in parts."""
+"""Logits of float32 held from the forward to the backward pass, 16 MiB; more are computed again in parts."""
 
 _LOSS_TYPE = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "gspo": "grpo", "cispo": "cispo"}
 
@@ -151,7 +151,7 @@ class Objective:
         return self.share(loss, len(batch.advantages), totals), found
 
     def share(self, loss: torch.Tensor, trajectories: int, totals: UpdateTotals) -> torch.Tensor:
-        """Return the share of the update's loss that liger's loss of so many of its trajectories is."""
+        """Return the share of the update's loss that liger's loss of this many of its trajectories is."""
         if self.options["loss_type"] in ("grpo", "dr_grpo"):
             # These two average over the trajectories they see; make it the update's average.
             return loss * (trajectories / totals.trajectories)

@@ -24,7 +24,7 @@ from antiphon.cpu.copies import Copies, copies_of
 from antiphon.cpu.shared_rows import SharedRows, common_length, share_rows
 
 SLOTS_PER_POSITION = 4
-"""Attention sees rows whole: at most so many of their tokens for each position of the budget."""
+"""Attention sees rows whole: at most this many of their tokens for each position of the budget."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -137,7 +137,7 @@ def load_causal_model(path: str, dtype: torch.dtype, gradient_checkpointing: boo
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
             f"model.path={path} lacks {len(missing)} tensors, {missing[0]} among them, which would be made "
-            "up at random; copy the model anew"
+            "up at random; copy the model again"
         )
     _silence_dropout(model)
     _check_head(model, path)

@@ -1,6 +1,6 @@
 """Progress counter: what one thread of the learner does, and how much of it is done.
 
-The thread counts as it goes; whoever waits for it reads, from any thread, and counts its patience
+The thread counts as it goes; callers that wait for it read, from any thread, and count their patience
 from the last change. What works without a break, as writing a checkpoint does, is looked at instead.
 """
 
@@ -23,7 +23,7 @@ class ProgressCounter:
     def begin(self, doing: str, counted: str) -> None:
         """Say what is done from now on, and what is counted of it, in the singular.
 
-        Beginning counts nothing: work that fails and is begun anew makes no progress.
+        Beginning counts nothing: work that fails and is begun again makes no progress.
         """
         self._doing = doing
         self.counting(counted)

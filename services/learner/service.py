@@ -4,14 +4,14 @@ Training runs on one thread of its own, and looking after snapshots on another: 
 meanwhile. A version that is to be published is on the disk before its step is committed. A call that is
 repeated joins the one under way, and a step that was trained but whose commit went astray is committed again,
 never trained twice. After a loss that is no number the weights of the version before are back, and the run
-is paused. A batch that was voided meanwhile is dropped, and the step waits for the one that replaces it.
+is paused. When the step is skipped meanwhile, its batch is dropped for the empty one that replaces it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 
@@ -28,7 +28,6 @@ from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.retry import OUTAGE_S, retry_unavailable
-from antiphon.services.learner.shared_calls import SharedCalls
 from antiphon.services.learner.training import (
     Publishing,
     TrainedStep,
@@ -38,10 +37,68 @@ from antiphon.services.learner.training import (
 )
 from antiphon.system import failpoints
 
+MOST_WAIT_S = 30.0
+"""Longest that a call is held open."""
+OUTCOME_S = 60.0
+"""How long a result is kept for a caller that does not come back for it."""
+
+_T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
+
+
+class SharedCalls:
+    """Calls by name; each is under way at most once."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, asyncio.Task[Any]] = {}
+        self._closing = False
+
+    def running(self) -> list[str]:
+        """Return the names of what is under way."""
+        return [name for name, task in self._under_way.items() if not task.done()]
+
+    def close(self) -> None:
+        """Cancel what is under way."""
+        self._closing = True
+        for task in list(self._under_way.values()):
+            task.cancel()
+
+    async def once(self, name: str, begin: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Join the call of that name that is under way, or begin it, and return its result."""
+        task = await self.join(name, begin, None)
+        return task.result()
+
+    async def join(
+        self, name: str, begin: Callable[[], Coroutine[Any, Any, _T]], wait_s: float | None
+    ) -> "asyncio.Task[_T]":
+        """Join the call of that name that is under way, or begin it, for up to `wait_s` seconds.
+
+        A caller that gives up leaves the work going: a thread cannot be called back, and the next caller
+        will want its result. The caller that finds it done takes it away.
+        """
+        task = self._under_way.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(begin(), name=name)
+            self._under_way[name] = task
+            task.add_done_callback(lambda done: self._ended(name, done))
+        await asyncio.wait({task}, timeout=None if wait_s is None else min(max(0.0, wait_s), MOST_WAIT_S))
+        if task.done():
+            self._forget(name, task)
+        return task
+
+    def _ended(self, name: str, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.info("call.failed", call=name, error=str(error))
+        if not self._closing:
+            asyncio.get_running_loop().call_later(OUTCOME_S, self._forget, name, task)
+
+    def _forget(self, name: str, task: asyncio.Task[Any]) -> None:
+        if self._under_way.get(name) is task:
+            del self._under_way[name]
+
+
 POLL_S = 10.0
 """How long one question for a batch stays open at the coordinator."""
-_log = structlog.get_logger(__name__)
-_T = TypeVar("_T")
 _Drifts = Mapping[str, tuple[SampleStatistics, ...]]
 """Group -> how far the workers' logprobs were from the learner's."""
 
@@ -136,7 +193,7 @@ class LearnerService(Learner):
         if self._published(self._version):
             wanted.add(self._version)
         for version in sorted(wanted):
-            # Whoever asked for another meanwhile may have had the oldest of them removed.
+            # Another call may meanwhile have had the oldest of them removed.
             if all_of_them or self._announced.get(version) != self.origin:
                 await self._retried(f"publishing version {version}", partial(self.publish, version))
 
@@ -171,13 +228,13 @@ class LearnerService(Learner):
             return StepResult(commit, idle_s, ended_s - begun_s)
 
     async def _make(self, batch: BatchRef) -> tuple[StepCommit, _Drifts] | None:
-        """Train on a batch, write the version and commit it; None when the batch was voided meanwhile.
+        """Train on a batch, write the version and commit it; None when the step was skipped meanwhile.
 
         What an earlier call got done of it is not done again.
         """
         step, progress, trainer = batch.step, self._trainer.progress, self._trainer
         if self._trained is not None and self._trained[0] != batch.digest:
-            await self._restore()  # that batch was voided meanwhile
+            await self._restore()  # that step was skipped meanwhile
         progress.begin(f"training step {step}", "micro-batch")
         try:
             if self._trained is None:
@@ -195,7 +252,7 @@ class LearnerService(Learner):
                     published=self._published(trained.version),
                 )
         except IntegrityError as error:
-            if await self._voided(batch):
+            if await self._skipped(batch):
                 return None
             await self._refuse(step, batch, error)
         commit = self._uncommitted
@@ -206,7 +263,7 @@ class LearnerService(Learner):
                 f"committing step {step}", lambda: self._coordinator.commit_step(commit)
             )
         except IntegrityError:
-            if await self._voided(batch):
+            if await self._skipped(batch):
                 return None
             raise
         failpoints.reach("learner.commit.after")
@@ -215,7 +272,7 @@ class LearnerService(Learner):
         progress.add()
         return commit, trained.drifts
 
-    async def _voided(self, batch: BatchRef) -> bool:
+    async def _skipped(self, batch: BatchRef) -> bool:
         """Return whether a batch is not that of its step any more; nothing of it is left then."""
         ask = partial(self._coordinator.await_stage, "reward", batch.step, 0.0)
         reply = await self._retried(f"asking for the batch of step {batch.step}", ask)
@@ -390,7 +447,7 @@ class LearnerService(Learner):
 def committed_snapshots(stored: Mapping[int, str], commits: Sequence[StepCommit]) -> set[int]:
     """Return the versions whose stored weights are the committed ones.
 
-    A version may have been written and not committed, and its batch voided since. Version 0 has no
+    A version may have been written and not committed, and its step skipped since. Version 0 has no
     commit; the coordinator knows what it was announced with.
 
     Args:

@@ -1,6 +1,6 @@
 """Training: what the learner service needs of the engine behind it, without naming any engine.
 
-The service decides when to train, commit, checkpoint and publish. Whoever holds the weights
+The service decides when to train, commit, checkpoint and publish. What holds the weights
 answers here: DeepSpeed's `Trainer` and the `SnapshotPublisher` in production, arithmetic in the
 simulation. Nothing in this module imports torch.
 """
@@ -56,7 +56,7 @@ class Training(Protocol):
         """Return the newest version up to `at_most` with a sound checkpoint, or None."""
 
     def start(self, at_most: int) -> TrainedStep:
-        """Begin anew from the newest sound checkpoint up to a version, or from the base weights.
+        """Begin again from the newest sound checkpoint up to a version, or from the base weights.
 
         Raises:
             ConfigError: when the model cannot be loaded, or the checkpoint was made with
@@ -68,7 +68,7 @@ class Training(Protocol):
 
         Raises:
             IntegrityError: when the step is not the next one, or loss, gradient or weights are no
-                numbers; in the latter case the trainer must be started anew.
+                numbers; in the latter case the trainer must be started again.
         """
 
     def save(self) -> int:
@@ -130,7 +130,7 @@ def read_weights(
         try:
             digest = publisher.write(held.version, held.weights, progress.add)
         except BlockedError as error:
-            progress.begin(str(error), "byte")  # whoever watches the learner reads why nothing moves
+            progress.begin(str(error), "byte")  # so that those who watch the learner read why nothing moves
             raise
     else:
         digest = publisher.digest(held.weights, progress.add)

@@ -1,30 +1,21 @@
-"""Trial: a learner in a process of its own makes steps of a run's size for a while and says what they took.
+"""Trial: a learner, in a process of its own, makes steps of a run's size for a while and says what they took.
 
 Completions are made up: tokens of the prompts in any order, lengths of a geometric distribution. The learning
 rate is 0, so the weights stay those of the start.
-
-    python -m antiphon.services.learner.trial CONFIG RESULT SECONDS COMPLETION_TOKENS
 """
 
-import json
-import sys
 import time
-from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import psutil
 
 from antiphon.core.capacity.engine_tuning import Trial, Unit
-from antiphon.core.config import RunConfig, load_config
-from antiphon.core.errors import AntiphonError
+from antiphon.core.config import RunConfig
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.environments.registry import make_environment
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.system.clock import wall_clock
-from antiphon.system.files import write_atomically
-from antiphon.system.processes import tie_to_parent
 
 
 def run_trial(config: RunConfig, seconds: float, completion_tokens: float) -> Trial:
@@ -89,20 +80,3 @@ def made_up_rows(config: RunConfig, codec: TextCodec, completion_tokens: float) 
                 )
             )
     return rows
-
-
-def main() -> int:
-    """Run the trial that the command line names."""
-    tie_to_parent()
-    config, result = Path(sys.argv[1]), Path(sys.argv[2])
-    try:
-        trial = run_trial(load_config(config), float(sys.argv[3]), float(sys.argv[4]))
-    except AntiphonError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    write_atomically(result, json.dumps(asdict(trial)).encode())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,7 +26,7 @@ PULL_GROUPS = 16
 PULL_WAIT_S = 2.0
 """How long one request for groups is held open, and how soon the end of the run is noticed."""
 SENT_TOGETHER = 64
-"""Most groups whose rewards travel in one message; where so many wait for it, no more are pulled."""
+"""Most groups whose rewards travel in one message; where this many wait for it, no more are pulled."""
 TOGETHER_S = 0.05
 """Longest that rewards wait for those of the other groups that were pulled: a message for each group cost
 the coordinator more than the group."""

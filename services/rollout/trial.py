@@ -1,33 +1,25 @@
-"""Trial: one engine in a process of its own samples a run's prompts for a while and says what that took.
+"""Trial: one engine, in a process of its own, samples a run's prompts for a while and says what that took.
 
-OpenMP and vLLM read their settings when a process starts, so each engine that is compared gets a new one,
-started with `child_environment`. It samples with the start-up weights, undrafted but for what the samples of
-a group tell each other, as in a run's first epoch.
-
-    python -m antiphon.services.rollout.trial CONFIG RESULT SECONDS
+It samples with the start-up weights, undrafted but for what the samples of a group tell each other, as in a
+run's first epoch.
 """
 
-import json
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count, islice
-from pathlib import Path
 
 import psutil
 
 from antiphon.api.engine import Engine, EngineRequest
 from antiphon.core.capacity.engine_tuning import Trial, Unit
-from antiphon.core.config import RunConfig, load_config
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.seeds import derive_seed
 from antiphon.environments.registry import make_environment
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.services.rollout.process import engine_settings
 from antiphon.system.clock import wall_clock
-from antiphon.system.files import write_atomically
-from antiphon.system.processes import tie_to_parent
 
 WARM_TOKENS = 8
 """Tokens of each completion before anything is counted: the first steps of an engine are slower."""
@@ -68,7 +60,7 @@ def run_trial(config: RunConfig, seconds: float) -> Trial:
 def _sample(
     engine: Engine, requests: Iterator[EngineRequest], places: int, seconds: float, started: dict[Unit, float]
 ) -> Trial:
-    """Keep all places taken for so many seconds; completions of 0 tokens say that none ended."""
+    """Keep all places taken for this many seconds; completions of 0 tokens say that none ended."""
     ended: list[int] = []
     running: set[str] = set()
     begun, cpu = time.perf_counter(), time.process_time()
@@ -109,20 +101,3 @@ def _drain(engine: Engine, requests: list[EngineRequest]) -> None:
 
 def _spent(since_s: float) -> dict[Unit, float]:
     return {"seconds": wall_clock() - since_s, "cpu_seconds": time.process_time()}
-
-
-def main() -> int:
-    """Run the trial that the command line names."""
-    tie_to_parent()
-    config, result, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    try:
-        trial = run_trial(load_config(config), seconds)
-    except AntiphonError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    write_atomically(result, json.dumps(asdict(trial)).encode())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -66,7 +66,7 @@ class WeightSource(Protocol):
 
         Raises:
             UnavailableError: when it is not here any more.
-            IntegrityError: when its bytes were altered; the next `fetch` brings them anew.
+            IntegrityError: when its bytes were altered; the next `fetch` brings them again.
         """
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:

@@ -7,12 +7,15 @@ A group that the coordinator refuses is logged and let go: only a refusal of the
 A lease that names a version is sampled with that version or not at all. What is unfinished goes along
 with the heartbeats, so that another worker continues it if this one is lost; asked to stop, a worker
 finishes what it surely can, hands the rest over, and leaves.
+
+Asked to stop, a worker reports at once what it has, so that a kill costs nothing from then on. It waits only
+a short time for a coordinator that does not answer: that one is most likely being stopped too.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import structlog
 
@@ -28,17 +31,109 @@ from antiphon.api.coordinator import (
 from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.errors import UnavailableError
+from antiphon.core.loop.leases import finishes_in_time
 from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
-from antiphon.services.rollout.prepare import Prepare, nothing_to_prepare
-from antiphon.services.rollout.progress import gather
-from antiphon.services.rollout.shutdown import HAND_OVER_S, Shutdown
-from antiphon.services.rollout.submitter import Submitter
+from antiphon.services.rollout.group import GroupInFlight
+from antiphon.services.rollout.progress import gather, tokens_left
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
-from antiphon.services.rollout.work import WorkInFlight, first_leaf, samples_with
+from antiphon.services.rollout.work import Submitter, WorkInFlight, first_leaf, samples_with
 from antiphon.system.wakeup import Wakeup
+
+Prepare = Callable[[RunConfig, WorkerWelcome, Callable[[int], None]], Awaitable[RunConfig]]
+"""Brings what the engine is built from to this machine, and returns the configuration that says where it is;
+called with the run's, the welcome, and what takes the bytes that arrive."""
+
+
+async def nothing_to_prepare(
+    config: RunConfig, welcome: WorkerWelcome, arrived: Callable[[int], None]
+) -> RunConfig:
+    """Return the configuration as it is."""
+    return config
+
+
+FINISHING_SHARE = 0.5
+"""Part of the grace time in which a group must surely be finished, or it is handed over at once."""
+HAND_OVER_S = 3.0
+"""Of the grace time, kept for handing over what was not finished after all; and how long a coordinator
+is waited for that does not answer."""
+
+_log = structlog.get_logger(__name__)
+
+
+class SendHeartbeat(Protocol):
+    """Sends a heartbeat at once, apart from the regular ones."""
+
+    async def __call__(
+        self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
+    ) -> None:
+        """Report progress, leases that are given back, and leaving."""
+
+
+class Shutdown:
+    """The end of one worker, from the moment it is asked to stop."""
+
+    def __init__(self, worker_name: str, work: WorkInFlight, send: SendHeartbeat, change: Wakeup) -> None:
+        """What is handed over leaves `work`; `change` is notified when a group was finished or handed in."""
+        self._name = worker_name
+        self._work, self._send, self._change = work, send, change
+        self._asked = asyncio.Event()
+        self._deadline = 0.0
+
+    @property
+    def asked(self) -> bool:
+        """Whether the worker was asked to stop."""
+        return self._asked.is_set()
+
+    def ask(self, grace_s: float) -> None:
+        """Begin; the worker is gone within `grace_s` seconds."""
+        self._deadline = asyncio.get_running_loop().time() + grace_s
+        self._asked.set()
+
+    async def run(self, engine: EngineDriver, step_timeout_s: float) -> None:
+        """Wait until it is asked for; then finish, hand over, and leave."""
+        await self._asked.wait()
+        try:
+            await self._leave(engine, step_timeout_s)
+        except UnavailableError as error:
+            _log.warning(
+                "worker.no_answer", worker=self._name, groups=len(self._work.groups), reason=str(error)
+            )
+
+    async def _leave(self, engine: EngineDriver, step_timeout_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        groups = list(self._work.groups.values())
+        progress = await gather(groups, engine, step_timeout_s)
+        await self._send(progress)
+        finish_s = FINISHING_SHARE * (self._deadline - clock())
+        per_token = self._work.token_rate.seconds_per_token
+        late = [g for g in groups if not finishes_in_time(tokens_left(g, progress), per_token, finish_s)]
+        await self.hand_over(engine, late, step_timeout_s)
+        while not self._work.idle and (left_s := self._deadline - HAND_OVER_S - clock()) > 0:
+            await self._change.wait(left_s)
+        await self.hand_over(engine, list(self._work.groups.values()), step_timeout_s)
+        await self._send((), leaving=True)
+
+    async def hand_over(
+        self, engine: EngineDriver, groups: Sequence[GroupInFlight], step_timeout_s: float
+    ) -> None:
+        """Stop sampling groups and give their leases back, everything sampled included.
+
+        Raises:
+            UnavailableError: when the coordinator does not answer within `HAND_OVER_S`.
+        """
+        sampled = self._work.groups
+        running = [group for group in groups if group.lease.lease_id in sampled]
+        if not running:
+            return
+        progress = await gather(running, engine, step_timeout_s, stop=True)
+        # What was finished meanwhile is on its way as a submission.
+        released = [g.lease.lease_id for g in running if sampled.pop(g.lease.lease_id, None) is not None]
+        _log.info("worker.handed_over", worker=self._name, groups=len(released))
+        await self._send(progress, released=tuple(released))
+
 
 REGISTER_TIMEOUT_S = 300.0
 """How long a worker tries to register, before it knows the run's own services.stall_timeout_s."""
@@ -51,7 +146,6 @@ MOST_REASON = 1000
 """Characters of a heartbeat's reason for a swap that failed."""
 GRACE_S = 20.0
 """What `stop` leaves a worker that does not know the run's rollout.grace_s yet."""
-_log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 

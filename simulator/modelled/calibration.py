@@ -83,7 +83,7 @@ class Calibration(Section):
     """Lengths by prompt."""
 
     def training_s(self, tokens: int) -> float:
-        """Return the seconds of a learner step whose batch has so many completion tokens."""
+        """Return the seconds of a learner step whose batch has this many completion tokens."""
         fixed = self.learner_fixed_share
         return self.learner_s * (fixed + (1.0 - fixed) * tokens / self.step_tokens)
 

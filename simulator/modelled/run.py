@@ -10,7 +10,7 @@ pause to load a version.
 import asyncio
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,10 +65,9 @@ class Modelled:
 
 def sealed_event(plan: SealPlan, filtered_before: int) -> BatchSealed:
     """Return the event of a batch; `filtered_before` groups were dropped since the one before."""
-    ages: dict[int, int] = {}
+    ages = Counter[int]()
     for group in plan.used:
-        age = plan.step - group.oldest_version
-        ages[age] = ages.get(age, 0) + group.samples
+        ages[plan.step - group.oldest_version] += group.samples
     tokens, count = sum(sum(group.token_counts) for group in plan.used), sum(ages.values())
     filtered = tuple(group.group_id for group in plan.filtered)
     return BatchSealed(
@@ -90,7 +89,7 @@ def sealed_event(plan: SealPlan, filtered_before: int) -> BatchSealed:
 _SMALL = 1e-9
 
 Ends = list[tuple[float, int]]
-"""(tokens, completions that have so many)."""
+"""(tokens, completions that have this many)."""
 
 
 @dataclass(slots=True)
@@ -118,7 +117,7 @@ class Engine:
     away: bool = False
 
     def token_s(self, load: int) -> float:
-        """Return the seconds per token with so many completions."""
+        """Return the seconds per token with this many completions."""
         return max(1e-12, self.known.alpha_s + self.known.beta_s * load)
 
     def move(self, now: float) -> None:
@@ -185,8 +184,8 @@ class Lengths:
 
 
 EXACT_WORKERS = 32
-"""Fleets of up to so many workers are walked completion by completion. In larger ones a group has its longest
-completion, and the others are as long as their mean."""
+"""Fleets of up to this many workers are walked completion by completion. In larger ones a group has its
+longest completion, and the others are as long as their mean."""
 HOUR_S = 3600.0
 _WORKER, _ROOM, _REWARDED, _TRAINED, _HELD, _LOST, _BACK = range(7)
 
@@ -204,7 +203,7 @@ class ModelledRun:
         hours: float = math.inf,
         keep: bool = False,
     ) -> None:
-        """Prepare a run of so many workers, all of them alike.
+        """Prepare a run of this many workers, all of them alike.
 
         Args:
             config: of the run, elastic; its own `rollout.concurrent_groups` does not count.

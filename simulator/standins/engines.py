@@ -154,7 +154,8 @@ class _Mailbox(queue.SimpleQueue[Callable[[Engine], None]]):
 
 
 class LoopDriver(EngineThread):
-    """The production driver on the event loop instead of a thread, one step every so many virtual seconds."""
+    """The production driver on the event loop instead of a thread, one step every this many virtual
+    seconds."""
 
     def __init__(
         self,

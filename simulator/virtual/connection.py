@@ -79,7 +79,7 @@ class Connection:
     def __init__(
         self, network: Network, sender: Process, address: str, path: str, identity: Identity
     ) -> None:
-        """Call an address; whoever listens there when the call arrives answers it."""
+        """Call an address; the process that listens there when the call arrives answers it."""
         self._identity = identity
         self.network = network
         self.sender = sender
@@ -177,7 +177,7 @@ class Link:
     """A `services.rpc.in_process.Transport` from the process that uses it to an address."""
 
     def __init__(self, network: Network, address: str, identity: Identity) -> None:
-        """Send to `address`, whoever listens there at the time, as the bearer of `identity`."""
+        """Send to `address`, to the process that listens there at the time, as the bearer of `identity`."""
         self._network = network
         self._address = address
         self._identity = identity

@@ -360,5 +360,5 @@ class _Outcome:
         self.error: Exception | None = None
         try:
             self.result = func(*arguments)
-        except Exception as error:  # noqa: BLE001 - a thread hands every error to whoever awaits it
+        except Exception as error:  # noqa: BLE001 - a thread hands every error to its awaiter
             self.error = error

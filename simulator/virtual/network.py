@@ -63,7 +63,7 @@ class Network:
         self._loop = loop
         self._random = random
         self._context = copy_context()
-        """Of no process: what is on its way does not stop with whoever sent it."""
+        """Of no process: what is on its way does not stop with its sender."""
         self._connections: dict[object, Callable[[Process], None]] = {}
         self.quality = NetworkQuality()
         self._listening: dict[str, tuple[Process, InProcessServer]] = {}

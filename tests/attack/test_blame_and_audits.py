@@ -119,7 +119,7 @@ def test_blame_follows_who_sampled(
         state = site.state_machine.state
         assert state.standings["bad"].strikes and not state.standings["good"].strikes
         assert state.barred("bad") and not state.barred("good")
-        # A group of which the liar sampled some does not train, whoever handed it in.
+        # A group of which the liar sampled some does not train, no matter which worker handed it in.
         assert await site.client(house.services).submit_rewards([GroupRewards(group_id, tuple(rewards()))])
         assert group_id not in state.groups
         auditing.cancel()
@@ -269,7 +269,7 @@ def test_an_answer_about_what_was_dropped_blames_no_one_for_what_came_instead(
         assert await good.work(workers.honest(sampler))
         (group,) = await flow.pull_for_audit("auditor", 4, 5.0)
         group_id, size = group.submission.group_id, group.submission.trajectories[0].token_ids.size
-        site.trust.choose(await site.state_machine.submissions.get(group_id))  # as if it was sampled anew
+        site.trust.choose(await site.state_machine.submissions.get(group_id))  # as if it was sampled again
         liars = [SampleStatistics(0, size, size, 0, 3.0, size, size)]
         await flow.submit_audit(group_id, liars)
         standing = site.state_machine.state.standings["good"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.benchmarks.parts.warmstart.demonstrations import Habit, demonstrate, terms_of
+from antiphon.benchmarks.parts.warmstart.recipe import Habit, demonstrate, terms_of
 from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments.registry import make_environment
 

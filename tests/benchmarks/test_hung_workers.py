@@ -42,7 +42,7 @@ def live(folder: Path, config: RunConfig) -> tuple[Tally, list[JournalEvent], tu
         started.append(role)
         if role == HANGING:
             return {HANG_VARIABLE: "12"} if first else {}
-        # So that the one that hangs has groups when it does, whoever of them starts fastest.
+        # So that the one that hangs has groups when it does, the one that of them starts fastest.
         return {AFTER_VARIABLE: f"{HANGING}.hung"} if role.startswith("worker") else {}
 
     tally = Tally()

@@ -1,4 +1,4 @@
-"""A share of `benchmarks/kills.py`: whoever is killed, nothing acknowledged is lost or trained twice."""
+"""A share of `benchmarks/kills.py`: the one that is killed, nothing acknowledged is lost or trained twice."""
 
 import asyncio
 import re

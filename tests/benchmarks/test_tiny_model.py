@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from antiphon.benchmarks.parts.warmstart.demonstrations import Habit, demonstrate
+from antiphon.benchmarks.parts.warmstart.recipe import Habit, demonstrate
 from antiphon.benchmarks.parts.warmstart.tiny_model import (
     ModelShape,
     build_model,

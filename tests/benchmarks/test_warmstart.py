@@ -9,12 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphon.benchmarks.parts.warmstart.build import RECORD, check_warmstart, warmstart
-from antiphon.benchmarks.parts.warmstart.demonstrations import Habit
-from antiphon.benchmarks.parts.warmstart.imitation import learning_rate
-from antiphon.benchmarks.parts.warmstart.muon import orthogonalise
+from antiphon.benchmarks.parts.warmstart.imitation import learning_rate, orthogonalise
 from antiphon.benchmarks.parts.warmstart.recipe import (
     CHAIN_SUM,
     RECIPES,
+    Habit,
     Phase,
     WarmstartRecipe,
     recipe_as_json,

@@ -79,7 +79,7 @@ WORK = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 40)), min_size=1, m
 
 
 def events_of(work: list[tuple[int, int]], breaks: dict[int, tuple[int, int]]) -> list[e.JournalEvent]:
-    """Return a run's events; before each step in `breaks`, a break and a start-up of so many eighths."""
+    """Return a run's events; before each step in `breaks`, a break and a start-up of this many eighths."""
     now, found = 45.0, [opened(40.0), e.WorkerRegistered("w-1", "w", 4, 45.0)]
     for step, (sampling, training) in enumerate(work):
         if step in breaks:

@@ -127,9 +127,12 @@ def test_a_wrong_mark_is_named(text: str, words: str) -> None:
 
 def test_the_page_has_command_commit_and_spread() -> None:
     page = benchmarks_page({"demo": DEMO})
-    assert "`.venv/bin/python benchmarks/demo.py` on 2 cores (some CPU), 8.2 GB, no GPU" in page
+    assert (
+        "with 2 cores (some CPU), 8.2 GB, no GPU unless" in page
+        and "`.venv/bin/python benchmarks/demo.py`;" in page
+    )
     assert "commit 0123456789ab, 2026-01-01 00:00 UTC, 1.5 minutes" in page
-    assert "| `pass_after` | 0.85 | 0.8312 to 0.87 |" in page
+    assert "- `pass_after` 0.85 (0.8312 to 0.87)" in page
     assert "`wall_s` 90.5 s" in page and "loop.wall_s" not in page
     assert "No result file is kept of `overlap`" in page
 

@@ -9,7 +9,7 @@ from tests.support.main_job import MAIN_STALENESS, MAIN_STEPS, SMALL, Job, make_
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """A finished run; whoever wants to change anything takes a copy."""
+    """A finished run; the one that wants to change anything takes a copy."""
     home = make_home(tmp_path_factory.mktemp("main"))
     job = Job(home, [f"run.steps={MAIN_STEPS}", f"loop.max_staleness={MAIN_STALENESS}", *SMALL])
     try:

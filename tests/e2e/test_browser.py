@@ -1,6 +1,6 @@
 """What people look at, in a real browser: a run's Prefect page, the form, MLflow's comparison, the report.
 
-The pictures in docs/images come from here. To make them anew, from a home directory that holds
+The pictures in docs/images come from here. To make them again, from a home directory that holds
 two finished runs of one experiment (docs/guides/compare-experiments.md makes them):
 `ANTIPHON_SCREENSHOTS=docs/images ANTIPHON_SCREENSHOTS_HOME=HOME scripts/test tests/e2e/test_browser.py`;
 ANTIPHON_SCREENSHOTS_RUN names the run whose pages are shown, by default the first by name.

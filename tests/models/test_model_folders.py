@@ -67,7 +67,7 @@ def check(folder: Path) -> None:
     [
         (
             lambda t: {k: v for k, v in t.items() if "layers.2.mlp" not in k},
-            r"do not fit its config\.json: model\.layers\.2\.mlp.* is missing, .* copy the model anew",
+            r"do not fit its config\.json: model\.layers\.2\.mlp.* is missing, .* copy the model again",
         ),
         (
             lambda t: t | {"model.norm.weight": np.ones(64, np.float32)},

@@ -72,7 +72,7 @@ def test_a_small_bound_costs_what_the_model_says(
     if bound < interval - 1:
         return
     shape = LoopShape(8, 10.0, broadcast_s, group_s)
-    # So many slots that a batch takes one completion: collecting is as long as a group.
+    # This many slots that a batch takes one completion: collecting is as long as a group.
     schedule = Schedule(shape, interval, (8 * 12,), max_staleness=bound, steps=40)
     walked = walk(schedule, np.random.default_rng(0))
     # Where broadcasts are longer than the interval, which versions are sent depends on when they end.

@@ -1,19 +1,21 @@
-"""A short share of `benchmarks/fuzz.py`: no input crashes a party, and what is refused changes nothing."""
+"""No input crashes a party, and what is refused changes nothing; ANTIPHON_FUZZ_EXAMPLES=600 feeds more."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from antiphon.benchmarks.fuzz import Tally, Target, all_targets, claim_targets, feed
-from antiphon.benchmarks.parts.fuzz.claims import claimed_run, open_services
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop.acceptance import accept_commit
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import StepCommit
 from antiphon.net import wire
 from antiphon.protos import coordinator_pb2
+from tests.support.fuzzed_services import claimed_run, open_services
+from tests.support.fuzzing import Tally, Target, all_targets, claim_targets, feed
 
-EXAMPLES = 12
+EXAMPLES = int(os.environ.get("ANTIPHON_FUZZ_EXAMPLES", "12"))
+"""Inputs of each target."""
 
 
 def test_a_share_of_the_fuzz_finds_nothing(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_authors_are_those_whose_tokens_were_handed_in() -> None:
     assert authorship(given_to_c, whole, "c") == ((0, "a", 0, 4), (0, "b", 4, 7), (1, "b", 0, 3))
     assert authorship(given_to_c, whole, "b") == ((0, "a", 0, 4),)
     assert authorship(None, whole, "c") == ()
-    # Who begins anew, or changes what was handed on, is the author of what differs.
+    # Who begins again, or changes what was handed on, is the author of what differs.
     other = truth(0, 0, LENGTH).token_ids.copy()
     other[2] += 1
     assert authorship(given_to_c, [trajectory(other), whole[1]], "c") == ((0, "a", 0, 2), (1, "b", 0, 3))

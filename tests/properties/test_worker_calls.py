@@ -44,7 +44,7 @@ step = st.tuples(st.sampled_from(CALLS_OF_A_WORKER + CHANGES), st.sampled_from(I
 
 
 class Site:
-    """A coordinator without sockets, its workers and whoever changes what they are."""
+    """A coordinator without sockets, its workers and the one that changes what they are."""
 
     def __init__(self, store: ArtifactStore) -> None:
         config, clock = make_config(steps=8, filter_="none"), asyncio.get_running_loop().time

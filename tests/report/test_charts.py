@@ -51,7 +51,7 @@ def test_several_runs_share_one_legend_in_a_picture() -> None:
 def test_a_name_of_a_run_cannot_leave_its_place_on_the_page() -> None:
     name = "</script><b>'\"&"
     chart = Chart("p", name, [Panel("step", [Series(name, "blue", [(0.0, 1.0)])])])
-    bars = Chart("q", name, Bars("%", [(name, name, [Part(name, "blue", 50.0)])], [(name, "blue")]))
+    bars = Chart("q", name, Bars("%", [(name, name, [Part(name, "blue", 50.0)] * 2)]))
     page = render(
         "compare.html",
         **dict.fromkeys(("title", "brand", "heading"), name),
@@ -63,25 +63,31 @@ def test_a_name_of_a_run_cannot_leave_its_place_on_the_page() -> None:
     )
     data = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
     assert data is not None and "</script><b>" not in page
-    assert json.loads(data[1])["p"]["panels"][0]["series"][0]["name"] == name
+    assert json.loads(data[1])["p"]["drawn"][0]["series"][0]["name"] == name
     assert page.count("<script") == 2 and list(json.loads(data[1])) == ["p"], "bars need no script"
 
 
 def test_small_and_large_values_keep_their_digits_and_no_more() -> None:
     series = Series("kl", "blue", [(0.0, 0.000123456789), (1e6 + 1, 12345678.9), (2e6, float("nan"))])
-    assert series.plain() == {
-        "name": "kl",
-        "colour": "blue",
-        "style": "line",
-        "x": [0, 1000001, 2000000],
-        "y": [0.00012346, 12346000, None],
-    }
+    chart = plain_charts([Chart("p", "x", [Panel("step", [series])])])["p"]
+    assert chart["drawn"] == [
+        {
+            "x": "step",
+            "series": [
+                {
+                    "name": "kl",
+                    "colour": "blue",
+                    "points": [[0, 0.0001234568], [1000001, 12345680], [2000000, None]],
+                }
+            ],
+        }
+    ]
 
 
 def test_hidden_series_are_told_and_not_drawn() -> None:
     shown, hidden = (Series(name, "blue", [(0.0, 1.0)], hidden=name == "read") for name in ("drawn", "read"))
     chart = Chart("p", "x", [Panel("step", [shown, hidden], whole=True)])
-    assert [s.get("hidden", False) for s in chart.plain()["panels"][0]["series"]] == [False, True]
+    assert [s.get("hidden", False) for s in plain_charts([chart])["p"]["drawn"][0]["series"]] == [False, True]
     assert "read" not in words_of(picture(chart))
 
 
@@ -95,7 +101,7 @@ def test_long_series_are_thinned_and_keep_their_end(count: int) -> None:
 
 def test_of_many_marks_only_some_are_drawn() -> None:
     panel = Panel("step", runs("a"), marks=[(float(x), f"epoch {x}") for x in range(100)])
-    assert len(panel.plain()["marks"]) <= MOST_MARKS
+    assert len(panel.marks) <= MOST_MARKS
     assert sum(word.startswith("epoch") for word in words_of(picture(Chart("p", "x", [panel])))) <= MOST_MARKS
 
 

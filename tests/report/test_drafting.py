@@ -85,8 +85,8 @@ def test_the_page_shows_acceptance_by_epoch_and_the_history_hits(tmp_path: Path)
     assert rows[0].split("</td><td>")[:3] == ["0", "0.0%", "10.0%"]
     assert rows[4].split("</td><td>") == ["4", "75.0%", "70.0%", "2.50", "100%", "1,200"]
     assert rows[5].startswith("all") and len(rows) == 6
-    marks = [panel["marks"] for panel in charts_of(drawn)["drafting"]["panels"]]
-    assert marks == [[[4.0 * epoch, f"epoch {epoch}"] for epoch in (1, 2, 3, 4)]] * 2
+    marks = [panel["marks"] for panel in charts_of(drawn)["drafting"]["drawn"]]
+    assert marks == [[[4 * epoch, f"epoch {epoch}"] for epoch in (1, 2, 3, 4)]] * 2
 
 
 def test_a_run_without_drafting_has_no_such_section(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from antiphon.report.page import build_report
 from tests.report.test_page import journal, status
 from tests.support.browser import Browser
 from tests.support.report_page import (
+    SHOWN,
     crowded_cards,
     point_at_charts,
     press_in_first_chart,
@@ -85,3 +86,13 @@ def test_the_palette_follows_the_reader(browser: Browser) -> None:
         seen.add(browser.run(colour))
     browser.prefer("light")
     assert len(seen) == 2
+
+
+def test_on_paper_every_chart_and_every_row_is_there(browser: Browser) -> None:
+    browser.resize(DESKTOP, 800)
+    browser.print_media(True)
+    boxes = "Array.from(document.querySelectorAll('.scroll, figure'))"
+    cut = browser.run(f"{boxes}.filter(e => e.scrollHeight > e.clientHeight + 1).map(e => e.innerText)")
+    assert cut == []
+    assert width(browser) == DESKTOP and len(browser.run(f"{SHOWN}.map(e => e.dataset.axes)")) == 14
+    browser.print_media(False)

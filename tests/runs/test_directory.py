@@ -68,7 +68,7 @@ def write_journal(place: RunPlace, config: RunConfig, committed: bool) -> None:
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_run_whose_journal_is_gone_does_not_begin_anew(tmp_path: Path, opened: bool) -> None:
+def test_a_run_whose_journal_is_gone_does_not_begin_again(tmp_path: Path, opened: bool) -> None:
     place = choose_run(CONFIG, None, tmp_path, fresh=False)
     create(place, CONFIG)
     (place.directory / STEPS_FILE).write_text('{"step": 0}\n')

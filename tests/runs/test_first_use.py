@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from antiphon.core.broadcast import patch_kernels
-from antiphon.lineage.tracking.mlflow_writer import make_own_database
+from antiphon.lineage.tracking.mlflow_sink import make_own_database
 from antiphon.runs.first_use import (
     compile_kernels,
     compile_modules,
@@ -56,7 +56,7 @@ def test_new_homes_begin_with_the_tables_that_mlflow_made(
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'home' / 'mlflow' / 'mlflow.db'}")
     assert [found.name for found in client.search_experiments()] == ["Default"]
     with sqlite3.connect(tmp_path / "home" / "mlflow" / "mlflow.db") as database:
-        assert database.execute("SELECT count(*) FROM of_the_kept_one").fetchone() == (0,), "made anew"
+        assert database.execute("SELECT count(*) FROM of_the_kept_one").fetchone() == (0,), "made again"
 
 
 def test_the_kernels_are_compiled_for_both_widths() -> None:

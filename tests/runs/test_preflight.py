@@ -88,7 +88,7 @@ def test_a_model_is_checked_against_its_own_configuration_and_the_run_s(
     assert "[1] in tokenizer_config.json, [2] in generation_config.json, [1] in config.json" in said
     save_file({"model.norm.weight": np.ones(128, np.float32)}, model / "model.safetensors")
     with pytest.raises(
-        ConfigError, match=r"embed_tokens\.weight is missing, .* 31 more, .* copy the model anew"
+        ConfigError, match=r"embed_tokens\.weight is missing, .* 31 more, .* copy the model again"
     ):
         checked()
     long = load_config(EXAMPLES / "quickstart.yaml", ["rollout.max_model_tokens=1025"])

@@ -1,4 +1,4 @@
-"""A living run measures a score that is missing; whoever asks is told it, or why there is none."""
+"""A living run measures a score that is missing; the one that asks is told it, or why there is none."""
 
 import asyncio
 from pathlib import Path

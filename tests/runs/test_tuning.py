@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.app import execute
-from antiphon.core.capacity.engine_tuning import EngineChoice, LearnerChoice, Trial, Unit
+from antiphon.core.capacity.engine_tuning import Settings, Trial, Unit
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.errors import AntiphonError
 from antiphon.runs import tuning
@@ -25,7 +25,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_real_engines_and_learners_are_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"dtype": ("bfloat16",)})
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"model.dtype": ("bfloat16",)})
     monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1, 2])
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert execute(["tune", QUICKSTART, "--seconds", "1", "--json"]) == 0
@@ -47,14 +47,14 @@ def test_real_engines_and_learners_are_compared(
 def test_an_engine_that_cannot_be_is_named_and_the_others_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def tried(config: RunConfig, choice: EngineChoice, seconds: float, folder: Path, *_: float) -> Trial:
-        if choice.block_size == 16:
+    def tried(config: RunConfig, choice: Settings, seconds: float, folder: Path, *_: float) -> Trial:
+        if choice["rollout.block_size"] == 16:
             raise AntiphonError("the trial with blocks of 16 ended with status 1")
         one_second: dict[Unit, float] = {"seconds": 1.0, "cpu_seconds": 1.0}
         return Trial(one_second, one_second, 1000, 50.0)
 
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
-    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"block_size": (16, 32)})
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"rollout.block_size": (16, 32)})
     monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1])
     monkeypatch.setattr(tuning, "try_out", tried)
     assert execute(["tune", QUICKSTART, "--json"]) == 0
@@ -88,11 +88,11 @@ def test_seconds_a_step_are_those_of_the_plan(
                 **plan,
             }
             file.write(json.dumps({"step": step, "batch": batch, "timings": timings}) + "\n")
-    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"compiled": (True,)})
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"rollout.compiled": (True,)})
     monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1])
 
-    def tried(config: RunConfig, choice: EngineChoice, seconds: float, folder: Path, *_: float) -> Trial:
-        took = 1.0 if choice.compiled else 2.0
+    def tried(config: RunConfig, choice: Settings, seconds: float, folder: Path, *_: float) -> Trial:
+        took = 1.0 if choice["rollout.compiled"] else 2.0
         return Trial(
             {"seconds": 1.0, "cpu_seconds": 1.0}, {"seconds": took, "cpu_seconds": took}, 1000, 200.0
         )
@@ -121,20 +121,21 @@ def test_learner_threads_that_save_seconds_are_chosen_where_it_trains(
 
     def try_out(
         config: RunConfig,
-        choice: EngineChoice | LearnerChoice,
+        choice: Settings,
         seconds: float,
         folder: Path,
         completion_tokens: float = 0.0,
     ) -> Trial:
-        if isinstance(choice, LearnerChoice):
-            tried.append((choice.threads, completion_tokens))
-        took = {"seconds": 1.0 / choice.threads, "cpu_seconds": 1.0}
+        number = choice.get("learner.threads", 1)
+        if "learner.threads" in choice:
+            tried.append((number, completion_tokens))
+        took = {"seconds": 1.0 / number, "cpu_seconds": 1.0}
         return Trial({"seconds": 1.0, "cpu_seconds": 1.0}, took, 1000, 77.0)
 
     monkeypatch.setattr(tuning, "try_out", try_out)
     config = load_config(Path(QUICKSTART), ["rollout.workers=0"])
     found = tuning.tune(config, 1.0, "seconds", 1000, alone, lambda *_: None)
-    assert found == (EngineChoice(1, 32, False, False), LearnerChoice(threads))
+    assert found == (tuning.current_settings(config)[0], {"learner.threads": threads})
     assert tried == ([] if alone else [(1, 77.0), (2, 77.0), (4, 77.0)])
 
 
@@ -144,7 +145,7 @@ def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(
         AntiphonError, match=r"with float32, 1 thread, blocks of 32, eager ended .*examples/models/none"
     ):
-        tuning.try_out(config, EngineChoice(1, 32, False, False), 1.0, tmp_path)
+        tuning.try_out(config, tuning.current_settings(config)[0], 1.0, tmp_path)
 
 
 @pytest.mark.usefixtures("at_the_root")
@@ -174,7 +175,8 @@ def test_the_values_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tuning, "why_not_compiling", lambda: "g++")
     monkeypatch.setattr(tuning, "device", lambda: "cpu")
     found = tuning.values_to_try(config)
-    assert found["threads"] == [1, 2, 4, 6] and found["compiled"] == (False,)
+    assert found["rollout.threads"] == [1, 2, 4, 6] and found["rollout.compiled"] == (False,)
     monkeypatch.setattr(tuning, "device", lambda: "gpu")
     found = tuning.values_to_try(config)
-    assert found["threads"] == [] and 16 in found["block_size"] and found["compiled"] == (False, True)
+    assert found["rollout.threads"] == [] and 16 in found["rollout.block_size"]
+    assert found["rollout.compiled"] == (False, True)

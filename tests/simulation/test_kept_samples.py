@@ -4,18 +4,12 @@ import pytest
 
 from antiphon.core.loop.events import BatchSealed, EvaluationFinished, GroupDropped, GroupRewarded, load_event
 from antiphon.lineage.rollout_table import decode_batch
-from antiphon.simulator.campaign import mute_logs
 from antiphon.simulator.scenario import drawn_scenario
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.world import World
 
 SEEDS = range(16)
 KEPT = 2
-
-
-@pytest.fixture(autouse=True)
-def quiet(logs_as_they_were: None) -> None:
-    mute_logs()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

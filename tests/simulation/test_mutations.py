@@ -5,12 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from antiphon.benchmarks.parts.mutations import MOST_SEEDS, MUTATIONS, Patch, survives
-from antiphon.simulator.campaign import mute_logs
-
-
-@pytest.fixture(autouse=True)
-def quiet(logs_as_they_were: None) -> None:
-    mute_logs()
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)

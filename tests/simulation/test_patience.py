@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from antiphon.simulator.campaign import mute_logs
 from antiphon.simulator.faults import Fault, FaultKind
 from antiphon.simulator.processes import ProcessEntry
 from antiphon.simulator.scenario import Scenario
@@ -21,13 +20,8 @@ from antiphon.simulator.world import World
 STALL_S = 10.0
 
 
-@pytest.fixture(autouse=True)
-def quiet(logs_as_they_were: None) -> None:
-    mute_logs()
-
-
 class Watched(World):
-    """A world whose flow is not begun anew after an error: the error is kept, with its time."""
+    """A world whose flow is not begun again after an error: the error is kept, with its time."""
 
     ended: tuple[float, str] | None = None
 

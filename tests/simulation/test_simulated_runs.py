@@ -24,7 +24,7 @@ from antiphon.core.loop.events import (
     load_event,
 )
 from antiphon.services.coordinator.journal.store import StoredEvent
-from antiphon.simulator.campaign import Campaign, mute_logs
+from antiphon.simulator.campaign import Campaign
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, FaultMix
 from antiphon.simulator.report import command_for, failure_lines
@@ -37,11 +37,6 @@ from antiphon.simulator.world import World, simulate
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 20
 """Seeds of one test; five such tests are a hundred whole runs."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(logs_as_they_were: None) -> None:
-    mute_logs()
 
 
 @pytest.mark.parametrize("block", range(3))

@@ -114,6 +114,10 @@ class Browser:
         wish = {"name": "prefers-color-scheme", "value": palette}
         self._ask("Emulation.setEmulatedMedia", {"features": [wish]})
 
+    def print_media(self, on: bool) -> None:
+        """Lay the page out as for paper, or as for a screen again."""
+        self._ask("Emulation.setEmulatedMedia", {"media": "print" if on else ""})
+
     def go(self, url: str) -> None:
         """Open an address; what it draws is waited for with `shows`."""
         answer = self._ask("Page.navigate", {"url": url})
@@ -162,32 +166,12 @@ class Browser:
                 time.sleep(LOOK_S)
             assert time.perf_counter() < ends, f"{condition} never held; the page shows: {self.text()[:4000]}"
 
-    def press_on(self, element: str) -> None:
-        """Press the mouse on the middle of an element, given as a JavaScript expression."""
-        middle = "(r => [r.x + r.width / 2, r.y + r.height / 2])"
-        x, y = self.run(f"{middle}({element}.getBoundingClientRect())")
-        for kind in ("mousePressed", "mouseReleased"):
-            event = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
-            self._ask("Input.dispatchMouseEvent", event)
-
     def write(self, text: str) -> None:
         """Write where the cursor is, and press Enter."""
         self._ask("Input.insertText", {"text": text})
         enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
         self._ask("Input.dispatchKeyEvent", {"type": "keyDown", "text": "\r", **enter})
         self._ask("Input.dispatchKeyEvent", {"type": "keyUp", **enter})
-
-    def close_lists(self) -> None:
-        """Close every list of suggestions; one that the page just drew anew takes another Escape."""
-        escape = {"key": "Escape", "code": "Escape", "windowsVirtualKeyCode": 27}
-        ends = time.perf_counter() + APPEAR_S
-        while self.run("document.querySelector('[aria-expanded=true][role=combobox]') !== null"):
-            assert time.perf_counter() < ends, f"a list stays open; the page shows: {self.text()[:4000]}"
-            self.run("document.querySelector('[aria-expanded=true][role=combobox]')?.focus()")
-            for kind in ("keyDown", "keyUp"):
-                self._ask("Input.dispatchKeyEvent", {"type": kind, **escape})
-            self.run("document.activeElement?.blur()")
-            time.sleep(LOOK_S)
 
     def type(self, field: str, text: str) -> None:
         """Replace what stands in a field, given as a JavaScript expression, as a person at the keys does."""

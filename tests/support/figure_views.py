@@ -43,9 +43,9 @@ def check_views(job: Job, folder: Path) -> RunFigures:
     metrics = json.loads((job.results / "metrics.json").read_text())
     assert (metrics["pass_before"], metrics["pass_after"]) == (figures.reward_first, figures.reward_last)
     assert metrics["staleness"] == figures.plain()["staleness_histogram"]
-    drawn = command(job.home, "report", run_dir.name, "--out", str(folder / "anew.html"))
+    drawn = command(job.home, "report", run_dir.name, "--out", str(folder / "again.html"))
     assert drawn.returncode == 0, drawn.stderr
-    for page in (run_dir / "report.html", folder / "anew.html"):
+    for page in (run_dir / "report.html", folder / "again.html"):
         check_report(page.read_text(), figures, run_dir)
     check_mlflow(job.home, run_dir, figures)
     check_prefect(job.home, run_dir.name, figures, folder / "server.log")

@@ -75,7 +75,7 @@ class LightCoordinator:
         """Submissions and rewards are answered while this is set."""
         self.answer.set()
         self.lose_answers = 0
-        """So many submissions are accepted without the worker hearing of it."""
+        """This many submissions are accepted without the worker hearing of it."""
         self.cancelled: list[str] = []
         self.beats: list[WorkerHeartbeat] = []
         self.hellos: list[WorkerHello] = []

@@ -182,7 +182,7 @@ class Job:
         return until(guarded, DEADLINE_S, self.everything)
 
     def reach(self, committed: int) -> None:
-        """Wait until so many steps are committed."""
+        """Wait until this many steps are committed."""
         self.when(lambda: (self.home / "runs").exists() and any((self.home / "runs").iterdir()))
         self.when(lambda: self.journal.committed >= committed)
 

@@ -17,7 +17,7 @@ from antiphon.core.dissemination.plan import ORIGIN, Plan
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.simulator.virtual.loop import VirtualLoop
-from antiphon.weights.relay import Delivery, Patience, fetch_payload
+from antiphon.weights.relay import Delivery, TransferLimits, fetch_payload
 from antiphon.weights.relay_service import Arrivals, RelayService
 
 NEVER = 1e9
@@ -79,7 +79,7 @@ class Faults:
     every: int = 3
     """Every how many-th chunk is sent wrong."""
     cut_bytes: float = NEVER
-    """After so many bytes each call breaks."""
+    """After this many bytes each call breaks."""
     slow: float = 1.0
     """How many times longer everything takes."""
     away: tuple[float, float] = (NEVER, NEVER)
@@ -203,8 +203,7 @@ class Swarm:
             assignment,
             peer.arrivals,
             peer.culprits,
-            Patience(stall_s=2.0, give_up_s=give_up_s),
-            seed=len(worker) + ord(worker[-1]),
+            TransferLimits(stall_s=2.0, give_up_s=give_up_s),
         )
 
 

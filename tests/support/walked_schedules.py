@@ -28,7 +28,7 @@ class Schedule:
     slots: tuple[int, ...]
     """Completions that each worker samples at once."""
     run_ahead: float = math.inf
-    """b: completions queued or in flight are at most so many batches, without the one in training."""
+    """b: completions queued or in flight are at most this many batches, without the one in training."""
     max_staleness: int | None = None
     """S: completions are admitted by the production gate, with the version that the worker holds."""
     jitter: float = 0.0

@@ -17,25 +17,25 @@ from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.runs.servers.s3_server import S3Server
-from antiphon.services.rollout.snapshot_source import SnapshotSource
+from antiphon.services.rollout.snapshot_source import (
+    MeasuredTransport,
+    OriginOrObjectStore,
+    SnapshotSource,
+    configured_transport,
+)
 from antiphon.weights.origin import OriginOrder, serving_origin
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.transport import Connections, RelayTransport
 from antiphon.weights.transports import object_store
-from antiphon.weights.transports.choice import (
-    MeasuredTransport,
-    OriginOrObjectStore,
-    configured_transport,
-)
 from antiphon.weights.transports.object_store import (
     SPAN_BYTES,
+    ObjectStoreMirror,
     ObjectStoreTransport,
     object_name,
     object_place,
 )
-from antiphon.weights.transports.object_store_mirror import ObjectStoreMirror
 from tests.support.s3 import remote_objects, s3_server
 from tests.support.snapshots import publish
 

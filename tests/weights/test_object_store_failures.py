@@ -14,9 +14,8 @@ from antiphon.api.manifest import full_payload
 from antiphon.core.errors import UnavailableError
 from antiphon.lineage.store.remote_place import RemotePlace
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.transports import object_store_mirror
-from antiphon.weights.transports.object_store import ObjectStoreTransport, object_place
-from antiphon.weights.transports.object_store_mirror import ObjectStoreMirror
+from antiphon.weights.transports import object_store
+from antiphon.weights.transports.object_store import ObjectStoreMirror, ObjectStoreTransport, object_place
 from tests.support.snapshots import publish
 
 LIMIT_S = 120.0
@@ -76,7 +75,7 @@ def test_an_answer_that_is_cut_off_is_unavailable(tmp_path: Path, monkeypatch: p
 def test_copying_goes_on_after_an_error_that_nobody_expects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store_mirror, "LOOK_S", 0.001)
+    monkeypatch.setattr(object_store, "LOOK_S", 0.001)
     (tmp_path / "shared").mkdir()
     copied = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A transfer is continued by whoever had begun it, at whatever moment the process was killed."""
+"""A transfer is continued by the one that had begun it, at whatever moment the process was killed."""
 
 import os
 import signal

@@ -6,18 +6,18 @@ worker believes neither those nor the network: a chunk is kept when it has the m
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from pathlib import Path
 
 from antiphon.api.snapshots import Blocks
-from antiphon.core.errors import AntiphonError, IntegrityError
+from antiphon.core.errors import IntegrityError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.core.seeds import generator
 from antiphon.net.security.credentials import Credentials
+from antiphon.system.wakeup import end_tasks
 from antiphon.weights.client import BroadcastClient
-from antiphon.weights.payload_files import IncomingPayload
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.transport import Transport
@@ -67,7 +67,6 @@ class LatticaTransport(Transport):
         timeout_s: float,
         credentials: Credentials | None = None,
         listen: tuple[str, int] = ("0.0.0.0", 0),
-        seed: int = 0,
     ) -> None:
         """Fill `store`; join the network when the first payload is wanted.
 
@@ -77,12 +76,9 @@ class LatticaTransport(Transport):
             timeout_s: a transfer is given up when a block does not come for so long.
             credentials: shown to origins.
             listen: address and port of this peer; port 0 picks a free one.
-            seed: decides the order in which chunks are asked for: peers that want other chunks first have
-                something to give to each other.
         """
         self._store, self._folder, self._timeout_s = store, folder, timeout_s
         self._credentials, self._listen = credentials, listen
-        self._random = generator("lattica", seed)
         self._threads = ThreadPoolExecutor(BLOCKS_AT_ONCE, "lattica")
         self._node: LatticaNode | None = None
         self._held: dict[str, tuple[str, ...]] = {}
@@ -93,7 +89,11 @@ class LatticaTransport(Transport):
     ) -> None:
         if self._store.has(payload.digest):
             return
-        blocks = await self._ask(manifest.origin, payload)
+        client = BroadcastClient(manifest.origin, self._timeout_s, credentials=self._credentials)
+        try:
+            blocks = await client.blocks(payload.digest)
+        finally:
+            await client.close()
         if len(blocks.addresses) != len(payload.chunk_digests):
             raise IntegrityError(
                 f"{manifest.origin} names {len(blocks.addresses)} blocks of version {manifest.version} for "
@@ -102,25 +102,33 @@ class LatticaTransport(Transport):
         node = await asyncio.to_thread(self._join, manifest.origin, blocks)
         self._held[payload.digest] = blocks.addresses
         incoming = await asyncio.to_thread(self._store.receive, payload)
-        order = iter(self._random.permutation(incoming.missing()).tolist())
-        failed: list[AntiphonError] = []
+        # Peers that want other chunks first have something to give to each other.
+        order = iter(generator("lattica", node.peer_id).permutation(incoming.missing()).tolist())
+        loop = asyncio.get_running_loop()
 
         def take(index: int) -> None:
-            self._take(node, manifest, incoming, index, blocks.addresses[index])
+            address = blocks.addresses[index]
+            data = node.get(address, ceil(self._timeout_s))
+            try:
+                incoming.write(index, data)
+            except IntegrityError as error:
+                node.remove(address)  # so that it is not handed on
+                raise IntegrityError(
+                    f"chunk {index} of version {manifest.version} from the Lattica network {error}; it was "
+                    "not kept"
+                ) from None
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(BLOCKS_AT_ONCE):
-                tasks.create_task(self._take_in_turn(take, payload, order, arrived, failed))
-        if failed:
-            raise failed[0]
-        await asyncio.to_thread(incoming.finish)
+        async def take_in_turn() -> None:
+            for index in order:
+                await loop.run_in_executor(self._threads, take, index)
+                arrived(payload.span(index)[1])
 
-    async def _ask(self, origin: str, payload: Payload) -> Blocks:
-        client = BroadcastClient(origin, self._timeout_s, credentials=self._credentials)
+        tasks = [asyncio.create_task(take_in_turn()) for _ in range(BLOCKS_AT_ONCE)]
         try:
-            return await client.blocks(payload.digest)
+            await asyncio.gather(*tasks)
         finally:
-            await client.close()
+            await end_tasks(*tasks)
+        await asyncio.to_thread(incoming.finish)
 
     def _join(self, origin: str, blocks: Blocks) -> LatticaNode:
         if self._node is None:
@@ -131,43 +139,6 @@ class LatticaTransport(Transport):
             for address in self._held.pop(dropped):
                 self._node.remove(address)
         return self._node
-
-    async def _take_in_turn(
-        self,
-        take: Callable[[int], None],
-        payload: Payload,
-        order: Iterator[int],
-        arrived: Callable[[int], None],
-        failed: list[AntiphonError],
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        for index in order:
-            try:
-                await loop.run_in_executor(self._threads, take, index)
-            except AntiphonError as error:
-                failed.append(error)
-            else:
-                arrived(payload.span(index)[1])
-            if failed:
-                return
-
-    def _take(
-        self,
-        node: LatticaNode,
-        manifest: SnapshotManifest,
-        incoming: IncomingPayload,
-        index: int,
-        address: str,
-    ) -> None:
-        data = node.get(address, ceil(self._timeout_s))
-        try:
-            incoming.write(index, data)
-        except IntegrityError as error:
-            node.remove(address)  # so that it is not handed on
-            raise IntegrityError(
-                f"chunk {index} of version {manifest.version} from the Lattica network {error}; it was "
-                "not kept"
-            ) from None
 
     async def close(self) -> None:
         """Leave the network."""

@@ -2,24 +2,20 @@
 
 Of the package `lattica` only its compiled core is imported. The Python module of that name is not: its value
 store and its calls to peers unpickle bytes that any peer may have sent, which would let that peer run code
-here. Blocks are plain bytes, asked for by the SHA-256 in their address; whoever takes one checks it against
+here. Blocks are plain bytes, asked for by the SHA-256 in their address; a receiver checks it against
 the manifest as well.
 """
 
-import base64
-import hashlib
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.system.ports import is_free
 
 VERSION = "1.0.21"
-_RAW_SHA256 = bytes([0x01, 0x55, 0x12, 0x20])
-"""Head of a block's address: version 1, raw bytes, SHA-256 of 32 bytes."""
 
 
 def missing_reason() -> str | None:
@@ -32,12 +28,6 @@ def missing_reason() -> str | None:
             "the module asyncio of 2013 that it asks for"
         )
     return None
-
-
-def block_address(data: bytes) -> str:
-    """Return the address under which a network finds these bytes, as `LatticaNode.put` does."""
-    text = base64.b32encode(_RAW_SHA256 + hashlib.sha256(data).digest()).decode("ascii")
-    return "b" + text.lower().rstrip("=")
 
 
 def multiaddress(host: str, port: int) -> str:
@@ -60,7 +50,7 @@ def multiaddress(host: str, port: int) -> str:
 
 
 class LatticaNode:
-    """A peer. It serves the blocks that it holds to whoever asks. Methods block; any thread may call them."""
+    """A peer. It serves the blocks that it holds to all that ask. Methods block; any thread may call them."""
 
     def __init__(self, folder: Path, host: str, port: int, bootstraps: Sequence[str] = ()) -> None:
         """Start the peer.
@@ -85,15 +75,14 @@ class LatticaNode:
         from lattica_python_core import LatticaSDK
 
         folder.mkdir(parents=True, exist_ok=True)
-        settings: dict[str, Any] = {
+        # Workers are told of each other by the run; no one else on the network is asked.
+        settings = {
             "listen_addrs": [multiaddress(host, port)],
             "storage_path": str(folder),
-            # Workers are told of each other by the run; no one else on the network is asked.
             "with_mdns": False,
             "with_upnp": False,
+            **({"bootstrap_nodes": list(bootstraps)} if bootstraps else {}),
         }
-        if bootstraps:
-            settings["bootstrap_nodes"] = list(bootstraps)
         try:
             self._core = LatticaSDK(settings)
         except Exception as error:  # the core raises whatever came up
@@ -101,39 +90,33 @@ class LatticaNode:
         self.peer_id = str(self._core.peer_id())
 
     def put(self, data: bytes) -> str:
-        """Hold a block and return its address.
-
-        Raises:
-            UnavailableError: when the peer cannot keep it.
-        """
-        try:
+        """Hold a block and return its address; UnavailableError when the peer cannot keep it."""
+        with _unavailable("the Lattica peer cannot keep a block"):
             return str(self._core.put_block(data))
-        except Exception as error:
-            raise UnavailableError(f"the Lattica peer cannot keep a block: {error}") from error
 
     def get(self, address: str, timeout_s: int) -> bytes:
-        """Return a block from whoever has it; from then on this peer has it too.
+        """Return a block from a peer that has it; from then on this peer has it too.
 
         Raises:
             UnavailableError: when none comes within `timeout_s` whole seconds.
         """
-        try:
-            _, data = self._core.get_block(address, timeout_secs=timeout_s)
-        except Exception as error:
-            raise UnavailableError(f"no Lattica peer gave block {address}: {error}") from error
-        return bytes(data)
+        with _unavailable(f"no Lattica peer gave block {address}"):
+            return bytes(self._core.get_block(address, timeout_secs=timeout_s)[1])
 
     def remove(self, address: str) -> None:
-        """Hold a block no more; one that is not held is no error.
-
-        Raises:
-            UnavailableError: when the peer's folder cannot be changed.
-        """
-        try:
+        """Hold a block no more; one that is not held is no error. UnavailableError when that fails."""
+        with _unavailable(f"the Lattica peer cannot drop block {address}"):
             self._core.remove_block(address)
-        except Exception as error:
-            raise UnavailableError(f"the Lattica peer cannot drop block {address}: {error}") from error
 
     def close(self) -> None:
         """Leave the network."""
         self._core.close()
+
+
+@contextmanager
+def _unavailable(what: str) -> Iterator[None]:
+    """Translate whatever the core raises."""
+    try:
+        yield
+    except Exception as error:
+        raise UnavailableError(f"{what}: {error}") from error

@@ -1,6 +1,6 @@
 """Kill audit: what a run that was killed again and again left behind, recomputed from its files.
 
-The journal is folded, every batch file is read, every weight and every token is computed anew,
+The journal is folded, every batch file is read, every weight and every token is computed again,
 and all of it is compared with what the workers saw acknowledged.
 """
 

@@ -124,7 +124,7 @@ def worker(folder: Path, ports: dict[str, int], stop: StopRequest, name: str) ->
 
 
 def flow(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[Any, Any, None]:
-    """Drive the run: publish, open steps, train, finish; begun anew, it continues where the run is."""
+    """Drive the run: publish, open steps, train, finish; begun again, it continues where the run is."""
     from antiphon.services.coordinator.client import CoordinatorClient
     from antiphon.services.learner.client import LearnerClient
     from antiphon.simulator.processes import Flow

@@ -1,7 +1,7 @@
 """Kill parts: seeded stand-ins for the engines, on real disks, behind the interfaces of production.
 
 The policy is a number: a batch file makes the next one from it, and tokens are drawn from it by
-seed and position. So whoever knows the journal and the batch files can recompute every weight
+seed and position. So the one that knows the journal and the batch files can recompute every weight
 and every token, whatever was killed in between.
 """
 
@@ -69,10 +69,10 @@ class PacedEngine(ArithmeticEngine):
 
 
 class HangingEngine(PacedEngine):
-    """Stands still for good after so many steps; its worker's heartbeats go on."""
+    """Stands still for good after this many steps; its worker's heartbeats go on."""
 
     def __init__(self, steps: int, told: Path) -> None:
-        """Hang after so many steps, and have `told` tell of it."""
+        """Hang after this many steps, and have `told` tell of it."""
         super().__init__()
         self._left, self._told = steps, told
 

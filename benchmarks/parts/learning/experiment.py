@@ -192,7 +192,7 @@ class Experiment:
 
         Args:
             config: the recipe; its loop section says groups and filter.
-            lag: a step trains on what the version so many steps before it sampled.
+            lag: a step trains on what the version this many steps before it sampled.
             samples: completions of each held-out prompt in an evaluation.
             folder: empty; checkpoints would go there.
         """
@@ -207,7 +207,7 @@ class Experiment:
         self._sampled_groups = self._trained_groups = 0
 
     def run(self, interval: int) -> Curve:
-        """Train all steps and evaluate every so many versions."""
+        """Train all steps and evaluate every this many versions."""
         curve = Curve([0], [self.evaluate(0)], [], [], 0.0)
         steps = self._config.run.steps
         for step in range(steps):

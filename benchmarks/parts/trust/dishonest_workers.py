@@ -291,7 +291,7 @@ def fake_logprobs(sampler: TinySampler) -> Make:
 
 
 def one_false_logprob(sampler: TinySampler, seed: int, nats: float = 5.0) -> Make:
-    """Sample as leased, and report one token of each group as so many nats less probable."""
+    """Sample as leased, and report one token of each group as this many nats less probable."""
     rng = np.random.default_rng(seed)
 
     def change(group: Group) -> Group:

@@ -61,7 +61,7 @@ def open_sql_store(place: Path | str, run_id: str, hung_s: float | None = None) 
     Args:
         place: path of an SQLite file, or a URL postgresql://...
         run_id: the run that it must belong to.
-        hung_s: take the place from a holder that leaves no sign of life for so many seconds; None: never.
+        hung_s: take the place from a holder that leaves no sign of life for this many seconds; None: never.
 
     Raises:
         ConfigError: when another process has it open, it belongs to another run, or the URL is none.
@@ -216,7 +216,7 @@ class _Server:
         except AntiphonError:
             connection.close()
             raise
-        self._hung_s = None  # whoever lost the place afterwards was deposed, and deposes no one
+        self._hung_s = None  # a holder that lost the place afterwards was deposed, and deposes no other
         return connection
 
     def _take_lock(self, connection: sa.Connection) -> None:

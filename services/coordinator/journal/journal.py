@@ -277,7 +277,7 @@ class Journal:
                 except AntiphonError as error:
                     self._fail(error, done)
                     return
-                except BaseException as error:  # whoever waits must not wait for ever
+                except BaseException as error:  # a waiting caller must not wait for ever
                     broke = f"the journal {self._store.place} broke ({error!r}); the log has the details"
                     self._fail(IntegrityError(f"{broke}, and a restart continues"), done)
                     _log.error("journal.broke", exc_info=error)
@@ -345,7 +345,7 @@ def _observe(future: "asyncio.Future[None]") -> None:
 
 
 SNAPSHOT_EVERY = 20_000
-"""Events between two snapshots; a restart folds so many within half a second."""
+"""Events between two snapshots; a restart folds this many within half a second."""
 PARTS = 20
 """Of the events between two snapshots: after each, what became final is written, so that no call pays
 for all of it."""
@@ -354,7 +354,7 @@ _log = structlog.get_logger("coordinator")
 
 
 class StateSnapshots:
-    """The fold of the journal's events, kept in the journal every so many of them.
+    """The fold of the journal's events, kept in the journal every this many of them.
 
     A restart reads the newest snapshot and the events after it, so it takes as long after ten million events
     as after ten thousand. A snapshot stands in the transaction of its last event; whatever is wrong with it,
@@ -384,7 +384,7 @@ class StateSnapshots:
         return 0
 
     def due(self, events: int) -> StateDump | None:
-        """Return what is to be kept with the last of so many events, or None while it is too early."""
+        """Return what is to be kept with the last of this many events, or None while it is too early."""
         seq = self._journal.last_seq + events
         if not events or seq - max(self._seq, self._part) < max(1, self._every // PARTS):
             return None

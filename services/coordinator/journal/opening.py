@@ -1,7 +1,7 @@
 """Opening a journal: a coordinator that is started again waits for a place that can take nothing yet.
 
 A disk that is full or a database that is away ends no run: the process stays and tries again, and
-whoever calls it meanwhile hears why. A coordinator that is started for the first time says at once
+callers meanwhile hear why. A coordinator that is started for the first time says at once
 what is wrong, since that is most often a mistake in its configuration.
 """
 
@@ -15,7 +15,7 @@ import structlog
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.services.coordinator.journal.databases import HUNG_S, open_sql_store
 from antiphon.services.coordinator.journal.journal import RETRY_S, Journal
-from antiphon.system.tasks import end_tasks
+from antiphon.system.wakeup import end_tasks
 
 BEAT_S = 5.0
 """Pause between two signs of life; a successor waits for several times as long."""
@@ -42,7 +42,7 @@ async def open_journal(
         outage_s: how long the opened journal waits for its place to take something.
         refusing: answers calls while the place cannot be opened, which is tried for `outage_s`; None:
             it is tried once.
-        hung_s: take the place from a holder that leaves no sign of life for so many seconds.
+        hung_s: take the place from a holder that leaves no sign of life for this many seconds.
         retry_s: pause between two attempts.
 
     Raises:

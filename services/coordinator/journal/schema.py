@@ -1,7 +1,7 @@
 """SQL schema: the tables of a journal, in SQLite and in PostgreSQL, and who may write.
 
 A new journal gets all of its tables in the transaction that opens it, or none. The same transaction raises
-the epoch, so that whoever had it open before is fenced off: every commit checks the epoch.
+the epoch, so that an earlier opener is fenced off: every commit checks the epoch.
 """
 
 from typing import Any

@@ -35,7 +35,7 @@ class Examiner(Protocol):
         """
 
     def forget(self) -> None:
-        """Begin anew with the next group, whatever state the last one left."""
+        """Begin again with the next group, whatever state the last one left."""
 
 
 async def audit_forever(coordinator: Coordinator, auditor: Examiner, client_id: str) -> None:

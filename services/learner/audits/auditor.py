@@ -45,7 +45,7 @@ ROUNDING = {
 its interval its uniform lies, or by how many nats its sum falls short. Engines sum in another order than
 one forward pass, which moves the ends of intervals and the logits."""
 NEAR, GROSS = 0.01, 10.0
-"""A token is near, or gross, that is off by more than so many of these."""
+"""A token is near, or gross, that is off by more than this many of these."""
 GROSS_DRIFT = {"float32": 0.05, "bfloat16": 2.0}
 """Most nats by which one logprob may differ: float32 engines show 3e-5, bfloat16 ones 0.13."""
 LOGITS_AT_ONCE = 1 << 26

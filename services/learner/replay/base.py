@@ -28,7 +28,7 @@ def base_model(copy: ReplayCopy, work: Path, given: Path | None = None) -> str:
     Args:
         copy: the run's artifacts.
         work: an empty folder that stays as long as the replay.
-        given: a folder to take instead; whoever loads it compares the digest.
+        given: a folder to take instead; its digest is compared when it is loaded.
 
     Raises:
         ConfigError: when there is no model to start from.
@@ -55,7 +55,7 @@ def base_model(copy: ReplayCopy, work: Path, given: Path | None = None) -> str:
 
 
 def load_version(copy: ReplayCopy, version: int, made: Path | None = None) -> dict[str, torch.Tensor]:
-    """Return the recorded weights of a version, checked; from the file `made` where they were made anew.
+    """Return the recorded weights of a version, checked; from the file `made` where they were made again.
 
     Raises:
         IntegrityError: when they are missing, unreadable, or not what the record names.

@@ -46,7 +46,7 @@ class RolloutScorer:
         Args:
             copy: the run's artifacts.
             model_path: folder of the base model; only its shape matters.
-            made: safetensors files of versions that were made anew, since the copy does not keep them; may
+            made: safetensors files of versions that were made again, since the copy does not keep them; may
                 grow between two calls.
 
         Raises:

@@ -63,7 +63,7 @@ class Replayer:
             own_checkpoints: the run's checkpoint folder on the machine it ran on; unlike a copy's
                 it is trusted to hold pickles.
             rollouts: whether trajectories will be scored: versions that the copy does not keep are then made
-                anew from as far back as a batch may name, and stay in a temporary folder until `close`.
+                again from as far back as a batch may name, and stay in a temporary folder until `close`.
         """
         self._copy = copy
         self._given = model

@@ -1,4 +1,4 @@
-"""Versions made anew: weights that the ledger records by digest alone come from repeating recorded batches.
+"""Versions made again: weights that the ledger records by digest alone come from repeating recorded batches.
 
 The digest decides: whatever else a replay compares, only weights of the recorded digest are handed out.
 """
@@ -42,11 +42,11 @@ def weights_of(
 def make_version(
     copy: ReplayCopy, version: int, path: Path, own_checkpoints: Path | None, tell: Callable[[str], None]
 ) -> int:
-    """Make a version's weights anew, write them as a safetensors file, and return the steps repeated.
+    """Make a version's weights again, write them as a safetensors file, and return the steps repeated.
 
     Arguments and errors as for `weights_of`.
     """
-    tell(f"version {version} of {copy.run_id} is recorded by its digest alone; making it anew")
+    tell(f"version {version} of {copy.run_id} is recorded by its digest alone; making it again")
     replayer = Replayer(copy, own_checkpoints=own_checkpoints)
     try:
         begun = replayer.start(version)

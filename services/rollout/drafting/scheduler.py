@@ -20,11 +20,10 @@ import structlog
 
 from antiphon.api.engine import EngineRequest
 from antiphon.core.drafting.config import DraftingSection
-from antiphon.core.drafting.forest import DraftForest
+from antiphon.core.drafting.forest import DraftForest, DraftWindows
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.drafting.history import weighted
 from antiphon.core.drafting.statistics import PROMISING
-from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.records import DraftingStatistics, IntArray
 
 _P = ParamSpec("_P")
@@ -77,7 +76,7 @@ _log = structlog.get_logger(__name__)
 _NO_DRAFT = StepPlan(draft=False, floor=1.0)
 
 IDLE_SHARE = 8
-"""Of the steps in which there is nothing to draft from, one in so many is shown to the gate."""
+"""Of the steps in which there is nothing to draft from, one in this many is shown to the gate."""
 
 RECENT_TOKENS = 1024.0
 """Drafted tokens that the share of right ones is taken of, older ones fading."""
@@ -340,7 +339,7 @@ class DraftScheduler:
 
     @property
     def _promises(self) -> bool:
-        """Whether so many of the newest drafted tokens were right that drafts are expected to pay."""
+        """Whether this many of the newest drafted tokens were right that drafts are expected to pay."""
         return self._recent_accepted > PROMISING * self._recent_drafted
 
     @guarded(None)

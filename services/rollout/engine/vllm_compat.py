@@ -145,7 +145,7 @@ def abandon_reload(model: torch.nn.Module) -> None:
 
 
 def drop_caches(core: Any) -> None:
-    """Let every running request compute its cache anew under the weights that were just loaded."""
+    """Let every running request compute its cache again under the weights that were just loaded."""
     core.reset_prefix_cache(reset_running_requests=True)
 
 

@@ -2,7 +2,7 @@
 
 A step that does not come back cannot be cancelled: its thread is in a driver or a library. So a thread of
 its own measures each command that the engine executes, says what hangs, lets the worker leave in order,
-and then ends the process; whoever supervises it starts a new one. If even this thread gets no turn,
+and then ends the process; its supervisor starts a new one. If even this thread gets no turn,
 because a library waits while it holds the interpreter, the interpreter's own timer ends the process and
 prints where each thread was.
 """
@@ -29,7 +29,7 @@ POLLS = 20
 STDERR = 2
 """Its descriptor: the interpreter's timer writes without a file object."""
 COUNTED_POLLS = 2.0
-"""Of the time between two looks at most so many polls count: a process that was stopped has not hung."""
+"""Of the time between two looks at most this many polls count: a process that was stopped has not hung."""
 
 _log = structlog.get_logger(__name__)
 

@@ -46,7 +46,7 @@ def test_what_a_slow_origin_is_sending_is_kept_while_others_are_asked() -> None:
     transfer.ended(first[0])
     (request,) = [r for r in transfer.next_requests(20.0) if r.source == ORIGIN]
     assert transfer.stalled(60.0) == [] and not transfer.all_failing()
-    assert transfer.stalled(20.0 + 200.0) == [ORIGIN]  # in the end it is asked anew, with more patience
+    assert transfer.stalled(20.0 + 200.0) == [ORIGIN]  # in the end it is asked again, with more patience
     transfer.ended(request)
     assert not transfer.all_failing()  # a slow link is no refusal
     assert transfer.sources[ORIGIN].stalls == 1

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.drafting.windows import DraftWindows
+from antiphon.core.drafting.forest import DraftWindows
 from antiphon.core.errors import ContractError
 
 

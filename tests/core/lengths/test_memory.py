@@ -8,7 +8,7 @@ from antiphon.core.lengths.memory import LengthMemory, predicts, rank_correlatio
 
 
 def remembered(epochs: int, prompts: int, shuffled: bool = False, equal: bool = False) -> LengthMemory:
-    """Return a memory of so many epochs over prompts whose lengths span two orders of magnitude."""
+    """Return a memory of this many epochs over prompts whose lengths span two orders of magnitude."""
     memory, random = LengthMemory(), np.random.default_rng(3)
     for _ in range(epochs):
         order = random.permutation(prompts)

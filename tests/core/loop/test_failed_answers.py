@@ -48,11 +48,11 @@ def test_too_many_failures_pause_the_run_with_the_last_reason() -> None:
     (rewarded, paused) = reward(model, group_id, samples, most)
     assert isinstance(rewarded, e.GroupRewarded) and isinstance(paused, e.RunPaused)
     assert f"{samples} of the newest {samples} answers" in paused.reason
-    assert f"sample {samples - 1} of group {group_id}: it hung; mend the scorer" in paused.reason
+    assert f"sample {samples - 1} of group {group_id}: it hung; fix the scorer" in paused.reason
     assert not model.state.groups[group_id].varied
     assert model.state.trajectories_failed == samples
     assert model.refolded() == model.state
-    # Who starts it again has looked at it: the count begins anew.
+    # Who starts it again has looked at it: the count begins again.
     model.record(e.RunResumed())
     assert not model.state.paused_reason
     assert len(reward(model, submitted(model), 1, most)) == 1
@@ -80,7 +80,7 @@ def play(
     group_size: int = 8,
     before: Sequence[Scored] = (),
 ) -> tuple[list[str], str]:
-    """Reward groups with so many failures in turn; return who was blamed, and why it paused."""
+    """Reward groups with this many failures in turn; return who was blamed, and why it paused."""
     state = RunState(group_size, 2)
     state.recent_scored = list(before)
     group = GroupState("g", 0, "train", 0, 0, group_size, phase=GroupPhase.SUBMITTED)

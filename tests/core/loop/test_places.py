@@ -1,4 +1,4 @@
-"""A group keeps the place that its lease was checked for, whatever its length and whoever is faster."""
+"""A group keeps the place that its lease was checked for, whatever its length and the one that is faster."""
 
 import itertools
 

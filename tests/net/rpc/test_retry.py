@@ -47,7 +47,7 @@ def test_only_an_absent_peer_is_asked_again_and_not_for_ever() -> None:
 
 
 def test_a_peer_that_is_blocked_is_not_away() -> None:
-    """Its outage has a patience of its own, and absence before and after it is counted anew."""
+    """Its outage has a patience of its own, and absence before and after it is counted again."""
     left = 30
 
     async def blocked() -> int:

@@ -1,4 +1,5 @@
-"""A server answers the health protocol, for whoever watches it from outside, and needs a port of its own."""
+"""A server answers the health protocol, for the one that watches it from outside, and needs a port of its
+own."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -56,7 +56,7 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         assert await story.submit(slow, loser) is SubmitVerdict.ALREADY_ACCEPTED
         account = state_machine.state.work_accounts.account(state_machine.clock())
         assert account.seconds["duplicate"] > 0
-        # What the duplicate went on from was sampled once and is no waste, whoever wins.
+        # What the duplicate went on from was sampled once and is no waste, the one that wins.
         assert account.tokens["duplicate"] == 0
         assert account.tokens["open"] == sum(group.token_counts)
         status = await story.client.status()

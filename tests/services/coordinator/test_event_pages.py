@@ -1,25 +1,19 @@
 """What grows with a run is read in pages: no message is large, and a read ends when no page comes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import CommitsReply, Coordinator
+from antiphon.api.coordinator import CommitsReply
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.run_view import RunView, view_of
-from antiphon.core.status import Event
-from antiphon.lineage.run_events import EventPacker
-from antiphon.lineage.run_events import read_events as unpacked
 from antiphon.net.rpc.serving import stream
 from antiphon.net.wire import CALLS, event_to_proto
-from antiphon.runs.attach import read_events
 from antiphon.services.coordinator import service as coordinator_service
 from antiphon.simulator.virtual.loop import VirtualLoop
-from tests.report.test_page import journal
 from tests.support.light_parties import run_parties, served
 from tests.support.loop_model import make_config
 
@@ -107,38 +101,3 @@ def test_a_long_read_goes_on_as_long_as_pages_come_and_ends_when_none_does() -> 
 
     ended_s = VirtualLoop(lambda: (0.0, 0.0), 1e5).run(read())
     assert got == list(range(500)) and ended_s == pytest.approx(4010.0)
-
-
-class Broken(Coordinator):
-    """Its stream of events breaks after each page."""
-
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.events = events
-        self.broke = 0
-
-    async def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
-        left = [event for event in self.events if event.seq > after_seq]
-        if left:
-            yield left[:40]
-            self.broke += 1
-            raise UnavailableError("gone")
-
-
-def test_a_read_that_broke_goes_on_where_it_was() -> None:
-    events = journal(12)[1:]
-
-    async def read() -> None:
-        coordinator, view, packer = Broken(events), RunView(), EventPacker()
-        while view.seq < events[-1].seq:
-            try:
-                await read_events(coordinator, view, packer)
-            except UnavailableError:
-                continue
-        whole = view_of(events)
-        assert coordinator.broke > 3
-        assert [event.seq for event in unpacked(packer.finish())] == [event.seq for event in events]
-        assert view.counts == whole.counts and view.steps == whole.steps
-        assert list(view.generated) == list(whole.generated)
-        assert view.busy_shares() == whole.busy_shares()
-
-    asyncio.run(read())

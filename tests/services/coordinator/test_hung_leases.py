@@ -122,7 +122,7 @@ def test_a_hung_engine_gets_no_lease_before_it_moves(tmp_path: Path) -> None:
         await story.later(probe[0].lease_id)
         assert len((await story.ask()).leases) == 3
         assert (await story.client.status()).workers[0].stands_still_s == 0.0
-        # A process that starts anew is as good as any.
+        # A process that starts again is as good as any.
         await story.until_hung(probe[0].lease_id)
         story.worker_id = (await story.client.register(hello("first"))).worker_id
         assert (await story.ask()).leases

@@ -260,7 +260,7 @@ def test_a_removed_journal_is_noticed_at_the_next_write(tmp_path: Path, lost: st
     asyncio.run(act())
 
 
-def test_a_coordinator_that_is_started_again_without_its_journal_does_not_begin_anew(tmp_path: Path) -> None:
+def test_a_coordinator_that_is_started_again_without_its_journal_does_not_begin_again(tmp_path: Path) -> None:
     config = make_config()
     starting = serve_coordinator(
         config, RUN_ID, tmp_path, tmp_path, "127.0.0.1", 0, lambda port: None, wait_for_journal=True

@@ -46,7 +46,7 @@ async def train(
             voided = await client.skip_step(step, "no finite loss", "ada")
             assert (voided.digest, voided.groups, voided.operator) == (batch.digest, batch.groups, "ada")
             assert await client.skip_step(step, "again", "bob") == voided
-            assert (await client.status()).work_done > before  # patience begins anew
+            assert (await client.status()).work_done > before  # patience begins again
             with pytest.raises(IntegrityError, match=f"step {step}"):
                 await client.commit_step(commit)
         await client.commit_step(commit)

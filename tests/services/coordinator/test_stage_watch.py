@@ -20,7 +20,7 @@ from tests.support.loop_model import light_manifest, make_config
 
 CONFIG = make_config(steps=4, max_staleness=0, filter_="none", evaluation_prompts=1)
 FAR_S = 20.0
-"""Longer than any test takes: whoever waits so long must be woken."""
+"""Longer than any test takes: the one that waits so long must be woken."""
 
 
 def serve_and(

@@ -16,7 +16,7 @@ from antiphon.services.learner.checkpoints import CheckpointStore
 
 
 class Trap:
-    """Executed by whoever unpickles it."""
+    """Executed by the one that unpickles it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

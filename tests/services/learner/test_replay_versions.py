@@ -1,4 +1,4 @@
-"""Versions recorded by digest alone: made anew by replay, handed out only with the recorded digest."""
+"""Versions recorded by digest alone: made again by replay, handed out only with the recorded digest."""
 
 import json
 import shutil

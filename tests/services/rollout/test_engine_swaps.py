@@ -214,7 +214,7 @@ def test_requests_without_a_token_belong_to_the_new_weights_alone(engine, models
 
 
 class Refusal:
-    """Lets vLLM refuse one tensor, in the first so many of its reloads."""
+    """Lets vLLM refuse one tensor, in the first this many of its reloads."""
 
     def __init__(self, engine, monkeypatch):
         self._reload = engine._runner.reload_weights

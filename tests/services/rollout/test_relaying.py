@@ -22,8 +22,7 @@ from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.net.security.credentials import Credentials, load_credentials
-from antiphon.services.rollout.process import serve_worker
-from antiphon.services.rollout.relaying import WorkerRelay
+from antiphon.services.rollout.process import WorkerRelay, serve_worker
 from antiphon.system.ports import free_port
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore

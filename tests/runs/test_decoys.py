@@ -7,12 +7,11 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
-from antiphon.environments.decoys import CONSTANTS, FIRST, FORMS, best_decoy
 from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Verdict
 from antiphon.environments.scoring.pool import InProcess
-from antiphon.runs.preflight import check_scoring
+from antiphon.runs.preflight import CONSTANTS, FIRST, FORMS, best_decoy, check_scoring
 from antiphon.simulator.virtual.loop import VirtualLoop
 
 

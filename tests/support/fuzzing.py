@@ -8,9 +8,6 @@ found is printed with what provokes it; the same seed makes the same inputs.
 
 import dataclasses
 import json
-import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,16 +27,7 @@ from hypothesis import strategies as st
 
 from antiphon.api.manifest import check_manifest, manifest_from_bytes, manifest_to_bytes
 from antiphon.api.policy_file import policy_facts
-from antiphon.benchmarks.parts.fuzz.claims import (
-    KINDS,
-    ClaimedRun,
-    RunningServices,
-    claimed_run,
-    known_values,
-    open_services,
-)
 from antiphon.benchmarks.parts.nightly.table import read_table
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.drafting.history_codec import EncodedHistory, decode_history
 from antiphon.core.errors import AntiphonError
 from antiphon.core.loop import events as e
@@ -66,10 +54,15 @@ from antiphon.net.wire import FLOAT32, array_from_bytes
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
-from antiphon.system.logs import configure_logs
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 from antiphon.weights.snapshot import weights_of, write_snapshot
 from antiphon.weights.verified_weights import open_snapshot
+from tests.support.fuzzed_services import (
+    KINDS,
+    ClaimedRun,
+    RunningServices,
+    known_values,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +299,6 @@ def damaged(sound: Sequence[bytes]) -> st.SearchStrategy[bytes]:
     return near() | st.binary(max_size=200)
 
 
-EXAMPLES = 60
-"""Inputs of one target before the next one has its turn."""
 DEADLINE_S = 0.2
 """Of each call; a long poll that outlives it was held open as asked, which is no crash."""
 ENDINGS = frozenset({"Finish", "Pause"})
@@ -330,7 +321,7 @@ PARSED = (
     "group_to_audit",
     "sample_statistics",
 )
-"""Messages that somebody translates; whoever sent them may be anybody."""
+"""Messages that somebody translates; the one that sent them may be anybody."""
 
 Run = Callable[[Any], str | None]
 """Feeds one input and returns what is wrong, or None."""
@@ -356,44 +347,8 @@ class Tally:
     changes: dict[str, str] = field(default_factory=dict)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Feed for a while and print what was found; exit code 1 for a crash or a change."""
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
-    parser.add_argument("--seed", type=int, default=0, help="where the inputs start (default 0)")
-    options = parser.parse_args(arguments)
-    configure_logs("error")
-    begun, tally, round_number = time.perf_counter(), Tally(), 0
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        open_services(Path(scratch) / "run") as services,
-        claimed_run(Path(scratch) / "claimed") as claimed,
-    ):
-        targets = [*all_targets(services, Path(scratch), tally), *claim_targets(claimed)]
-        while time.perf_counter() - begun < 60.0 * options.minutes:
-            for target in targets:
-                feed(target, options.seed + round_number, EXAMPLES, tally)
-                if time.perf_counter() - begun >= 60.0 * options.minutes:
-                    break
-            round_number += 1
-    for found in (tally.crashes, tally.changes):
-        for name, words in found.items():
-            print(f"{name}: {words}")
-    result = {
-        "targets": len(targets),
-        "inputs": sum(tally.fed.values()),
-        "seconds": round(time.perf_counter() - begun, 1),
-        "answers": dict(tally.answers),
-        "crashes": len(tally.crashes),
-        "state_changes": len(tally.changes),
-    }
-    counts = {"crashes": len(tally.crashes), "changes of state": len(tally.changes)}
-    violated = [f"there are {count} {kind}" for kind, count in counts.items() if count]
-    return finish(result, record=options.record, violated=violated)
-
-
 def feed(target: Target, seed: int, examples: int, tally: Tally) -> None:
-    """Give a target so many inputs and write down what is wrong."""
+    """Give a target this many inputs and write down what is wrong."""
 
     def give(value: Any) -> None:
         tally.fed[target.name] += 1
@@ -549,7 +504,3 @@ def _only_ours(read: Callable[[Any], object]) -> Run:
         return None
 
     return feeder
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.restarts import MOST_PAUSE_S, WORKED_S, RestartRule
+from antiphon.runs.supervisor import MOST_PAUSE_S, WORKED_S, RestartRule
 
 
 @given(
@@ -24,7 +24,7 @@ def test_no_window_has_more_restarts_than_the_limit(limit: int, ends: list[tuple
             restarts.append(now)
 
 
-def test_pauses_double_while_a_service_cannot_work_and_begin_anew_once_it_did() -> None:
+def test_pauses_double_while_a_service_cannot_work_and_begin_again_once_it_did() -> None:
     rule = RestartRule(100, 1e9)
     pauses = [rule.after_end(float(n), 0.0) for n in range(10)]
     assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MOST_PAUSE_S, MOST_PAUSE_S, MOST_PAUSE_S]
@@ -35,7 +35,7 @@ def test_pauses_double_while_a_service_cannot_work_and_begin_anew_once_it_did() 
 def test_what_ended_a_service_was_taken_away_and_its_restarts_are_forgotten() -> None:
     rule = RestartRule(2, 1e9)
     assert [rule.after_end(float(n), 0.0) for n in range(3)] == [0.0, 1.0, None]
-    rule.begin_anew()
+    rule.begin_again()
     assert [rule.after_end(float(n), 0.0) for n in range(3, 6)] == [0.0, 1.0, None]
 
 

@@ -1,4 +1,4 @@
-"""Fuzz claims: what a worker says is taken in with extreme numbers, and then everyone asks for everything.
+"""Fuzzed run: what a worker says is taken in with extreme numbers, and then everyone asks for everything.
 
 A coordinator with its production translation, without sockets. A worker registers, beats, leases and hands in
 as it should, but for a few numbers of one message. Whatever becomes of that, every call of the services must
@@ -17,26 +17,21 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
+from antiphon.benchmarks.dishonest_workers import Prompts, house_config, sound_submission
 from antiphon.benchmarks.parts.kills.standins import open_light_learner
-from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import lease_id_of
 from antiphon.core.records import (
     PROTOCOL_VERSION,
-    DraftingStatistics,
-    FinishReason,
     GroupRewards,
-    GroupSubmission,
     Lease,
     LeaseProgress,
     PartialTrajectory,
-    Prompt,
     SampleReward,
     SnapshotManifest,
     StepCommit,
-    Trajectory,
     VersionSpan,
 )
 from antiphon.lineage.store.artifact_store import open_store
@@ -61,14 +56,6 @@ CALL_S = 60.0
 _T = TypeVar("_T")
 
 
-class Prompts:
-    """Prompts without an environment."""
-
-    def prompt(self, split: str, index: int) -> Prompt:
-        """Return a prompt of two tokens."""
-        return Prompt(f"{split}-0-{index}", (1, 2 + index % 5))
-
-
 class CountingStateMachine(RunStateMachine):
     """Counts the events that were recorded."""
 
@@ -78,22 +65,6 @@ class CountingStateMachine(RunStateMachine):
         """Record and count."""
         self.recorded += len(events)
         return super().record(*events, **options)
-
-
-def house_config() -> RunConfig:
-    """Return a run in which nothing happens by itself: leases and heartbeats last for weeks."""
-    return build_config(
-        {
-            "run": {"steps": 1000, "seed": 7},
-            "environment": {"train_size": 10, "heldout_size": 3},
-            "evaluation": {"prompts": 3},
-            "loop": {"prompts_per_step": 4, "group_size": 2, "max_staleness": 64},
-            "sampling": {"max_tokens": 8},
-            "coordinator": {"lease_s": 1e6, "heartbeat_s": 1e6, "payload_retention_steps": 2},
-            "broadcast": {"snapshots_kept": 80},
-            "services": {"stall_timeout_s": 0.3},
-        }
-    )
 
 
 class RunningServices:
@@ -241,7 +212,6 @@ EXTREMES: dict[int, Sequence[Any]] = {
 """Values of each type at which something may go wrong."""
 Choice = tuple[int, int]
 """Which number of a message, and which extreme value of its type."""
-TOKENS = 8
 ANSWER_S = 0.2
 MOST_STEPS = 8
 """Steps that are opened ahead; a worker that gets no lease then has said something that keeps it from one."""
@@ -445,18 +415,6 @@ def _arguments(call: Any) -> list[Any]:
     }
     _, *names = call.signature.parameters
     return [known.get(name, "nobody") for name in names]
-
-
-def sound_submission(lease: Lease, worker: str, version: int) -> GroupSubmission:
-    """Return a group of a lease as it should be."""
-    tokens, logprobs = np.arange(1, TOKENS + 1, dtype=np.int32), np.full(TOKENS, -1.5, dtype=np.float32)
-    spans = (VersionSpan(version, 0, TOKENS),)
-    made = tuple(
-        Trajectory(tokens, logprobs, spans, FinishReason.LENGTH, sample_index=index, seed=seed)
-        for index, seed in enumerate(lease.seeds)
-    )
-    drafting = DraftingStatistics(8, 4, 6, 5, 4, 1, 0.1, 0.1, gain=2.0)
-    return GroupSubmission(lease.lease_id, lease.group_id, worker, made, 1.0, drafting)
 
 
 def _heartbeat(lease: Lease, worker: str, version: int) -> WorkerHeartbeat:

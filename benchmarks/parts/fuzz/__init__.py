@@ -1,1 +1,0 @@
-"""Parts of the fuzz benchmark: what is fed with damaged input, and how it is damaged."""
