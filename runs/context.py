@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import structlog
 
-from antiphon.api.learner import StepResult
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest
@@ -126,7 +125,6 @@ class RunContext:
     recording: threading.Event = field(default_factory=threading.Event)
     """Set with the first step that is recorded: nothing is written before."""
     uploader: Uploader | None = None
-    step_results: dict[int, StepResult] = field(default_factory=dict)
     batches: dict[int, BatchRef] = field(default_factory=dict)
     """Sealed batches on their way from the reward stage to the record, by step."""
     manifests: dict[int, SnapshotManifest] = field(default_factory=dict)
