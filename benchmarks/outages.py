@@ -38,7 +38,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.cli.up import read_pages
 from antiphon.core.digests import digest_bytes
 from antiphon.lineage.store.remote import RemoteStore
-from antiphon.lineage.tracking.tracked_run import STEP_METRIC
+from antiphon.lineage.tracking.charts import STEP_METRIC
 from antiphon.runs.servers.prefect_server import server_password
 
 SERVERS = ("prefect", "mlflow", "s3")

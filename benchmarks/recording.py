@@ -22,6 +22,7 @@ from statistics import median
 
 import numpy as np
 
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import build_config
@@ -36,7 +37,7 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.layout import SHARD_ENTRIES
 from antiphon.lineage.ledger.pins import Ledger
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
@@ -95,34 +96,40 @@ def measure_loop(home: Path, name: str, steps: int, rest: bool) -> tuple[dict[st
     run_dir.mkdir(parents=True)
     config = build_config({"run": {"name": name, "steps": steps}})
     payloads = PayloadStore(run_dir / PAYLOADS)
-    recorder = Recorder(run_id, config, run_dir, home, store.root, payload_file=payloads.checked)
+    log = MadeLog()
+    records = Records(
+        run_id, config, run_dir, home, store.root, log, weights_file=lambda v: payloads.checked(made[v])
+    )
+    made: dict[int, SnapshotManifest] = {}
     tensors = load_file(MODEL)
     largest = max(tensors.values(), key=lambda tensor: tensor.numel())
 
     def publish(version: int) -> SnapshotManifest:
         largest.view(-1)[0] = version  # other weights than before
-        return write_snapshot(payloads, run_id, version, weights_of(tensors))
+        made[version] = write_snapshot(payloads, run_id, version, weights_of(tensors))
+        return made[version]
 
-    recorder.record_base(publish(0))
-    before = [writer.busy_s for writer in recorder.flush(FLUSH_S).writers]  # MLflow's start among it
+    log.announce(publish(0))
+    before = [writer.busy_s for writer in records.flush(FLUSH_S).writers]  # MLflow's start among it
     batches, versions, computing = [], [], []
     chance = np.random.default_rng(0)
     for step in range(steps):
         rows, timings = make_rows(step, chance)
         manifest = publish(step + 1)
         if rest:
-            recorder.flush(FLUSH_S)
+            records.flush(FLUSH_S)
         started, worked = time.perf_counter(), time.thread_time()
         digest, timings_digest = store.put(encode_batch(rows)), store.put(encode_timings(timings))
-        recorder.record_batch(make_reference(step, rows, digest, timings_digest))
+        batch = make_reference(step, rows, digest, timings_digest)
         told = time.perf_counter()
         commit = StepCommit(step, step + 1, manifest.weights_digest, digest, METRICS, published=True)
-        recorder.record_version(commit, manifest)
+        log.commit(commit, batch)
+        log.announce(manifest)
         versions.append(1e3 * (time.perf_counter() - told))
         computing.append(1e3 * (time.thread_time() - worked))
         batches.append(1e3 * (told - started))
-    report = recorder.close(FLUSH_S)
-    ledger_s, mlflow_s = (w.busy_s - b for w, b in zip(report.writers, before, strict=True))
+    report = records.close(FLUSH_S)
+    _, ledger_s, mlflow_s = (w.busy_s - b for w, b in zip(report.writers, before, strict=True))
     took = {
         "batch_ms": median(batches),
         "version_ms": median(versions),

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.api.policy_file import copy_policy
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config
@@ -31,7 +32,7 @@ from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
 from antiphon.lineage.export import export_version
 from antiphon.lineage.ledger.verify import verify_run
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.lineage.retention import is_anchor
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -113,7 +114,11 @@ def train(config: RunConfig, run_dir: Path, home: Path) -> dict[str, list[int]]:
     pin_numerics(config.learner.threads)
     store = ArtifactStore(home / "store")
     payloads = PayloadStore(run_dir / PAYLOADS)
-    recorder = Recorder(RUN_ID, config, run_dir, home, store.root, home, payloads.checked)
+    log = MadeLog()
+    records = Records(
+        *(RUN_ID, config, run_dir, home, store.root, log, home),
+        weights_file=lambda version: payloads.checked(payloads.manifest(version)),
+    )
     trainer = Trainer(config, CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept))
     chance = np.random.default_rng(0)
 
@@ -122,23 +127,23 @@ def train(config: RunConfig, run_dir: Path, home: Path) -> dict[str, list[int]]:
         payloads.put_manifest(manifest)
         return manifest
 
-    recorder.record_base(published(0, trainer.start(0).weights))
+    log.announce(published(0, trainer.start(0).weights))
     counts: dict[str, list[int]] = {"bytes": [], "limits": []}
     for step in range(config.run.steps):
         batch = make_batch(step, chance, store)
-        recorder.record_batch(batch)
         trained = trainer.train(step, store.get(batch.digest))
         if trained.version % config.learner.checkpoint_interval == 0:
             trainer.save()
         metrics = {**trained.metrics, **batch_metrics(batch)}
         manifest = published(trained.version, trained.weights)
         commit = StepCommit(step, trained.version, manifest.weights_digest, batch.digest, metrics, True)
-        recorder.record_version(commit, manifest)
+        log.commit(commit, batch)
+        log.announce(manifest)
         if trained.version % config.evaluation.interval == 0:
             # The first one stays the best, so that the champion is an anchor.
-            recorder.record_evaluation(EvaluationRecord(trained.version, 8, 8, 1.0 / trained.version, 6.0))
+            log.evaluate(EvaluationRecord(trained.version, 8, 8, 1.0 / trained.version, 6.0))
         if trained.version % LOOK == 0:
-            recorder.flush(FLUSH_S)
+            records.flush(FLUSH_S)
             payloads.prune_announced(trained.version, 1)
             counts["bytes"].append(weights_bytes(home))
             anchors = sum(is_anchor(version, config) for version in range(trained.version + 1))
@@ -146,7 +151,7 @@ def train(config: RunConfig, run_dir: Path, home: Path) -> dict[str, list[int]]:
             champion = trained.version >= best and not is_anchor(best, config)
             counts["limits"].append(anchors + champion + config.loop.max_staleness + 1)
     trainer.stop()
-    report = recorder.close(FLUSH_S)
+    report = records.close(FLUSH_S)
     if not report.complete:
         raise SystemExit(f"the records are not complete: {report.writers}")
     return counts

@@ -1,6 +1,5 @@
 """keep: what is kept of a run beyond this machine: its ledger for git and DVC, its records, its artifacts."""
 
-import asyncio
 import os
 import shlex
 from pathlib import Path
@@ -14,15 +13,15 @@ def keep(
 ) -> int:
     """Write the .dvc file of a run's ledger, which git and `dvc push` see; say what to do with it.
 
-    With --records the run's records are completed instead: what the run log has and MLflow or the ledger
-    lack is written, and what is there is left as it is. With --remote the artifacts of all runs that wait in
+    With --records the run's records are completed instead: each of its sinks follows the log to its
+    end, and what they have is left as it is. With --remote the artifacts of all runs that wait in
     the outbox are sent, each to the store that its run named.
 
     Args:
         run: the run's id; by default the newest. `benchmarks` is the ledger of scheduled benchmarks.
-        records: bring in what MLflow or the ledger missed.
+        records: bring in what MLflow, the ledger or another sink missed.
         remote: send what the remote stores do not have yet, and wait until it is there.
-        timeout_s: longest wait for MLflow and the ledger, and for each remote store, seconds.
+        timeout_s: longest wait for all sinks, and for each remote store, seconds.
     """
     home = home_directory().absolute()
     if not (records or remote):
@@ -62,45 +61,50 @@ def _keep_ledger(home: Path, run: str | None) -> int:
 
 def _complete_records(home: Path, run: str | None, timeout_s: float) -> None:
     from antiphon.core.config import load_config
-    from antiphon.lineage.recorder import Recorder
+    from antiphon.lineage.records import Records
+    from antiphon.lineage.run_events import EventPacker
     from antiphon.models.codec import decoder
     from antiphon.runs.directory import is_finished, lock, store_directory
     from antiphon.runs.finding import find_run
+    from antiphon.services.coordinator.journal.journal import journal_place
+    from antiphon.services.coordinator.journal.reading import JournalLog, events_of
+    from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
     directory = find_run(home, run)
     config = load_config(directory / "config.yaml")
-    if not (config.record.mlflow or config.record.dvc):
+    if not (config.record.mlflow or config.record.dvc or config.record.sinks):
         raise ConfigError(
             f"run {directory.name} has record.mlflow=false and record.dvc=false, so nothing is recorded of it"
         )
     with lock(directory):
-        recorder = Recorder(
-            directory.name, config, directory, home, store_directory(home), decode=decoder(config.model.path)
+        payloads, place = PayloadStore(directory / PAYLOADS), journal_place(config, directory)
+        records = Records(
+            directory.name,
+            config,
+            directory,
+            home,
+            store_directory(home),
+            JournalLog(place, directory.name),
+            weights_file=lambda version: payloads.checked(payloads.manifest(version)),
+            decode=decoder(config.model.path),
         )
         page = directory / "report.html"
         if page.is_file():
             plots = {path.name: path.read_text() for path in sorted((directory / "plots").glob("*.svg"))}
-            recorder.attach(page, plots)
+            records.attach(page, plots)
         if config.record.dvc and is_finished(directory):
-            recorder.record_end(asyncio.run(_events(directory, home)))
-        recorder.flush(timeout_s)
-        report = recorder.close(1.0)
-    for writer in report.writers:
-        print(f"{writer.name}: {writer.done} records written or there already")
+            packer = EventPacker()
+            packer.add(list(events_of(place, directory.name)))
+            records.finish(packer.finish())
+        report = records.close(timeout_s)
+    for sink in report.writers:
+        print(f"{sink.name}: {sink.done} records written or there already")
     if not report.complete:
-        reasons = [writer.failures[-1] for writer in report.writers if writer.failures]
+        reasons = [sink.failures[-1] for sink in report.writers if sink.failures]
         raise UnavailableError(
             f"the records of {directory.name} are still incomplete: {'; '.join(reasons)}; "
             "give the same command again when that is fixed"
         )
-
-
-async def _events(directory: Path, home: Path) -> bytes:
-    from antiphon.runs.attach import attached, packed_events
-    from antiphon.runs.directory import store_directory
-
-    async with attached(directory, store_directory(home)) as (coordinator, _):
-        return await packed_events(coordinator)
 
 
 def _send(home: Path, timeout_s: float) -> None:

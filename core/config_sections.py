@@ -335,9 +335,11 @@ class RecordSection(Section):
     Keys come from the environment alone."""
     artifact_endpoint: str | None = None
     """Address of the S3 server, such as `http://127.0.0.1:8333`; null: AWS_ENDPOINT_URL_S3, else Amazon's."""
+    sinks: tuple[str, ...] = ()
+    """What else follows the run's log: `tensorboard`, `wandb`, or one's own as `package.module:Class`."""
     samples: int = Field(default=2, ge=0, le=16)
-    """Completions kept of the filtered groups of each step, and of each evaluation: this many of the best, of
-    the worst and at random (`antiphon evaluate --samples`)."""
+    """0 keeps only what trained; otherwise each step's filtered groups and each evaluation's answers are kept
+    beside the batches (`antiphon evaluate --samples`)."""
     traces: int = Field(default=3, ge=0, le=32)
     """Trajectories of each evaluated version that MLflow shows as traces; 0 shows none."""
     system_metrics_s: float = Field(default=10.0, ge=0.0, le=YEAR_S)

@@ -28,7 +28,6 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.flows.driver import Handle, StageSkipped, drive
 from antiphon.flows.form import FurtherFields, UsualFields, filled, with_fields
-from antiphon.flows.plain_stages import PlainStages
 from antiphon.flows.prefect_resilience import await_server, clear_up, hold_events, remember_flow_run
 from antiphon.flows.run_page import RunPage
 from antiphon.flows.told import ToldView, hear_logs
@@ -38,7 +37,7 @@ from antiphon.runs.context import RunContext
 from antiphon.runs.directory import home_directory, is_finished
 from antiphon.runs.launch import LiveRun, current_surroundings, open_run, surrounded, upcoming_run
 from antiphon.runs.outcome import RunOutcome
-from antiphon.tasks.stages import STAGES, TASKS
+from antiphon.tasks.stages import TASKS
 
 _log = structlog.get_logger(__name__)
 
@@ -77,21 +76,14 @@ class PrefectHandle:
 
 
 class PrefectStages:
-    """Submits stages as Prefect tasks of the current flow run, and runs those that are none in order."""
+    """Submits stages as Prefect tasks of the current flow run."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._others = PlainStages(lambda stage, number: STAGES[stage](run_id, number), threads=1)
 
     def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
-        if stage not in TASKS:
-            return self._others.submit(stage, number, after)
         futures = [cast("PrefectHandle", handle).future for handle in after]
         return PrefectHandle(TASKS[stage].submit(self._run_id, number, wait_for=futures))
-
-    def close(self) -> None:
-        """Wait for the stages that are no tasks; those that have not begun are left out."""
-        self._others.close()
 
 
 def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
@@ -178,9 +170,8 @@ def _live(live: LiveRun, flow_run_id: UUID, page: RunPage) -> RunOutcome:
     page.watch(run)
     watcher = threading.Thread(target=watch_cancellation, args=(run, flow_run_id), name="cancel", daemon=True)
     watcher.start()
-    stages = PrefectStages(run.run_id)
     try:
-        drive(run, stages, live.committed)
+        drive(run, PrefectStages(run.run_id), live.committed)
         return live.finish()
     except AntiphonError as error:
         if run.stop_reason == CANCEL_REASON:
@@ -190,7 +181,6 @@ def _live(live: LiveRun, flow_run_id: UUID, page: RunPage) -> RunOutcome:
     finally:
         page.leave()
         run.stop("the flow ended")
-        stages.close()
         watcher.join(2 * CANCEL_POLL_S)
 
 

@@ -151,7 +151,7 @@ class RunPage:
         except AntiphonError as error:
             _log.warning("page.failed", error=str(error))
             return
-        self._figures = RunFigures() if run.recorder is None else run.recorder.figures()
+        self._figures = RunFigures() if run.records is None else run.records.figures()
         for step in self._view.steps[self._steps :]:
             self._steps += 1
             self._told.say(step_line(step.commit, self._config.run.steps))

@@ -124,6 +124,36 @@ class RecordedRun:
                 table[name] = [text(ids) for ids in table[tokens]]
         return table
 
+    def rollouts(self, step: int) -> pd.DataFrame:
+        """Return all that was sampled for a step, one row a completion, also what it did not train on.
+
+        Columns: those of `batch`, `split` (train, or heldout for answers of the version the step began with)
+        and `trained`.
+
+        Raises:
+            ConfigError: when the step was not recorded.
+            IntegrityError: when a file was altered.
+        """
+        from antiphon.lineage.names import batch_entry, evaluation_entry
+        from antiphon.lineage.samples import SampleFiles
+        from antiphon.runs.samples import ledger_folder
+
+        store = open_store(self.store, self.config.record)
+        files = SampleFiles(self.folder, store, ledger_folder(self.folder, self.home))
+        if step not in files.steps:
+            raise ConfigError(f"run {self.id} recorded no step {step}; it has {len(files.steps)}, from 0 on")
+        parts = (
+            (batch_entry(step, "parquet"), "train", True),
+            (batch_entry(step, "samples.parquet"), "train", False),
+            (evaluation_entry(step, "samples.parquet"), "heldout", False),
+        )
+        tables = [
+            pd.read_parquet(io.BytesIO(body)).assign(split=split, trained=trained)
+            for name, split, trained in parts
+            if (body := files.body(name)) is not None
+        ]
+        return pd.concat(tables, ignore_index=True)
+
     def scores(self, version: int | str = "best") -> pd.DataFrame:
         """Return the held-out rewards of a version, one row a prompt, indexed by its number in the split.
 

@@ -2,107 +2,123 @@
 
 `base.json` holds what version 0 was, `metrics.jsonl` what each step was made of and what it
 measured; apart from its `timings` object a line depends on the configuration alone (in fixed
-mode). It is written before any record leaves the process, so that whatever MLflow or the
-ledger missed can be brought in from it later.
+mode). It follows the journal closer than any other sink, so that nobody reads of a step elsewhere first.
 """
 
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
-from datetime import UTC, datetime
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from antiphon.api.sink import LogRecord, RunEnd
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
+from antiphon.core.loop.events import EvaluationFinished
 from antiphon.core.metrics import DRAFTING_METRICS, ORDER_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
-from antiphon.core.status import EvaluationRecord
+from antiphon.core.reporting.figures import FiguresFold, RunFigures
 from antiphon.system.files import write_atomically
 
-Plan = Mapping[str, float] | None
-"""What the capacity model expected when a step was recorded, beside what was measured, by name."""
 STEPS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 BASE_FILE = "base.json"
 
 
 class RunLog:
-    """The files of one run; appended by one process at a time."""
+    """The files of one run, a sink; appended by one process at a time."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._steps_path = run_dir / STEPS_FILE
-        self._evaluations_path = run_dir / EVALUATIONS_FILE
-        self._base_path = run_dir / BASE_FILE
-        self.base = read_base(run_dir)
-        _drop_torn_line(self._steps_path)
-        _drop_torn_line(self._evaluations_path)
-        self.steps = {int(line["step"]): line for line in read_steps(run_dir)}
-        self.evaluations = {int(line["version"]): line for line in read_evaluations(run_dir)}
+    name = "log"
 
-    @property
-    def wall_s(self) -> float:
-        """Return the seconds of work up to the last step (`core.run_clock`); 0 before the first."""
-        return max((line["timings"].get("wall_s", 0.0) for line in self.steps.values()), default=0.0)
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        self._run_dir = run_dir
+        self._lock = threading.Lock()
+        self._figures = FiguresFold(config)
+        self._steps: set[int] = set()
+        self._scores: dict[int, Mapping[str, Any]] = {}
+        for name in (STEPS_FILE, EVALUATIONS_FILE):
+            _drop_torn_line(run_dir / name)
+        for line in read_steps(run_dir):
+            self._note_step(line)
+        for line in read_evaluations(run_dir):
+            self._scores[int(line["version"])] = line
 
-    def add_base(self, weights_digest: str) -> dict[str, Any]:
-        """Note once what version 0 was and return it.
+    def open(self) -> None:
+        """Do nothing: the files are there."""
 
-        Raises:
-            UnavailableError: when the file cannot be written.
-        """
-        if self.base is None:
-            self.base = {"version": 0, "weights_digest": weights_digest}
-            write_atomically(self._base_path, json.dumps(self.base, sort_keys=True).encode() + b"\n")
-        return self.base
-
-    def add_step(
-        self,
-        commit: StepCommit,
-        batch: BatchRef | None,
-        workers: Mapping[str, int] | None = None,
-        plan: Plan = None,
-    ) -> dict[str, Any]:
-        """Append a step once and return its line.
-
-        Args:
-            commit: the step, as the coordinator has it.
-            batch: what it trained on; None when that is not known any more.
-            workers: worker id -> trajectories of the batch that it sampled.
-            plan: what the capacity model expected at that time, and what was measured.
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Append the lines that are not there yet.
 
         Raises:
-            UnavailableError: when the file cannot be written.
+            UnavailableError: when a file cannot be written.
         """
-        if commit.step not in self.steps:
-            line = step_line(commit, batch)
-            line["timings"] |= {"workers": dict(workers or {}), **(plan or {})}
-            self.steps[commit.step] = line
-            _append(self._steps_path, line)
-        return self.steps[commit.step]
+        for record in records:
+            match record.kind:
+                case "snapshot.announced" if record.number == 0:
+                    write_base(self._run_dir, record.line)
+                case "step.committed" if record.number not in self._steps:
+                    _append(self._run_dir / STEPS_FILE, record.line)
+                    self._note_step(record.line)
+                case "evaluation.finished" if record.number not in self._scores:
+                    _append(self._run_dir / EVALUATIONS_FILE, record.line)
+                    with self._lock:
+                        self._scores[record.number] = record.line
 
-    def add_evaluation(self, evaluation: EvaluationRecord) -> dict[str, Any]:
-        """Append an evaluation once and return its line.
+    def close(self, end: RunEnd) -> None:
+        """Do nothing: every line is on the disk."""
 
-        Raises:
-            UnavailableError: when the file cannot be written.
-        """
-        if evaluation.version not in self.evaluations:
-            line = {
-                "version": evaluation.version,
-                "prompts": evaluation.prompts,
-                "reward_mean": evaluation.reward_mean,
-                "completion_tokens_mean": evaluation.completion_tokens_mean,
-                **kept_samples(evaluation),
-                "timings": {"at": now()},
-            }
-            self.evaluations[evaluation.version] = line
-            _append(self._evaluations_path, line)
-        return self.evaluations[evaluation.version]
+    def figures(self) -> RunFigures:
+        """Return the run's figures up to its last line; from any thread."""
+        with self._lock:
+            held = [self._scores[version] for version in sorted(self._scores)]
+            return self._figures.figures(held)
+
+    def _note_step(self, line: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._steps.add(int(line["step"]))
+            self._figures.add(line)
 
 
-def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
-    """Describe a step in plain values, clocks apart from the rest."""
+def write_base(run_dir: Path, line: Mapping[str, Any]) -> None:
+    """Note once what version 0 was.
+
+    Raises:
+        UnavailableError: when the file cannot be written.
+    """
+    if not (run_dir / BASE_FILE).exists():
+        write_atomically(run_dir / BASE_FILE, json.dumps(line, sort_keys=True).encode() + b"\n")
+
+
+def evaluation_line(finished: EvaluationFinished, prompts: int, at: float) -> dict[str, Any]:
+    """Describe an evaluation of `prompts` held-out prompts in plain values; it ended at `at` Unix seconds."""
+    return {
+        "version": finished.version,
+        "prompts": prompts,
+        "reward_mean": finished.reward_mean,
+        "completion_tokens_mean": finished.completion_tokens_mean,
+        **kept_samples(finished),
+        "timings": {"at": at},
+    }
+
+
+def step_line(
+    commit: StepCommit,
+    batch: BatchRef | None,
+    at: float,
+    workers: Mapping[str, int] | None = None,
+    plan: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Describe a step in plain values, clocks apart from the rest.
+
+    Args:
+        commit: the step, as the journal has it.
+        batch: what it trained on; None when that is not known.
+        at: Unix seconds of the commit.
+        workers: worker id -> trajectories of the batch that it sampled.
+        plan: what the capacity model expected at that time, and what was measured, by name.
+    """
     timings = {name: value for name, value in commit.metrics.items() if is_timing(name)}
     line: dict[str, Any] = {
         "step": commit.step,
@@ -112,7 +128,7 @@ def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
         "published": commit.published,
         "metrics": {name: value for name, value in commit.metrics.items() if name not in timings},
         "batch": None,
-        "timings": {**timings, "at": now()},
+        "timings": {**timings, "at": at, "workers": dict(workers or {}), **(plan or {})},
     }
     if commit.times is not None:
         line["timings"] |= dataclasses.asdict(commit.times)
@@ -142,7 +158,7 @@ def replaced_batches(batch: BatchRef) -> dict[str, Any]:
     return {"replaced": found} if found else {}
 
 
-def kept_samples(record: BatchRef | EvaluationRecord) -> dict[str, str]:
+def kept_samples(record: BatchRef | EvaluationFinished) -> dict[str, str]:
     """Return what records say of the file of kept completions; empty where there is none."""
     return {"samples_digest": record.samples_digest} if record.samples_digest else {}
 
@@ -205,8 +221,3 @@ def _drop_torn_line(path: Path) -> None:
     whole = body.rfind(b"\n") + 1
     if whole != len(body):
         os.truncate(path, whole)
-
-
-def now() -> float:
-    """Return Unix seconds, as the lines carry them."""
-    return datetime.now(UTC).timestamp()

@@ -1,8 +1,8 @@
 """Samples: a few completions of a version as people read them, the best, the worst and some at random.
 
-What trained stands in the batch files; of what did not, filtered groups and held-out answers, a few are kept
-beside them (`record.samples`). Both are found by the run log and the store, or in the run's ledger, so a run
-that was pulled shows the same. Which ones are shown follows from the run's seed, however often one asks.
+What trained stands in the batch files; what did not, filtered groups and held-out answers, stands beside them
+in tables of the same form (`record.samples`). Both are found by the run log and the store, or in the run's
+ledger, so a run that was pulled shows the same. Which ones are shown follows from the run's seed alone.
 """
 
 import re
@@ -79,10 +79,19 @@ class SampleFiles:
         Raises:
             IntegrityError: when the file was altered.
         """
+        body = self.body(name)
+        return [] if body is None else decode_batch(body)
+
+    def body(self, name: str) -> bytes | None:
+        """Return a file by its place in the ledger; None where it is not kept.
+
+        Raises:
+            IntegrityError: when the file was altered.
+        """
         digest, path = self._digests.get(name), self._pinned.get(name)
         if digest is not None and self._store.has(digest):
-            return decode_batch(self._store.get(digest))
-        return [] if path is None else decode_batch(path.read_bytes())
+            return self._store.get(digest)
+        return None if path is None else path.read_bytes()
 
     def codec(self) -> TextCodec:
         """Return what turns the run's tokens into text: the base model's tokenizer, or the ledger's copy.

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -56,10 +57,13 @@ class AlarmWatch:
         self._by_steps: tuple[Alarm, ...] = ()
         self._patience = Patience(now)
 
-    def look(self, status: RunStatus, now: float, learner: LearnerProgress | None = None) -> list[str]:
+    def look(
+        self, status: RunStatus, now: float, learner: LearnerProgress | None = None, late: Sequence[str] = ()
+    ) -> list[str]:
         """Return a line for each alarm that rose or ended since the last look.
 
-        `learner` says what the learner does; None where it did not answer.
+        `learner` says what the learner does; None where it did not answer. `late` are sentences about sinks
+        of the records that stand still.
         """
         if self._shown.count > self._seen:
             self._seen, self._by_steps = self._shown.count, _step_alarms(self._shown, self._config)
@@ -72,7 +76,9 @@ class AlarmWatch:
         stall = None if idle else stall_alarm(still_s, self._config.services.stall_timeout_s, turn)
         # A full disk is why a run may not grow, so it is looked at every time.
         every = (*self._by_steps, *_space(self._directory), *status_alarms(status))
-        found = {alarm.name: alarm for alarm in (*every, stall, short_of_space(learner)) if alarm is not None}
+        records = Alarm("records_late", -1, "; ".join(late)) if late else None
+        others = stall, short_of_space(learner), records
+        found = {alarm.name: alarm for alarm in (*every, *others) if alarm is not None}
         lines = [alarm_line(alarm) for name, alarm in found.items() if name not in self._raised]
         lines += [f"alarm {name} is over" for name in self._raised if name not in found]
         self._raised = found

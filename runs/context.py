@@ -8,20 +8,21 @@ thread, and every wait ends at a deadline, at a stop, or with an answer.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import structlog
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
-from antiphon.core.records import BatchRef, SnapshotManifest
 from antiphon.core.reporting.run_view import RunView
-from antiphon.lineage.recorder import Recorder
+from antiphon.core.status import Event
+from antiphon.lineage.records import Records
 from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.runs.attach import read_events
@@ -35,6 +36,9 @@ _log = structlog.get_logger(__name__)
 
 CLOSE_S = 5.0
 """Longest wait for cancelled calls to end when the clients are closed."""
+
+PAGE_S = 30.0
+"""Longest wait for a page of the log that is there."""
 
 POLL_S = 5.0
 """Longest single long poll; between two the stop flag is looked at."""
@@ -100,6 +104,48 @@ def await_answer(future: "Future[_T]", timeout_s: float | None) -> _T:
         raise UnavailableError(f"a service did not answer within {timeout_s:g} s") from None
 
 
+class CoordinatorLog:
+    """The log of a run whose coordinator answers, as `antiphon.api.sink.LogSource`."""
+
+    def __init__(self, clients: ClientLoop, coordinator: Coordinator) -> None:
+        self._clients, self._coordinator = clients, coordinator
+        self._waiting: set[Future[Sequence[Event]]] = set()
+
+    def page(self, after_seq: int, wait_s: float) -> Sequence[Event]:
+        """Return the next events after one, waiting up to `wait_s` seconds for the first.
+
+        Raises:
+            UnavailableError: when the coordinator does not answer.
+        """
+        future = self._clients.begin(_next_page(self._coordinator, after_seq, wait_s))
+        if not wait_s:
+            return await_answer(future, PAGE_S)
+        self._waiting.add(future)
+        try:
+            return await_answer(future, wait_s + PAGE_S)
+        except CancelledError:
+            return []
+        finally:
+            self._waiting.discard(future)
+
+    def interrupt(self) -> None:
+        """Let calls that wait for an event return at once."""
+        for future in list(self._waiting):
+            future.cancel()
+
+
+async def _next_page(coordinator: Coordinator, after_seq: int, wait_s: float) -> Sequence[Event]:
+    found = coordinator.event_pages(after_seq, follow=wait_s > 0)
+    with suppress(TimeoutError):
+        async with (
+            asyncio.timeout(wait_s or None),
+            aclosing(cast("AsyncGenerator[Sequence[Event]]", found)) as pages,
+        ):
+            async for page in pages:
+                return page
+    return []
+
+
 @dataclass
 class StageSpan:
     """When one stage ran, in seconds of `time.perf_counter`; for reports and benchmarks."""
@@ -121,14 +167,8 @@ class RunContext:
     clients: ClientLoop
     coordinator: CoordinatorClient
     learner: LearnerClient
-    recorder: Recorder | None = None
-    recording: threading.Event = field(default_factory=threading.Event)
-    """Set with the first step that is recorded: nothing is written before."""
+    records: Records | None = None
     uploader: Uploader | None = None
-    batches: dict[int, BatchRef] = field(default_factory=dict)
-    """Sealed batches on their way from the reward stage to the record, by step."""
-    manifests: dict[int, SnapshotManifest] = field(default_factory=dict)
-    """Snapshots on their way from the broadcast stage to the record, by version."""
     spans: list[StageSpan] = field(default_factory=list)
     view: RunView = field(default_factory=RunView)
     """What the journal says, up to the last `read_journal`."""
@@ -219,19 +259,6 @@ class RunContext:
             return work()
         finally:
             self.spans.append(StageSpan(stage, number, started, time.perf_counter()))
-
-    def record(self, step: int) -> None:
-        """Queue the batch of `step` and the version it made for MLflow and the ledger."""
-        self.recording.set()
-        batch = self.batches.pop(step)
-        (commit, *_) = self.call(partial(self.coordinator.commits_after, step - 1)).commits  # with its times
-        if batch.digest != commit.batch_digest:  # it was voided after the reward stage
-            batch = self.call(partial(self.coordinator.await_stage, "reward", step, 0.0)).batch or batch
-        manifest = self.manifests.pop(commit.version, None)
-        if self.recorder is not None:
-            self.recorder.record_batch(batch)
-            plan = self.call(lambda: self.coordinator.status()).capacity
-            self.recorder.record_version(commit, manifest, {} if plan is None else plan.numbers())
 
     async def read_journal(self) -> None:
         """Bring `view` up to the end of the journal.

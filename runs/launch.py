@@ -22,7 +22,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_display import RunDisplay, SilentDisplay, unscored_words
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
@@ -37,8 +37,7 @@ from antiphon.report.cpu_section import write_cpu_seconds
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
 from antiphon.runs.attach import packed_events
-from antiphon.runs.catch_up import catch_up
-from antiphon.runs.context import ClientLoop, RunContext
+from antiphon.runs.context import ClientLoop, CoordinatorLog, RunContext
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.libraries import load_libraries
 from antiphon.runs.outcome import RunOutcome, closing_lines, write_results
@@ -131,13 +130,13 @@ class LiveRun:
         run.call(run.read_journal, None)
         commits = [step.commit for step in run.view.steps]
         records: dict[str, Any] = {}
-        if run.recorder is not None:
+        if run.records is not None:
             where = os.environ.get("MLFLOW_TRACKING_URI") or run.store_root.parent
             said = f"records are being written to {where}, for at most {RECORD_TIMEOUT_S:g} s"
             late = threading.Timer(SLOW_RECORD_S, self.view.message, [said])
             late.daemon = True
             late.start()
-            records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
+            records = asdict(run.records.flush(RECORD_TIMEOUT_S))
             late.cancel()
         if run.uploader is not None:
             run.uploader.flush(RECORD_TIMEOUT_S)
@@ -172,8 +171,8 @@ class LiveRun:
         )
         for name, text in plots.items():
             write_atomically(run.run_dir / "plots" / name, text.encode())
-        if run.recorder is not None:
-            run.recorder.attach(report, plots, run.view.deliveries.in_order())
+        if run.records is not None:
+            run.records.attach(report, plots, run.view.deliveries.in_order())
         for folder in (run.run_dir, self.options.results):
             if folder is not None:
                 write_results(outcome, folder, commits, status, run.spans)
@@ -181,8 +180,8 @@ class LiveRun:
         # Last, so that a run which is interrupted in its records finds its services ready to continue.
         self.supervisor.expect_end()
         run.call(lambda: run.coordinator.finish())
-        if run.recorder is not None and run.config.record.dvc:
-            run.recorder.record_end(run.call(lambda: packed_events(run.coordinator, run.packer), None))
+        if run.records is not None and run.config.record.dvc:
+            run.records.finish(run.call(lambda: packed_events(run.coordinator, run.packer), None))
         pages = mlflow_links(run.run_dir, run.run_dir.parents[1])
         side_by_side = [f"beside other runs: {pages['comparison']}"] if pages else []
         self.view.finished([*outcome.lines(report), *side_by_side])
@@ -268,19 +267,18 @@ def open_run(
             context.uploader = Uploader(open_store(context.store_root, config.record))
             stack.callback(_close_queue, context.uploader, place.directory, surroundings)
         payloads = PayloadStore(place.directory / PAYLOADS)
-        context.recorder = Recorder(
+        context.records = Records(
             place.run_id,
             config,
             place.directory,
             home,
             context.store_root,
-            payload_file=payloads.checked,
+            CoordinatorLog(clients, context.coordinator),
+            weights_file=lambda version: payloads.checked(payloads.manifest(version)),
             decode=decoder(config.model.path),
-            begin=None if place.resumed else context.recording,
+            held=not place.resumed,
         )
-        stack.callback(_close_queue, context.recorder, place.directory, surroundings)
-        if place.resumed:
-            catch_up(context)
+        stack.callback(_close_queue, context.records, place.directory, surroundings)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
         if config.provisioning.pool:
             stack.callback(provision(context, LocalLauncher.of(context, supervisor, pool_worker)))
@@ -350,7 +348,7 @@ def _start_services(
     return run, lambda name: replace(spec(name), needed=False)
 
 
-def _close_queue(queue: Recorder | Uploader, directory: Path, surroundings: Surroundings) -> None:
+def _close_queue(queue: Records | Uploader, directory: Path, surroundings: Surroundings) -> None:
     """Write or send what is queued; what is left of an unfinished run follows when it continues."""
     unfinished_s = INTERRUPTED_RECORD_S if surroundings.interrupted() else UNFINISHED_RECORD_S
     queue.close(RECORD_TIMEOUT_S if run_directory.is_finished(directory) else unfinished_s)

@@ -3,7 +3,7 @@
 import threading
 
 from antiphon.core.config_sections import RecordSection
-from antiphon.lineage.tracking.mlflow_writer import load_mlflow
+from antiphon.lineage.tracking.mlflow_sink import load_mlflow
 
 
 def load_libraries(record: RecordSection) -> threading.Thread:

@@ -41,7 +41,7 @@ class RunOutcome:
     """Seconds from the start of the services to the outcome, of the process that finished the run."""
     restarts: dict[str, int] = field(default_factory=dict)
     records: dict[str, Any] = field(default_factory=dict)
-    """What recording cost (see `lineage.recorder`)."""
+    """How far each sink was (see `lineage.records`)."""
     cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU seconds by kind of process (`system.cpu_time`), of those that the finishing process started."""
     drafting: dict[str, Any] = field(default_factory=dict)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
+from antiphon.api.sink import SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.cpu.compiler import check_compiler
@@ -16,6 +17,7 @@ from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.lineage.layout import ledger_project
+from antiphon.lineage.records import make_sink
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
@@ -70,7 +72,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
             or whose context is too short, a tokenizer that does not match, an unknown environment or one that
             breaks its contract, pays a constant or cannot be scored in the sandbox, impossible parameters,
             prompts too long for the engine, prompts that the tokenizer loses, an address that cannot be
-            listened on, a remote or object store that refuses, or a folder that cannot be written.
+            listened on, a remote or object store that refuses, what is no sink of records, or a
+            folder that cannot be written.
         UnavailableError: when such a store does not answer.
     """
     services = config.services
@@ -88,6 +91,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         check_port(services.coordinator_port, "services.coordinator_port", services.host)
     if config.record.artifact_url is not None:
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
+    for name in config.record.sinks:
+        make_sink(name, SinkRun(config.run.name, home, config))
     if config.broadcast.object_store is not None:
         object_place(config.broadcast.object_store, config.broadcast.object_endpoint).check()
     if config.broadcast.lattica_port is not None and (reason := missing_reason()) is not None:

@@ -45,7 +45,8 @@ def show_progress(run: RunContext, display: RunDisplay, voided: Callable[[], Non
         # The journal of a long run that is continued takes several looks, and its old steps are no alarm.
         run.clients.run(run.read_journal(), 5.0)
         if run.view.alarms.count >= status.committed_steps:
-            for line in alarms.look(status, time.perf_counter(), learner):
+            late = [] if run.records is None else run.records.standing()
+            for line in alarms.look(status, time.perf_counter(), learner, late):
                 display.message(line)
         return len(status.voided)
 

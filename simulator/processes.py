@@ -301,7 +301,7 @@ class Flow:
             for stage in schedule(self._config, status.committed_steps, status.scored, status.evaluated):
                 if stage.submitted_after is not None:
                     await tasks[stage.submitted_after]
-                if stage.name in self._work:  # nothing is recorded here
+                if stage.name in self._work:
                     before = [tasks[key] for key in stage.after]
                     tasks[stage.key] = group.create_task(self._run(stage, before))
         await self._stages.reach("coordinator.finish", self._coordinator.finish)

@@ -1,7 +1,6 @@
-"""Stages of the loop, most of them Prefect tasks: each runs one stage and says what came of it and when."""
+"""Stages of the loop as Prefect tasks: each runs one stage and says what came of it and when."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from prefect import task
@@ -23,7 +22,6 @@ def reward(run_id: str, step: int) -> dict[str, Any]:
     """Wait until the groups of one step are rewarded and its batch is sealed; returns its rewards."""
     run, started = find(run_id), time.perf_counter()
     batch = run.timed("reward", step, lambda: run.wait(run.stages.reward(step)))
-    run.batches[step] = batch
     return {
         "step": step,
         "batch": batch.digest,
@@ -55,9 +53,6 @@ def broadcast(run_id: str, version: int) -> dict[str, Any]:
     """Publish one policy version; returns its digest."""
     run = find(run_id)
     manifest = run.timed("broadcast", version, lambda: run.wait(run.stages.broadcast(version)))
-    run.manifests[version] = manifest
-    if version == 0 and run.recorder is not None:
-        run.recorder.record_base(manifest)
     return {"version": version, "weights": manifest.weights_digest, "bytes": manifest.full_bytes}
 
 
@@ -66,23 +61,8 @@ def evaluate(run_id: str, version: int) -> dict[str, Any]:
     """Score one policy version on held-out prompts while training continues."""
     run = find(run_id)
     score = run.timed("evaluate", version, lambda: run.wait(run.stages.evaluate(version)))
-    if run.recorder is not None:
-        run.recorder.record_evaluation(score)
     return {"version": version, "reward_mean": score.reward_mean, "prompts": score.prompts}
-
-
-def record(run_id: str, number: int) -> None:
-    """Queue one step, its batch and its version for MLflow and the ledger; never blocks the loop.
-
-    No task of its own: that would cost many times what it does.
-    """
-    run = find(run_id)
-    run.timed("record", number, lambda: run.record(number))
 
 
 TASKS = {stage.fn.__name__: stage for stage in (collect, reward, step, broadcast, evaluate)}
 """Name of a stage -> its task."""
-
-STAGES: dict[str, Callable[[str, int], Any]] = {name: stage.fn for name, stage in TASKS.items()}
-"""Name of a stage -> what it does, given the run's id and the stage's number."""
-STAGES["record"] = record

@@ -255,11 +255,15 @@ class PayloadStore:
         with self._guard:
             return {version: self.manifest(version).weights_digest for version in self.versions()}
 
-    def prune_announced(self, version: int, kept: int) -> None:
-        """Keep the newest `kept` versions up to the one that is announced, and all that wait for that."""
+    def prune_announced(self, version: int, kept: int, recorded: int | None = None) -> None:
+        """Keep the newest `kept` versions up to the one that is announced, and all that wait for that.
+
+        Those above `recorded` stay too, as the records of the run need them still; None: nothing does.
+        """
         with self._guard:
             held = self.versions()
             old = [found for found in held if found <= version][:-kept]
+            old = [found for found in old if recorded is None or found <= recorded]
             self.prune([self.manifest(found) for found in held if found not in old])
 
     def prune(self, keep: Sequence[SnapshotManifest]) -> None:

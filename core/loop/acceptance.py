@@ -188,8 +188,12 @@ def _scorer_works(state: RunState, others: Sequence[bool], max_failed_share: flo
     return len(others) >= state.group_size and sum(others) <= max_failed_share * len(others)
 
 
-def accept_commit(state: RunState, commit: StepCommit, now: float) -> list[e.JournalEvent]:
+def accept_commit(
+    state: RunState, commit: StepCommit, now: float, plan: dict[str, float] | None = None
+) -> list[e.JournalEvent]:
     """Return the event of a commit at `now`, or nothing when it is a repetition.
+
+    `plan` is what the capacity model expects at that time.
 
     Raises:
         IntegrityError: for a step out of order, another batch, or another digest.
@@ -223,7 +227,7 @@ def accept_commit(state: RunState, commit: StepCommit, now: float) -> list[e.Jou
             f"but the sealed batch is {sealed[:12]}; train on the sealed one"
         )
     told = {name: value for name, value in dataclasses.asdict(commit).items() if name != "times"}
-    return [e.StepCommitted(**told, at_s=now)]
+    return [e.StepCommitted(**told, at_s=now, plan=plan)]
 
 
 def accept_snapshot(state: RunState, manifest: SnapshotManifest) -> list[e.JournalEvent]:

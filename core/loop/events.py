@@ -229,6 +229,7 @@ class StepCommitted(JournalEvent):
     metrics: dict[str, float]
     published: bool
     at_s: float | None = None
+    plan: dict[str, float] | None = None  # what the capacity model expected then, beside what was measured
 
 
 @_event("snapshot.announced")

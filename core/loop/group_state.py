@@ -265,7 +265,7 @@ def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[
 def committed_step(event: StepCommitted, times: RunTimes) -> StepCommit:
     """Return what is kept of a commit that came at these `times` of the run."""
     told = dataclasses.asdict(event)
-    del told["at_s"]
+    del told["at_s"], told["plan"]
     return StepCommit(**told, times=times)
 
 

@@ -2,7 +2,7 @@
 
 For learner step t, collect and reward wait for the broadcast of the oldest version that the
 staleness bound S allows; step waits for both and for the step before; broadcast waits for the step
-that made its version; record waits for what it records. The bound moves one edge.
+that made its version. The bound moves one edge.
 """
 
 from collections.abc import Collection, Iterator
@@ -21,7 +21,7 @@ class Stage:
     """One task of the loop."""
 
     name: str
-    """collect, reward, step, broadcast, evaluate or record."""
+    """collect, reward, step, broadcast or evaluate."""
     number: int
     """The learner step; of broadcast and evaluate, the policy version."""
     after: tuple[StageKey, ...] = ()
@@ -71,11 +71,10 @@ def schedule(
         collect = Stage("collect", t, (("broadcast", oldest),), done)
         reward = Stage("reward", t, collect.after)
         before = (("step", t - 1),) if t > first else ()
-        last = step = Stage("step", t, (collect.key, reward.key, *before))
+        step = Stage("step", t, (collect.key, reward.key, *before))
         yield from (collect, reward, step)
         if is_published(t + 1, interval, steps):
-            last = broadcast = Stage("broadcast", t + 1, (step.key, broadcast.key))
+            broadcast = Stage("broadcast", t + 1, (step.key, broadcast.key))
             yield broadcast
             if is_evaluated(t + 1, config):
                 yield Stage("evaluate", t + 1, (broadcast.key,))
-        yield Stage("record", t, (last.key,))

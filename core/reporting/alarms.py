@@ -129,6 +129,11 @@ ALARMS: tuple[AlarmKind, ...] = (
         "groups that were drawn for an audit could not be checked",
         "read the reason; raise broadcast.snapshots_kept if versions were gone, else see the learner's log",
     ),
+    AlarmKind(
+        "records_late",
+        "MLflow, the ledger or another sink has not answered for a minute, or takes nothing more",
+        "read the reason; what it lacks waits in the journal and follows, else `antiphon keep RUN --records`",
+    ),
 )
 
 

@@ -1,8 +1,7 @@
 """Kept samples: which few completions of many are worth reading: the best, the worst, and some at random.
 
-A choice of a choice is the choice of the whole: choosing again whenever one more is known, and forgetting
-what was not chosen, ends with the same completions as choosing once among all. Where rewards are equal a
-number drawn from the run's seed decides, so the same run chooses the same completions again.
+Where rewards are equal a number drawn from the run's seed decides, so the same run chooses the same
+completions again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,8 +43,3 @@ def choose(candidates: Iterable[Candidate], count: int) -> dict[str, Sequence[Ca
     worst = sorted(reversed(ordered), key=lambda c: c.reward)
     random = sorted(ordered, key=lambda c: (c.drawn % _HALF, c.name))
     return {kind: found[:count] for kind, found in zip(KINDS, (best, worst, random), strict=True)}
-
-
-def kept(candidates: Iterable[Candidate], count: int) -> dict[str, Candidate]:
-    """Return what `choose` chooses, each candidate once, by name."""
-    return {c.name: c for chosen in choose(candidates, count).values() for c in chosen}

@@ -27,6 +27,8 @@ SECTIONS: Mapping[str, str] = {
 """Section -> metrics of a step that MLflow draws in it."""
 HELDOUT = "heldout/pass_at_1"
 """MLflow's name of the held-out score; its section comes before all others."""
+_CLOCKS = frozenset({"at", "wall_s", "startup_s", "break_s", "breaks"})
+"""Timings of a line that say something of the run so far, not of its step."""
 COMPARISON = "antiphon"
 """Key of the prepared comparison in links."""
 _SHARED = "mlflow.sharedViewState."
@@ -49,6 +51,32 @@ def chart_name(metric: str) -> str:
     if metric.startswith(("drafting_", "order_")):
         return f"rollout/{metric}"
     return f"staleness/{metric}" if metric.partition(".")[0] in _SPLIT and "." in metric else metric
+
+
+STEP_METRIC = chart_name("loss")
+"""A metric that every recorded step has."""
+
+
+def step_metrics(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return what there is to draw of a step, by chart, from its line of the run log."""
+    timings, batch = line["timings"], line["batch"] or {}
+    # A commit repeats most of what is known of its batch; each number is drawn once.
+    metrics = {k: v for k, v in batch.items() if k != "tokens" and isinstance(v, int | float)}
+    metrics |= line["metrics"]
+    metrics |= {k: v for k, v in timings.items() if k not in _CLOCKS and isinstance(v, int | float)}
+    if batch.get("replaced"):
+        metrics["voided"] = len(batch["replaced"])
+    if timings.get("workers"):
+        metrics["workers"] = len(timings["workers"])
+    metrics = {chart_name(name): value for name, value in metrics.items()}
+    for staleness, count in batch.get("staleness_histogram", {}).items():
+        metrics[f"staleness/trajectories.staleness_{staleness}"] = count
+    return metrics
+
+
+def heldout_metrics(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return what there is to draw of an evaluation, by chart, from its line of the run log."""
+    return {HELDOUT: line["reward_mean"], "heldout/tokens_mean": line["completion_tokens_mean"]}
 
 
 def experiment_link(base: str, experiment_id: str) -> str:

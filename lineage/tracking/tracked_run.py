@@ -1,4 +1,4 @@
-"""Tracked run: one run of ours as MLflow keeps it, as the writer thread holds it.
+"""Tracked run: one run of ours as MLflow keeps it, as its sink holds it.
 
 Every call may be repeated: what was written before is known from MLflow itself, and what is
 written again carries the same names, steps and clocks, so that nothing is there twice.
@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.lineage.tracking.charts import HELDOUT, chart_name
-from antiphon.lineage.tracking.notes import BatchNote, Note, StepNote, VersionNote
+from antiphon.core.reporting.figures import VersionTotals
+from antiphon.lineage.tracking.charts import HELDOUT, STEP_METRIC, chart_name
+from antiphon.lineage.tracking.system_metrics import SystemSample
 from antiphon.lineage.tracking.totals import total_metrics
 from antiphon.lineage.tracking.traces import SampledTrajectory, log_trace
 
@@ -26,8 +27,6 @@ TRACES_TAG = "antiphon.traces"
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 """Tag of a run or an experiment that its page shows as a text."""
-STEP_METRIC = chart_name("loss")
-"""A metric that every recorded step has."""
 MODEL_METRICS = frozenset(
     map(
         chart_name,
@@ -44,6 +43,39 @@ MODEL_METRICS = frozenset(
     )
 )
 """Metrics of a step that its logged model carries too; each costs a second row in MLflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNote:
+    """A rollout batch, a dataset that the run trained on."""
+
+    name: str
+    digest: str
+    source: Mapping[str, object]
+    profile: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionNote:
+    """A policy version, a logged model that a step made."""
+
+    version: int
+    step: int
+    params: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepNote:
+    """A step's metrics, the totals of versions known by then, and looks at the machine meanwhile."""
+
+    step: int
+    metrics: Mapping[str, float]
+    at: float
+    totals: Sequence[VersionTotals] = ()
+    samples: Sequence[SystemSample] = ()
+
+
+Note = BatchNote | VersionNote | StepNote
 
 
 @dataclass(slots=True)

@@ -182,9 +182,12 @@ class RewardQueue:
             key = state_machine.prompts.prompt(group.split, group.prompt_index).key
             rewards = tuple(sample.reward for sample in given)
             history = state_machine.archive.take(key, group, submission, rewards)
-        forget = state_machine.samples.unneeded_answers(group, given[0].reward)
+        # A held-out answer is over now; its payload stays until the evaluation's file is written.
+        answered = [] if group.evaluation is None else [group_id]
+        forget = [] if state_machine.config.record.samples else answered
         state_machine.fleet.work_done += 1
         state_machine.record(*found, forget=forget, history=history)
+        state_machine.submissions.forget(answered)
         if author:
             last = next(sample for sample in reversed(given) if sample.failure)
             told = f"sample {last.sample_index}: {last.failure}"

@@ -25,7 +25,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, BlockedError, IntegrityError, UnavailableError
 from antiphon.core.loop import admission, assembly, speculation
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.group_state import GroupPhase, GroupState, heldout_group_id
 from antiphon.core.loop.leases import HeldLease
 from antiphon.core.loop.places import place_to_move_to
 from antiphon.core.loop.run_state import fold, new_state
@@ -41,8 +41,13 @@ from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource, RestingPrompts
 from antiphon.services.coordinator.run_ahead import RunAheadPlanner
 from antiphon.services.coordinator.running_leases import RunningLeases
-from antiphon.services.coordinator.sample_keeper import SampleKeeper
-from antiphon.services.coordinator.sealing import gather, seal_batch
+from antiphon.services.coordinator.sealing import (
+    answers_of,
+    finish_evaluation,
+    gather,
+    left_out_rows,
+    seal_batch,
+)
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup, WorkQueue
 
@@ -89,7 +94,6 @@ class RunStateMachine:
         self.archive = Archive(config.drafting)
         self.submissions = Submissions(self.state, journal)
         self.seeds = GroupSeeds(config, prompts)
-        self.samples = SampleKeeper(config, self.state, self.submissions, prompts)
         self._snapshots = StateSnapshots(journal, self.state, snapshot_every)
         self.failure: AntiphonError | None = None
         self.work = WorkQueue()
@@ -208,7 +212,9 @@ class RunStateMachine:
     def settle(self) -> "asyncio.Future[None]":
         """Do what follows from the state: drop groups, refill steps, wake who waits."""
         dropped = assembly.dropped(self.state, self.config, self._sealing)
-        gone = self.samples.unneeded(dropped)
+        # Filtered groups stay readable beside the batch that books them, so until then their payloads stay.
+        keeps = self.config.record.samples > 0
+        gone = [event.group_id for event in dropped if not (keeps and event.reason == "filtered")]
         found: list[e.JournalEvent] = list(dropped)
         for step in self.state.unsealed_steps():
             found.extend(admission.refills(self.state, self.config, step))
@@ -363,12 +369,13 @@ class RunStateMachine:
         self._sealing = frozenset(group.group_id for group in (*plan.used, *plan.filtered))
         ingredients = await gather(plan, self.config, self.submissions, self.prompts)
         tally = self.state.since_seal.copy()
-        kept, held = await self.samples.rows_of_step(plan, len(tally.filtered)), self.samples.held()
+        looked_up = self.submissions, self.prompts
+        kept = await left_out_rows(plan, tally, *looked_up) if self.config.record.samples else []
+        held = [group.group_id for group in tally.filtered]
         sealing = partial(seal_batch, plan, ingredients, tally, self.config, self.store, kept)
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
         written, taken, self._sealing = self.record(event, forget=held), self._sealing, frozenset()
-        self.samples.booked = 0
         await written
         self.submissions.forget(taken)
         _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])
@@ -378,13 +385,18 @@ class RunStateMachine:
 
     async def _finish_evaluations(self) -> None:
         while self.failure is None:
-            ending = await self.samples.next_ending(self.store)
-            if ending is None:
+            evaluations = self.state.evaluations.items()
+            over = [v for v, found in evaluations if not found.finished and found.rewarded >= found.prompts]
+            if not over:
                 await self.rewarded.wait(IDLE_S)
-                continue
-            event = await self._until_stored(ending)
-            await self.record(event, forget=self.samples.forget(event.version))
-            self.rewarded.notify()
+            for version in over:
+                found, keeps = self.state.evaluations[version], self.config.record.samples > 0
+                await self.record()  # until the last of them can be read again
+                rows = await answers_of(version, found, self.submissions, self.prompts) if keeps else []
+                event = await self._until_stored(partial(finish_evaluation, version, found, rows, self.store))
+                held = [heldout_group_id(version, index) for index in range(found.prompts)]
+                await self.record(event, forget=held)
+                self.rewarded.notify()
 
     async def _until_stored(self, sealing: Callable[[], _Event]) -> _Event:
         """Write files, again and again while the store has no place for them; return what they end."""

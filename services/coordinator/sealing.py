@@ -17,14 +17,19 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.loop.advantages import group_advantages
 from antiphon.core.loop.assembly import SealPlan
-from antiphon.core.loop.events import BatchSealed
-from antiphon.core.loop.group_state import GroupOutcome, GroupState, Tally
-from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Prompt, RowTiming
+from antiphon.core.loop.events import BatchSealed, EvaluationFinished
+from antiphon.core.loop.group_state import (
+    EvaluationState,
+    GroupOutcome,
+    GroupState,
+    Tally,
+    heldout_group_id,
+)
+from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Prompt, RowTiming, Trajectory
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import PromptSource
-from antiphon.services.coordinator.sample_keeper import write_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ def seal_batch(
         since_seal: what left the buffer since the batch before.
         config: says how advantages are made and what counts.
         store: takes the files; they are on disk when this returns.
-        kept: completions of filtered groups that people can read later.
+        kept: the rows of `left_out_rows`.
 
     Raises:
         UnavailableError: when the store cannot be written.
@@ -90,7 +95,77 @@ def seal_batch(
         drafting=add_statistics([group.drafting for group in outcomes]),
         trajectories_failed=sum(group.failed for group in outcomes),
         tokens_dropped_stale=since_seal.tokens_stale,
-        samples_digest=write_samples(kept, store),
+        samples_digest=store.put(encode_batch(kept)) if kept else "",
+    )
+
+
+async def left_out_rows(
+    plan: SealPlan, since_seal: Tally, submissions: Submissions, prompts: PromptSource
+) -> list[BatchRow]:
+    """Return the completions of the groups that a step was sampled for and that its batch leaves out.
+
+    Nothing trains on them; without them nothing would show why a run learns nothing.
+    """
+    rows = []
+    filtered = [*map(GroupOutcome.of, plan.filtered), *since_seal.filtered]
+    for group in sorted(filtered, key=lambda group: group.group_id):
+        reward = group.rewards[0] if group.rewards else 0.0  # all that were scored have the same
+        prompt = prompts.prompt("train", group.prompt_index)
+        rows += await _kept_rows(group.group_id, prompt, reward, group.failures, submissions)
+    return rows
+
+
+async def answers_of(
+    version: int, evaluation: EvaluationState, submissions: Submissions, prompts: PromptSource
+) -> list[BatchRow]:
+    """Return the held-out answers of a version, in the order of their prompts."""
+    rows = []
+    for index, reward in sorted(evaluation.rewards.items()):
+        failures = {0: evaluation.failures[index]} if index in evaluation.failures else {}
+        group_id, prompt = heldout_group_id(version, index), prompts.prompt("heldout", index)
+        rows += await _kept_rows(group_id, prompt, reward, failures, submissions)
+    return rows
+
+
+def finish_evaluation(
+    version: int, evaluation: EvaluationState, rows: Sequence[BatchRow], store: ArtifactStore
+) -> EvaluationFinished:
+    """Write the answers of an evaluation and return the event that ends it.
+
+    Raises:
+        UnavailableError: when the store cannot be written.
+    """
+    digest = store.put(encode_batch(rows)) if rows else ""
+    return EvaluationFinished(version, *evaluation.means(), samples_digest=digest)
+
+
+async def _kept_rows(
+    group_id: str, prompt: Prompt, reward: float, failures: Mapping[int, str], submissions: Submissions
+) -> list[BatchRow]:
+    submission = await submissions.find(group_id)
+    if submission is None:
+        return []  # an older version kept only some
+    return [
+        _row(group_id, prompt, trajectory, 0.0 if index in failures else reward, 0.0, failures.get(index, ""))
+        for index, trajectory in enumerate(submission.trajectories)
+    ]
+
+
+def _row(
+    group_id: str, prompt: Prompt, trajectory: Trajectory, reward: float, advantage: float, failure: str
+) -> BatchRow:
+    return BatchRow(
+        group_id=group_id,
+        prompt_key=prompt.key,
+        sample_index=trajectory.sample_index,
+        prompt_token_ids=np.asarray(prompt.token_ids, dtype=np.int32),
+        token_ids=trajectory.token_ids,
+        logprobs=trajectory.logprobs,
+        spans=trajectory.spans,
+        finish_reason=trajectory.finish_reason,
+        reward=reward,
+        advantage=advantage,
+        failure=failure,
     )
 
 
@@ -137,7 +212,6 @@ def _counted_lengths(
 
 def _rows(ingredient: Ingredient, algorithm: AlgorithmSection) -> list[BatchRow]:
     group, prompt = ingredient.group, ingredient.prompt
-    prompt_ids = np.asarray(prompt.token_ids, dtype=np.int32)
     advantages = group_advantages(
         np.asarray(group.rewards, dtype=np.float64),
         algorithm.divides_by_deviation,
@@ -145,18 +219,13 @@ def _rows(ingredient: Ingredient, algorithm: AlgorithmSection) -> list[BatchRow]
         _counts(group, ingredient.submission, algorithm),
     )
     return [
-        BatchRow(
-            group_id=group.group_id,
-            prompt_key=prompt.key,
-            sample_index=trajectory.sample_index,
-            prompt_token_ids=prompt_ids,
-            token_ids=trajectory.token_ids,
-            logprobs=trajectory.logprobs,
-            spans=trajectory.spans,
-            finish_reason=trajectory.finish_reason,
-            reward=group.rewards[index],
-            advantage=float(advantages[index]),
-            failure=group.failures.get(index, ""),
+        _row(
+            group.group_id,
+            prompt,
+            trajectory,
+            group.rewards[index],
+            float(advantages[index]),
+            group.failures.get(index, ""),
         )
         for index, trajectory in enumerate(ingredient.submission.trajectories)
     ]

@@ -225,7 +225,9 @@ class CoordinatorService(Coordinator):
         state_machine.check_open()
         order, now = state_machine.planner.order, state_machine.clock()
         commit = dataclasses.replace(commit, metrics={**commit.metrics, **order.metrics()})
-        found = acceptance.accept_commit(self._state, commit, now)
+        expected = state_machine.planner.capacity.record
+        plan = None if expected is None else expected.numbers()
+        found = acceptance.accept_commit(self._state, commit, now, plan)
         oldest_kept = commit.step - self._state.payload_retention_steps
         kept = self._state.sealed_groups
         forget = [g for step, ids in kept.items() if step < oldest_kept for g in ids] if found else []

@@ -28,15 +28,23 @@ _log = structlog.get_logger(__name__)
 class CheckpointStore:
     """The checkpoints of one run; a few of the newest are kept."""
 
-    def __init__(self, root: Path, kept: int, signer: SigningKey | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        kept: int,
+        signer: SigningKey | None = None,
+        recorded: Callable[[], int | None] = lambda: None,
+    ) -> None:
         """Use a folder, which need not exist yet; the newest `kept` checkpoints stay in it.
+
+        So do those above the version that `recorded` returns, as the run's records need them still.
 
         The `signer` signs the lists, and only what it signed is believed; None where another record
         vouches for the files, as a ledger does.
         """
         self._root = root
         self._kept = kept
-        self._signer = signer
+        self._signer, self._recorded = signer, recorded
         self.checked: Callable[[int], None] = lambda length: None
         """Called with the bytes of each piece of a file whose digest is made."""
 
@@ -74,7 +82,10 @@ class CheckpointStore:
                 f"the checkpoint of version {version} could not be written to {self._root}: "
                 f"{' '.join(str(error).split())[:200]}; free some space there"
             ) from error
+        recorded = self._recorded()
         for old in self.versions()[: -self._kept]:
+            if recorded is not None and old > recorded:
+                continue
             shutil.rmtree(self.folder(old), ignore_errors=True)
             self._signature(old).unlink(missing_ok=True)
 

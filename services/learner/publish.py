@@ -65,12 +65,13 @@ class SnapshotPublisher(Publishing):
         signer: SigningKey | None = None,
         space: SpaceFloor | None = None,
         choice: PayloadChoice | None = None,
+        recorded: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Write into the origin's store, where the newest `snapshots_kept` announced versions stay.
 
         Chunks have `chunk_bytes`, or what suits the payload. Without a `signer` manifests are not signed.
         No snapshot is begun below the floor of `space`. `choice` says what is made of a snapshot for
-        workers elsewhere.
+        workers elsewhere. `recorded` returns the newest version that the run's records need no more.
         """
         self._run_id = run_id
         self._payloads = payloads
@@ -78,7 +79,7 @@ class SnapshotPublisher(Publishing):
         self._snapshots_kept = snapshots_kept
         self._signer = signer
         self._space = space
-        self._choice = choice
+        self._choice, self._recorded = choice, recorded
         self._said_left_out = False
         self.progress = ProgressCounter()
 
@@ -97,7 +98,7 @@ class SnapshotPublisher(Publishing):
             if self._choice is not None and len(manifest.payloads) == 1:
                 # Before old versions go: the oldest of them is the longest rung's parent.
                 self._add_payloads(manifest, self._choice)
-            self._payloads.prune_announced(version, self._snapshots_kept)
+            self._payloads.prune_announced(version, self._snapshots_kept, self._recorded())
             return dataclasses.replace(self._payloads.manifest(version), origin=origin)
         except UnavailableError as error:
             raise ContractError(f"version {version} cannot be published: {error}") from None

@@ -14,6 +14,7 @@ from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import Learner
 from antiphon.core.config import RunConfig
 from antiphon.core.status import LearnerProgress
+from antiphon.lineage.follower import recorded_version
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.models.codec import HUB_NAME, local_model_directory, model_folder
 from antiphon.models.spared_libraries import spare_unused_libraries
@@ -97,8 +98,14 @@ def open_learner(
         signer,
         SpaceFloor(run_dir, config.record.free_bytes),
         payload_choice(config.broadcast, remote, config.learner.threads),
+        recorded=partial(recorded_version, run_dir),
     )
-    checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept, signer)
+    checkpoints = CheckpointStore(
+        run_dir / "checkpoints",
+        config.learner.checkpoints_kept,
+        signer,
+        recorded=partial(recorded_version, run_dir),
+    )
     threads = config.learner.threads
     return LearnerService(
         config,

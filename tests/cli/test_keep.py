@@ -6,6 +6,7 @@ import pytest
 
 from antiphon.cli.app import execute
 from antiphon.core.config import build_config, dump_config
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME
 from tests.support.tracked_runs import TrackedRunFixture, census
 
 pytestmark = pytest.mark.engine
@@ -22,10 +23,10 @@ def test_records_of_a_finished_run_are_brought_in_once(
     (run.run_dir / "report.html").write_text("<html></html>")
     (run.run_dir / "plots").mkdir()
     (run.run_dir / "plots" / "learning.svg").write_text("<svg></svg>")
-    tracker = run.tracker()
-    run.tell_all(tracker, (0.25, 0.5))
-    tracker.end()
-    assert tracker.mlflow.close(0.0).pending > 0
+    records = run.records()
+    run.tell_all((0.25, 0.5))
+    run.log.write_journal(run.run_dir / JOURNAL_NAME, run.run_dir.name)
+    assert records.close(0.0).writers[-1].pending > 0
 
     assert execute(["keep", run.run_dir.name, "--records", "--timeout-s", "0.1"]) == 1
     assert "still incomplete" in capsys.readouterr().err

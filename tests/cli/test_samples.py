@@ -6,6 +6,7 @@ import pytest
 
 import antiphon
 from antiphon.cli.app import execute
+from antiphon.core.errors import ConfigError
 from tests.support.artifacts import RecordedRun
 
 
@@ -43,16 +44,26 @@ def test_the_library_gives_the_same_as_a_table(run, capsys):
         assert list(table[name]) == [sample[name] for sample in found]
 
 
+def test_one_table_has_all_that_was_sampled_for_a_step(run):
+    table = antiphon.load_run(run.run_id, home=run.home).rollouts(0)
+    counts = {key: len(rows) for key, rows in table.groupby(["split", "trained"])}
+    assert counts == {("train", True): 1, ("train", False): 3, ("heldout", False): 3}
+    assert table["token_ids"].map(len).min() > 0
+    with pytest.raises(ConfigError, match="recorded no step 99"):
+        antiphon.load_run(run.run_id, home=run.home).rollouts(99)
+
+
 def test_a_run_that_goes_on_shows_what_it_has(tmp_path, monkeypatch, capsys):
     run = RecordedRun(tmp_path, record={"mlflow": False, "dvc": False})
     monkeypatch.setenv("ANTIPHON_HOME", str(run.home))
     assert execute(["evaluate", "--samples"]) == 0
     assert capsys.readouterr().out.strip() == "run demo-1, nothing was recorded yet"
-    recorder = run.recorder()
-    run.record(recorder, range(1))
+    records = run.records()
+    run.tell(range(1))
+    records.flush(30.0)
     assert execute(["evaluate", "--samples"]) == 0
     assert "training best: reward 1, trained on, step 0 (train/0)" in capsys.readouterr().out
-    recorder.close(30.0)
+    records.close(30.0)
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,8 @@ def test_a_start_that_died_with_an_empty_ledger_is_left_out(run: RecordedRun) ->
 
 def test_a_run_killed_before_its_ledger_was_published_is_sound(tmp_path: Path) -> None:
     killed = RecordedRun(tmp_path / "home")
-    recorder = killed.recorder()
-    recorder.record_base(killed.snapshot(0))
-    recorder.close(60.0)
+    killed.log.announce(killed.snapshot(0))
+    killed.records().close(60.0)
     pointer = killed.ledger / "demo-1.dvc"
     body = pointer.read_bytes()
     pointer.unlink()

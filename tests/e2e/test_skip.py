@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from antiphon.api.coordinator import LeaseRequest, WorkerHello
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.errors import IntegrityError
@@ -32,7 +33,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import Security, stop_server
 from antiphon.net.security.local_run import ensure_local_credentials
@@ -185,12 +186,16 @@ def record(
     (home / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
     payloads = PayloadStore(run_dir / PAYLOADS)
     kept = config.model_copy(update={"record": config.record.model_copy(update={"dvc": True})})
-    recorder = Recorder(RUN_ID, kept, run_dir, home, home / "store", home, payloads.checked)
-    recorder.record_base(published[0])
+    log = MadeLog()
+    records = Records(
+        *(RUN_ID, kept, run_dir, home, home / "store", log, home),
+        weights_file=lambda version: payloads.checked(published[version]),
+    )
+    log.announce(published[0])
     for batch, commit in zip(batches, commits, strict=True):
-        recorder.record_batch(batch)
-        recorder.record_version(commit, published[commit.version])
-    assert recorder.close(DEADLINE_S).complete
+        log.commit(commit, batch)
+        log.announce(published[commit.version])
+    assert records.close(DEADLINE_S).complete
 
 
 @pytest.mark.parametrize(("mode", "running"), [("elastic", True), ("fixed", False)])

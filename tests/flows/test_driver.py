@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from antiphon.benchmarks.parts.plain_job import PlainStages
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.schedule import schedule
 from antiphon.flows.driver import Handle, StageSkipped, drive
-from antiphon.flows.plain_stages import PlainStages
 from antiphon.runs.context import RunContext, RunStopped
 
 
@@ -94,7 +94,7 @@ def test_every_stage_of_the_schedule_is_submitted_after_those_it_waits_for() -> 
     assert all(book.edges(*stage.key) == set(stage.after) for stage in stages)
 
 
-@pytest.mark.parametrize("failing", ["collect", "reward", "step", "broadcast", "evaluate", "record"])
+@pytest.mark.parametrize("failing", ["collect", "reward", "step", "broadcast", "evaluate"])
 def test_the_error_that_is_told_is_the_one_it_began_with(failing: str) -> None:
     run = Run(config_of(6, staleness=2, evaluated=2))
     book = Book({(failing, 2): IntegrityError("the cause")})

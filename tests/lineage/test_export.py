@@ -20,7 +20,7 @@ from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
 from antiphon.lineage.export import choose_version, export_version
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.weights.snapshot import weights_digest
 from tests.support.replay_artifacts import RUN_ID, STEPS, VOCABULARY, TinyRun, make_config, save_model
 
@@ -44,10 +44,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     model = save_model(root / "model")
     save_tokenizer(model)
     run = TinyRun(root / "home", make_config(model))
-    recorder = Recorder(RUN_ID, run.config, run.run_dir, run.home, run.store.root, run.home)
+    records = Records(RUN_ID, run.config, run.run_dir, run.home, run.store.root, run.log, run.home)
     for version, reward in ((0, 0.25), (2, 0.75), (3, 0.75), (4, 0.5)):
-        recorder.record_evaluation(EvaluationRecord(version, 16, 16, reward, 5.0))
-    assert recorder.close(60.0).complete
+        run.log.evaluate(EvaluationRecord(version, 16, 16, reward, 5.0))
+    assert records.close(60.0).complete
     shutil.rmtree(model)  # as on another machine: the ledger alone must do
     return run
 
@@ -61,8 +61,8 @@ def record_in_mlflow(run: TinyRun) -> None:
     """Bring the run into MLflow afterwards, as `antiphon keep --records` does."""
     record = run.config.record.model_copy(update={"mlflow": True, "system_metrics_s": 0.0})
     config = run.config.model_copy(update={"record": record})
-    recorder = Recorder(RUN_ID, config, run.run_dir, run.home, run.store.root, run.home)
-    report = recorder.close(120.0)
+    records = Records(RUN_ID, config, run.run_dir, run.home, run.store.root, run.log, run.home)
+    report = records.close(120.0)
     assert report.complete, report
 
 

@@ -113,10 +113,9 @@ def test_kept_completions_are_in_the_ledger_and_verified(run: RecordedRun, tmp_p
 )
 def test_without_a_ledger_the_run_log_knows_what_is_missing(tmp_path: Path, split: str, name: str) -> None:
     run = RecordedRun(tmp_path, record={"mlflow": False, "dvc": False, "samples": 2})
-    recorder = run.recorder()
-    run.record(recorder, range(2))
-    recorder.record_evaluation(EvaluationRecord(1, 8, 8, 0.5, 6.0, run.samples("heldout", 1)))
-    recorder.close(30.0)
+    run.tell(range(2))
+    run.log.evaluate(EvaluationRecord(1, 8, 8, 0.5, 6.0, run.samples("heldout", 1)))
+    run.records().close(30.0)
     assert verify_run(run.run_dir, run.store.root, None, "ledger").findings == ()
     run.store.path(run.samples(split, 1)).unlink()
     (finding,) = verify_run(run.run_dir, run.store.root, None, "ledger").findings

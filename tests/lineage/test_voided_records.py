@@ -11,7 +11,8 @@ from antiphon.core.voided_batch import VoidedBatch
 from antiphon.lineage.documents.artifacts import batch_facts
 from antiphon.lineage.ledger.document_pins import DocumentPins
 from antiphon.lineage.ledger.pins import Ledger
-from antiphon.lineage.run_log import RunLog, replaced_batches
+from antiphon.lineage.run_log import read_steps, replaced_batches
+from tests.support.run_logs import write_run_log
 from tests.support.tracked_runs import TrackedRunFixture
 
 VOIDED = VoidedBatch(1, "ab" * 32, 4, 1, 8, "no finite loss", "ada")
@@ -21,11 +22,10 @@ def test_the_run_log_and_the_batch_document_name_what_was_voided(tmp_path: Path)
     run = TrackedRunFixture(tmp_path, "voided")
     plain, replacing = run.batch(0), dataclasses.replace(run.batch(1), replaced=(VOIDED,))
     assert replaced_batches(plain) == {}
-    log = RunLog(run.run_dir)
     for batch in (plain, replacing):
-        commit = StepCommit(batch.step, batch.step + 1, "0" * 64, batch.digest)
-        log.add_step(commit, batch)
-    first, second = RunLog(run.run_dir).steps[0]["batch"], RunLog(run.run_dir).steps[1]["batch"]
+        run.log.commit(StepCommit(batch.step, batch.step + 1, "0" * 64, batch.digest), batch)
+    write_run_log(run.run_dir, run.log.read())
+    first, second = (line["batch"] for line in read_steps(run.run_dir))
     assert "replaced" not in first and second["replaced"] == [dataclasses.asdict(VOIDED)]
 
     folder = tmp_path / "project"
@@ -44,8 +44,8 @@ def test_the_run_log_and_the_batch_document_name_what_was_voided(tmp_path: Path)
 @pytest.mark.engine
 def test_mlflow_shows_what_was_voided_with_the_batch_that_replaced_it(tmp_path: Path) -> None:
     run = TrackedRunFixture(tmp_path, "voided", steps=2)
-    tracker = run.tracker()
-    run.tell_base(tracker)
+    records = run.records()
+    run.tell_base()
     real = run.batch
 
     def batch(step: int):  # type: ignore[no-untyped-def]
@@ -53,9 +53,8 @@ def test_mlflow_shows_what_was_voided_with_the_batch_that_replaced_it(tmp_path: 
 
     run.batch = batch  # type: ignore[method-assign]
     for step in range(2):
-        run.tell_step(tracker, step)
-    tracker.end()
-    assert tracker.mlflow.close(60.0).pending == 0
+        run.tell_step(step)
+    assert records.close(60.0).complete
 
     from mlflow.tracking import MlflowClient
 

@@ -26,12 +26,12 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_base_the_best_and_the_newest_versions_can_be_exported(run: RecordedRun) -> None:
-    recorder = run.recorder()
-    run.record(recorder, range(2))
-    recorder.record_evaluation(EvaluationRecord(2, 8, 8, 0.75, 6.0, ""))
-    run.record(recorder, range(2, 4))
-    recorder.record_evaluation(EvaluationRecord(4, 8, 8, 0.5, 6.0, ""))
-    assert recorder.close(60.0).complete
+    records = run.records()
+    run.tell(range(2))
+    run.log.evaluate(EvaluationRecord(2, 8, 8, 0.75, 6.0, ""))
+    run.tell(range(2, 4))
+    run.log.evaluate(EvaluationRecord(4, 8, 8, 0.5, 6.0, ""))
+    assert records.close(60.0).complete
     copy, own = find_artifacts(run.home, run.run_id, None)
     assert isinstance(copy, BareCopy) and own is None
     assert copy.published() == [0, 2, 3, 4]  # with S=1 running work may still name version 3
@@ -45,11 +45,11 @@ def test_the_base_the_best_and_the_newest_versions_can_be_exported(run: Recorded
 
 
 def test_a_run_that_was_killed_goes_on_keeping_them(run: RecordedRun) -> None:
-    first = run.recorder()
-    run.record(first, range(2))
+    first = run.records()
+    run.tell(range(2))
     first.close(60.0)
-    again = run.recorder()
-    run.record(again, range(2, 4))
+    again = run.records()
+    run.tell(range(2, 4))
     again.close(60.0)
     assert find_artifacts(run.home, run.run_id, None)[0].published() == [0, 3, 4]
 

@@ -128,3 +128,12 @@ def test_a_worker_that_cannot_load_newer_weights_is_told(tmp_path):
         "w-3 samples with nothing for 8 s: version 4 was refused; 1 others fail as well"
     )
     assert watch.look(status_of(0), now=3.0) == ["alarm swap_failed is over"]
+
+
+def test_a_sink_that_stands_still_is_named_once(tmp_path):
+    watch = AlarmWatch(CONFIG, tmp_path, StepAlarms(), now=0.0)
+    late = ["mlflow has not answered for 61 min"]
+    (line,) = watch.look(status_of(1), now=1.0, late=late)
+    assert line.startswith("alarm records_late: mlflow has not answered for 61 min; read the reason")
+    assert watch.look(status_of(1), now=2.0, late=late) == []
+    assert watch.look(status_of(1), now=3.0) == ["alarm records_late is over"]

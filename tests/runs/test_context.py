@@ -5,15 +5,12 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from antiphon.api.coordinator import CommitsReply, StageReply
 from antiphon.core.config import build_config
 from antiphon.core.errors import BlockedError, UnavailableError
-from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import Event
 from antiphon.runs.context import ClientLoop, RunContext, RunStopped
 from tests.report.test_page import journal
@@ -100,46 +97,6 @@ def test_an_outage_of_the_coordinators_disk_has_a_patience_of_its_own(clients: C
     run.config = run.config.model_copy(update={"services": services})
     with pytest.raises(UnavailableError, match=r"gave up after 0\.01 s: no space is left"):
         run.call(blocked)
-
-
-def test_what_is_recorded_of_a_step_is_the_batch_that_was_trained(clients: ClientLoop) -> None:
-    """The reward stage saw a batch that was voided later."""
-
-    def batch(digest: str) -> BatchRef:
-        return BatchRef(3, digest, "t", 8, 2, 0, 0, 40, 0.5, {0: 8}, 5.0)
-
-    class Coordinator:
-        asked = 0
-
-        async def commits_after(self, after: int) -> CommitsReply:
-            assert after == 2
-            return CommitsReply((StepCommit(3, 4, "w", "new"), StepCommit(4, 5, "v", "next")), False)
-
-        async def status(self) -> SimpleNamespace:
-            return SimpleNamespace(capacity=SimpleNamespace(numbers=lambda: {"plan_step_seconds": 2.0}))
-
-        async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
-            assert (stage, number, wait_s) == ("reward", 3, 0.0)
-            self.asked += 1
-            return StageReply(True, batch=batch("new"))
-
-    class Recorder:
-        def __init__(self) -> None:
-            self.batches: list[str] = []
-
-        def record_batch(self, found: BatchRef) -> None:
-            self.batches.append(found.digest)
-
-        def record_version(self, commit: StepCommit, manifest: None, plan: dict[str, float]) -> None:
-            assert commit.batch_digest == self.batches[-1] and plan == {"plan_step_seconds": 2.0}
-
-    run = context(clients)
-    run.coordinator, run.recorder = cast("Any", Coordinator()), cast("Any", Recorder())
-    for seen in ("voided", "new"):
-        run.batches[3] = batch(seen)
-        run.record(3)
-    assert run.recorder.batches == ["new", "new"]  # type: ignore[union-attr]
-    assert run.coordinator.asked == 1  # type: ignore[attr-defined]
 
 
 def test_the_journal_is_read_once_whoever_asks_and_on_from_where_it_broke(clients: ClientLoop) -> None:

@@ -17,9 +17,8 @@ def commits_of(*figures):
 
 def test_one_sentence_three_completions_and_the_fix(tmp_path):
     run = RecordedRun(tmp_path, record={"mlflow": False, "dvc": False, "samples": 2})
-    recorder = run.recorder()
-    run.record(recorder, range(1))
-    recorder.close(30.0)
+    run.tell(range(1))
+    run.records().close(30.0)
     first, *shown, last = closing_lines(alarms_of(commits_of(*[NOTHING] * 3)), run.run_dir, run.home)
     fix = next(kind.fix for kind in ALARMS if kind.name == "no_signal")
     assert first == (

@@ -35,11 +35,10 @@ def run(tmp_path: Path) -> RecordedRun:
     model, environment = {"path": "/nowhere/model"}, {"name": "gone:Away"}
     run = RecordedRun(tmp_path / "first", model=model, environment=environment)
     (run.run_dir / "outcome.json").write_text(json.dumps({"run_id": run.run_id, "run_dir": str(run.run_dir)}))
-    recorder = run.recorder()
-    run.record(recorder, range(2))
-    recorder.record_end(packed(run, e.RunFinished()))
-    recorder.record_end(packed(run))  # what is pinned stays
-    assert recorder.close(60.0).complete
+    records = run.records()
+    run.tell(range(2))
+    records.finish(packed(run, e.RunFinished()))
+    assert records.close(60.0).complete
     return run
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.api.policy_file import policy_header
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.records import (
@@ -22,7 +23,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.status import EvaluationRecord
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
@@ -102,27 +103,33 @@ class RecordedRun:
         )
         (self.run_dir / "config.yaml").write_text(dump_config(self.config))
         self._payloads = PayloadStore(self.run_dir / PAYLOADS)
+        self._made: dict[int, SnapshotManifest] = {}
+        self.log = MadeLog()
 
     @property
     def ledger(self) -> Path:
         """The folder of ledgers."""
         return self.home / "ledger"
 
-    def recorder(self) -> Recorder:
-        """Return a recorder of the run."""
-        return Recorder(
+    def records(self) -> Records:
+        """Follow the run's log."""
+        return Records(
             self.run_id,
             self.config,
             self.run_dir,
             self.home,
             self.store.root,
-            payload_file=self._payloads.checked,
+            self.log,
+            weights_file=lambda version: self._payloads.checked(self._made[version]),
+            first_pause_s=0.01,
         )
 
     def snapshot(self, version: int) -> SnapshotManifest:
         """Return a published version whose payload can be read."""
         body = bytes((version + i) % 256 for i in range(64))
-        return light_snapshot(self._payloads, self.run_id, version, digest_bytes(b"v%d" % version), body)
+        digest = digest_bytes(b"v%d" % version)
+        made = self._made[version] = light_snapshot(self._payloads, self.run_id, version, digest, body)
+        return made
 
     def batch(self, step: int) -> BatchRef:
         """Store a batch and return its reference."""
@@ -145,22 +152,21 @@ class RecordedRun:
         weights = self.snapshot(step + 1).weights_digest
         return StepCommit(step, step + 1, weights, batch.digest, {"loss": 0.5, "train_s": 1.0}, True)
 
-    def record(self, recorder: Recorder, steps: range) -> None:
-        """Tell the recorder of some steps; the base model with step 0."""
+    def tell(self, steps: range) -> None:
+        """Write some steps into the run's log; the base model with step 0."""
         if steps.start == 0:
-            recorder.record_base(self.snapshot(0))
-            recorder.record_evaluation(EvaluationRecord(0, 8, 8, 0.25, 6.0, self.samples("heldout", 0)))
+            self.log.announce(self.snapshot(0))
+            self.log.evaluate(EvaluationRecord(0, 8, 8, 0.25, 6.0, self.samples("heldout", 0)))
         for step in steps:
             batch = self.batch(step)
-            recorder.record_batch(batch)
-            recorder.record_version(self.commit(step, batch), self.snapshot(step + 1))
+            self.log.commit(self.commit(step, batch), batch)
+            self.log.announce(self.snapshot(step + 1))
 
     def complete(self, steps: int = 4) -> None:
         """Record a whole run and close its records."""
-        recorder = self.recorder()
-        self.record(recorder, range(steps))
-        recorder.record_evaluation(EvaluationRecord(steps, 8, 8, 0.75, 6.0, self.samples("heldout", steps)))
-        report = recorder.close(120.0)
+        self.tell(range(steps))
+        self.log.evaluate(EvaluationRecord(steps, 8, 8, 0.75, 6.0, self.samples("heldout", steps)))
+        report = self.records().close(120.0)
         assert report.complete, report
 
     def dvc(self, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.metrics import batch_metrics
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, SnapshotManifest, StepCommit, VersionSpan
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -80,25 +81,28 @@ class TinyRun:
         self._live()
 
     def _live(self) -> None:
-        recorder = Recorder(
-            RUN_ID, self.config, self.run_dir, self.home, self.store.root, self.home, self._payloads.checked
+        self.log, made = MadeLog(), dict[int, SnapshotManifest]()
+        records = Records(
+            *(RUN_ID, self.config, self.run_dir, self.home, self.store.root, self.log, self.home),
+            weights_file=lambda version: self._payloads.checked(made[version]),
         )
         checkpoints = CheckpointStore(self.run_dir / "checkpoints", STEPS)
         trainer = Trainer(self.config, checkpoints)
-        recorder.record_base(self._published(trainer.start(0)))
+        made[0] = self._published(trainer.start(0))
+        self.log.announce(made[0])
         for step in range(STEPS):
             batch = self._batch(step)
-            recorder.record_batch(batch)
             trained = trainer.train(step, self.store.get(batch.digest))
             if trained.version % self.config.learner.checkpoint_interval == 0:
                 trainer.save()
             metrics = {**trained.metrics, **batch_metrics(batch)}
-            manifest = self._published(trained)
+            manifest = made[trained.version] = self._published(trained)
             digest = manifest.weights_digest
             commit = StepCommit(step, trained.version, digest, batch.digest, metrics, True)
-            recorder.record_version(commit, manifest)
+            self.log.commit(commit, batch)
+            self.log.announce(manifest)
         trainer.stop()
-        report = recorder.close(RECORD_S)
+        report = records.close(RECORD_S)
         assert report.complete, report
 
     def policy(self, version: int) -> Qwen3ForCausalLM:

@@ -1,22 +1,24 @@
 """Runs told to MLflow in tests: small, with real batch files, and the same every time."""
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.loop.events import SnapshotAnnounced
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, RowTiming, StepCommit, VersionSpan
-from antiphon.core.run_clock import RunTimes
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.export import Export
-from antiphon.lineage.rollout_table import count_workers, encode_batch, encode_timings
-from antiphon.lineage.run_log import RunLog
+from antiphon.lineage.follower import FOLDER, FollowerReport
+from antiphon.lineage.records import Records, RecordsReport
+from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.model_files import Exporter
-from antiphon.lineage.tracking.tracker import Tracker
 
 ROWS = 8
 
@@ -43,6 +45,7 @@ class TrackedRunFixture:
         """What writes the files of a champion."""
         self.run_dir = home / "runs" / f"{experiment}-{run_id}"
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.log = MadeLog()
         self.store = ArtifactStore(home / "store")
         self.config: RunConfig = build_config(
             {
@@ -52,20 +55,20 @@ class TrackedRunFixture:
             }
         )
 
-    def tracker(self, first_pause_s: float = 0.01) -> Tracker:
-        """Open the run for telling, as a new process would."""
-        log = RunLog(self.run_dir)
-        return Tracker(
-            self.run_dir,
-            self.home,
-            self.run_id,
-            self.config,
-            self.store,
-            log,
-            decode,
-            first_pause_s,
-            self.export,
+    def records(self, first_pause_s: float = 0.01) -> Records:
+        """Follow the run's log, as a new process would."""
+        records = Records(
+            *(self.run_id, self.config, self.run_dir, self.home, self.store.root, self.log),
+            decode=decode,
+            first_pause_s=first_pause_s,
         )
+        if self.export is not None:  # which a ledger gives otherwise
+            records.followers[-1].sink._export = self.export  # type: ignore[attr-defined]
+        return records
+
+    def forget(self) -> None:
+        """Remove the cursors: everything is handed over again."""
+        shutil.rmtree(self.run_dir / FOLDER)
 
     def batch(self, step: int) -> BatchRef:
         """Store the files of a step's batch, all of it sampled by version `step`."""
@@ -90,52 +93,39 @@ class TrackedRunFixture:
         digest, timings = self.store.put(encode_batch(rows)), self.store.put(encode_timings(notes))
         return BatchRef(step, digest, timings, ROWS, 1, 0, 0, 3 * ROWS, 0.5, {0: ROWS}, 3.0)
 
-    def tell_base(self, tracker: Tracker) -> None:
+    def tell_base(self) -> None:
         """Tell of version 0."""
-        tracker.version(0, {"weights_digest": "0" * 64}, 0, None)
+        self.log.begin(20.0)
+        self.log.add(SnapshotAnnounced(0, "0" * 64, ""))
 
-    def tell_step(self, tracker: Tracker, step: int) -> None:
+    def tell_step(self, step: int) -> None:
         """Tell of a step's batch, version and figures."""
         batch = self.batch(step)
-        times = RunTimes(wall_s=1.5 * (step + 1), startup_s=20.0, break_s=0.0, breaks=0)
         metrics = {"loss": 1.0 / (step + 1), "reward_mean": 0.5, "staleness_mean": 0.0, "train_s": 0.25}
-        commit = StepCommit(step, step + 1, f"{step + 1:064x}", batch.digest, metrics, True, times)
-        line = tracker._log.add_step(commit, batch, count_workers(self.store.get(batch.timings_digest)))
-        self.tell_line(tracker, line)
+        commit = StepCommit(step, step + 1, f"{step + 1:064x}", batch.digest, metrics, True)
+        self.log.commit(commit, batch, 20.0 + 1.5 * (step + 1))
 
-    def tell_line(self, tracker: Tracker, line: dict[str, Any]) -> None:
-        """Tell of a step as the run log has it."""
-        step, timings = line["step"], line["timings"]
-        tracker.batch(
-            step, line["batch_digest"], timings["timings_digest"], line["batch"], timings["at"], None
-        )
-        tracker.version(step + 1, line, step, None)
-        tracker.step(line)
-
-    def tell_evaluation(self, tracker: Tracker, version: int, reward: float) -> None:
+    def tell_evaluation(self, version: int, reward: float) -> None:
         """Tell of a version's held-out score over 8 prompts."""
-        tracker.evaluation(tracker._log.add_evaluation(EvaluationRecord(version, 8, 8, reward, 3.0)))
+        self.log.evaluate(EvaluationRecord(version, 8, 8, reward, 3.0))
 
-    def tell_again(self, tracker: Tracker) -> None:
-        """Tell all that the run log holds, as a run that goes on does."""
-        self.tell_base(tracker)
-        for line in tracker._log.steps.values():
-            self.tell_line(tracker, line)
-        for line in tracker._log.evaluations.values():
-            tracker.evaluation(line)
-
-    def tell_all(self, tracker: Tracker, rewards: Sequence[float] = (0.25, 0.75, 0.5)) -> None:
+    def tell_all(self, rewards: Sequence[float] = (0.25, 0.75, 0.5)) -> None:
         """Tell a whole run whose versions 0, 2, 4 scored `rewards`."""
-        self.tell_base(tracker)
-        self.tell_evaluation(tracker, 0, rewards[0])
+        self.tell_base()
+        self.tell_evaluation(0, rewards[0])
         for step in range(self.steps):
-            self.tell_step(tracker, step)
+            self.tell_step(step)
             if step % 2 and (step + 1) // 2 < len(rewards):
-                self.tell_evaluation(tracker, step + 1, rewards[(step + 1) // 2])
+                self.tell_evaluation(step + 1, rewards[(step + 1) // 2])
 
     def mlflow_run_id(self) -> str:
         """Return which MLflow run it is."""
         return str(json.loads((self.run_dir / "mlflow.json").read_text())["run_id"])
+
+
+def mlflow_of(report: RecordsReport) -> FollowerReport:
+    """Return how far MLflow is."""
+    return next(sink for sink in report.writers if sink.name == "mlflow")
 
 
 def census(client: Any, run_id: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from antiphon.flows.form import label
 from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
 from antiphon.lineage.layout import find_project
-from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
+from antiphon.lineage.tracking.mlflow_sink import explained, open_run
 from antiphon.report.render import render
 from antiphon.runs.context import RunStopped
 from antiphon.runs.directory import home_directory
@@ -214,8 +214,6 @@ def _number(value: float | None) -> str:
 
 _log = structlog.get_logger(__name__)
 
-TRACK_S = 60.0
-"""Longest wait for MLflow; a table is never lost to it, since the files are written first."""
 
 SMOKE = "benchmarks/parts/pages.py --smoke"
 """Every benchmark in its smallest form."""
@@ -408,19 +406,20 @@ def track(compared: ComparedTable, plan: BenchmarkPlan, logs: Path, home: Path, 
     params = {name: str(value) for name, value in plan.model_dump(mode="json").items()}
     tags = {"commit": table.commit, "before": compared.before, "machine": table.machine}
     params["cases"] = str(len(table.cases))
-    writer = MlflowWriter(logs, home, "benchmarks", table.commit, params, tags)
     at = datetime.fromisoformat(table.at).timestamp()
-    for step, metrics in enumerate(table.cases.values()):
-        entries = {f"case/{name}": value for name, value in metrics.items()}
-        if step == 0:
-            entries |= table.medians() | {"regressions": float(len(compared.worse()))}
-        writer.summarise(step, entries, at)
-    for file in files:
-        writer.attach(file)
-    writer.end("FINISHED")
-    report = writer.close(TRACK_S)
-    if report.pending or report.failed:
-        _log.warning("benchmark.untracked", pending=report.pending, failures=report.failures)
+    try:
+        run = open_run(home, logs / "mlflow.json", "benchmarks", table.commit, params, tags)
+        with explained(run.uri):
+            for step, metrics in enumerate(table.cases.values()):
+                entries = {f"case/{name}": value for name, value in metrics.items()}
+                if step == 0:
+                    entries |= table.medians() | {"regressions": float(len(compared.worse()))}
+                run.log_summary(step, entries, at)
+            for file in files:
+                run.client.log_artifact(run.run_id, str(file))
+            run.client.set_terminated(run.run_id, "FINISHED")
+    except AntiphonError as error:
+        _log.warning("benchmark.untracked", reason=str(error))
 
 
 def show(compared: ComparedTable, page: Path) -> None:

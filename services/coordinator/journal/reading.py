@@ -7,22 +7,48 @@ that only looks must do neither.
 import json
 from collections.abc import Generator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import sqlalchemy as sa
 
+from antiphon.core.status import Event
 from antiphon.services.coordinator.journal.databases import sql_place
 
-_ROWS = sa.text("SELECT seq, body FROM events WHERE seq > :after ORDER BY seq LIMIT 1000")
+PAGE_EVENTS = 1000
+_ROWS = sa.text("SELECT seq, at, kind, body FROM events WHERE seq > :after ORDER BY seq LIMIT 1000")
 """What every revision of the schema has."""
 
 
+class JournalLog:
+    """The log of a run that rests, as `antiphon.api.sink.LogSource`."""
+
+    def __init__(self, place: Path | str, run_id: str) -> None:
+        """Name the journal, as for `events_of`; nothing is opened yet."""
+        self._place, self._run_id = place, run_id
+
+    def page(self, after_seq: int, wait_s: float) -> list[Event]:
+        """Return the next events after one; nothing is waited for, since nothing more comes."""
+        with closing(events_of(self._place, self._run_id, after_seq)) as events:
+            return list(islice(events, PAGE_EVENTS))
+
+    def interrupt(self) -> None:
+        """Do nothing: no call waits."""
+
+
 def event_bodies(place: Path | str, run_id: str) -> Generator[str]:
-    """Yield the body of every event of a run's journal, as JSON, in order; nothing where there is none.
+    """Yield the body of every event, as JSON; see `events_of`."""
+    with closing(events_of(place, run_id)) as events:
+        yield from (event.data_json for event in events)
+
+
+def events_of(place: Path | str, run_id: str, after_seq: int = 0) -> Generator[Event]:
+    """Yield the events of a run's journal after one, in order; nothing where there is no journal.
 
     Args:
         place: path of an SQLite file, or a URL postgresql://...
         run_id: the run.
+        after_seq: number of the event before the first.
 
     Raises:
         ConfigError: when a coordinator has it open, or the URL is none.
@@ -33,9 +59,9 @@ def event_bodies(place: Path | str, run_id: str) -> Generator[str]:
     connection = None
     try:
         connection = database.connect_to_read()
-        after = 0
+        after = after_seq
         while connection and (rows := connection.execute(_ROWS, {"after": after}).all()):
-            yield from (str(row.body) for row in rows)
+            yield from (Event(row.seq, row.at, row.kind, str(row.body)) for row in rows)
             after = rows[-1].seq
     except sa.exc.SQLAlchemyError as error:
         raise database.explained(error) from error

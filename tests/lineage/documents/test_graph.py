@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.cli.app import execute
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
@@ -14,9 +15,9 @@ from antiphon.core.records import StepCommit
 from antiphon.lineage.documents.artifacts import build_document, parents_by_rule
 from antiphon.lineage.documents.graph import LineageGraph, all_documents, build_graph, read_documents
 from antiphon.lineage.ledger.verify import verify_run
+from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.names import batch_entry, version_entry
 from antiphon.lineage.run_log import RunLog
-from antiphon.lineage.sequencer import MOST_HELD, Sequencer
 from antiphon.runs.directory import choose_run
 from tests.support.artifacts import RecordedRun
 
@@ -116,17 +117,17 @@ def test_an_altered_document_is_named(run: RecordedRun) -> None:
         build_graph(documents)
 
 
-def test_documents_do_not_depend_on_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_do_not_depend_on_the_clock(tmp_path: Path) -> None:
     """A clock that was set back between two processes changes no digest and no order."""
     told = []
     for name, seconds in (("a", (5000.0, 100.0, 3000.0)), ("b", (1.0, 2.0, 3.0))):
         run = RecordedRun(tmp_path / name)
-        clock = iter(seconds)
-        for step, at in enumerate(clock):
-            monkeypatch.setattr("antiphon.lineage.run_log.now", lambda at=at: at)
-            log = RunLog(run.run_dir)
-            log.add_base(run.snapshot(0).weights_digest)
-            log.add_step(run.commit(step, run.batch(step)), run.batch(step))
+        run.log = MadeLog(iter((0.0, *(at for at in seconds for _ in range(2)))).__next__)
+        run.log.announce(run.snapshot(0))
+        for step in range(3):
+            run.log.commit(run.commit(step, run.batch(step)), run.batch(step))
+        fold, log = LogFold(), RunLog(run.run_dir, run.config)
+        log.write([record for event in run.log.events if (record := fold.take(event))])
         (run.run_dir / "manifest.json").write_bytes(b'{"config":{},"run_id":"demo-1"}')
         told.append(all_documents(run.run_dir, None))
     assert told[0] == told[1]
@@ -148,29 +149,15 @@ def test_a_run_without_a_ledger_is_drawn_from_its_run_log(tmp_path: Path) -> Non
     assert finding.artifact == "batch 1" and "missing from the store" in finding.problem
 
 
-def test_what_was_told_out_of_order_is_pinned_in_order(tmp_path: Path) -> None:
+def test_another_process_finds_everything_pinned_and_goes_on(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path / "home")
-    recorder = run.recorder()
-    for step in (1, 0, 2):
-        batch = run.batch(step)
-        recorder.record_batch(batch)
-        recorder.record_version(run.commit(step, batch), None)
-    recorder.record_base(run.snapshot(0))
-    assert recorder.close(60.0).complete
+    run.tell(range(3))
+    assert run.records().close(60.0).complete
     graph = build_graph(read_documents(run.ledger, run.run_id))
     assert graph.missing() == [] and set(graph.find("v2").parents) == {"run", "policy v1", "batch t1"}
-    again = run.recorder()  # another process finds everything pinned
-    again.record_version(StepCommit(3, 4, "0" * 64, run.batch(3).digest, {}, False), None)
-    assert again.close(60.0).complete
+    run.log.commit(StepCommit(3, 4, "0" * 64, run.batch(3).digest, {}, False))
+    assert run.records().close(60.0).complete
     assert set(build_graph(read_documents(run.ledger, run.run_id)).find("v4").parents) == {"run", "policy v3"}
-
-
-def test_a_number_that_never_comes_holds_nobody_for_ever() -> None:
-    order: Sequencer[int] = Sequencer()
-    said = []
-    for number in range(1, MOST_HELD + 2):
-        said += order.add(number, number, completes=True)
-    assert said == list(range(1, MOST_HELD + 2))
 
 
 def test_a_place_that_is_no_document_is_refused() -> None:

@@ -34,15 +34,14 @@ def recorded(folder: Path, scores: dict[int, float] | None = None, **record: obj
         evaluation={"interval": 3},
         record={**ANCHORS, **record},
     )
-    recorder = run.recorder()
-    recorder.record_base(run.snapshot(0))
+    run.log.announce(run.snapshot(0))
     for step in range(STEPS):
         batch = run.batch(step)
-        recorder.record_batch(batch)
-        recorder.record_version(run.commit(step, batch), run.snapshot(step + 1))
+        run.log.commit(run.commit(step, batch), batch)
+        run.log.announce(run.snapshot(step + 1))
         if step - 1 in (scores or {}):
-            recorder.record_evaluation(EvaluationRecord(step - 1, 8, 8, (scores or {})[step - 1], 6.0))
-    report = recorder.close(120.0)
+            run.log.evaluate(EvaluationRecord(step - 1, 8, 8, (scores or {})[step - 1], 6.0))
+    report = run.records().close(120.0)
     assert report.complete, report
     return run
 
@@ -72,10 +71,9 @@ def test_last_keeps_the_base_the_newest_and_the_best(tmp_path: Path) -> None:
 def test_an_evaluated_version_stays_until_its_score_is_known(tmp_path: Path) -> None:
     run = recorded(tmp_path / "home", {0: 0.25})
     assert kept(run) == [0, 3, 4, 6, 8, 9, 11, 12]
-    again = run.recorder()
     for version, reward in ((9, 0.5), (3, 0.75), (6, 0.25)):
-        again.record_evaluation(EvaluationRecord(version, 8, 8, reward, 6.0))
-    assert again.close(120.0).complete
+        run.log.evaluate(EvaluationRecord(version, 8, 8, reward, 6.0))
+    assert run.records().close(120.0).complete
     assert kept(run) == [0, 3, 4, 8, 11, 12]
 
 
@@ -94,10 +92,9 @@ def test_dvc_agrees_after_versions_left(tmp_path: Path) -> None:
 def test_a_continued_run_does_not_pin_again_what_it_superseded(tmp_path: Path) -> None:
     run = recorded(tmp_path / "home", {0: 0.25, 3: 0.75, 6: 0.5, 9: 0.5})
     before = kept(run)
-    again = run.recorder()
     for version in (5, 6, 7, 8):
-        again.record_weights(run.snapshot(version))
-    assert again.close(120.0).complete
+        run.log.announce(run.snapshot(version))
+    assert run.records().close(120.0).complete
     assert kept(run) == before and findings(run) == []
 
 

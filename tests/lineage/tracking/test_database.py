@@ -13,7 +13,7 @@ import pytest
 
 from antiphon.core.errors import UnavailableError
 from antiphon.lineage.tracking.database import prepare_database
-from antiphon.lineage.tracking.mlflow_writer import _client, make_own_database
+from antiphon.lineage.tracking.mlflow_sink import _client, make_own_database
 from antiphon.lineage.tracking.opening import RunPlan, open_tracked_run
 from antiphon.lineage.tracking.tracked_run import TrackedRun
 from antiphon.system.files import sqlite_url
@@ -50,7 +50,7 @@ def test_a_database_in_use_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_while_it_makes_one_leaves_none(tmp_path: Path) -> None:
     words = (
         "import sys\nfrom pathlib import Path\n"
-        "from antiphon.lineage.tracking.mlflow_writer import make_own_database\n"
+        "from antiphon.lineage.tracking.mlflow_sink import make_own_database\n"
         "sys.prefix = sys.argv[1]  # without the empty one of set-up\n"
         "make_own_database(Path(sys.argv[1]))"
     )

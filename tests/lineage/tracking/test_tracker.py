@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ import pytest
 import torch
 import yaml
 
+from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.reporting.deliveries import Deliveries
 from antiphon.core.status import EvaluationRecord
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch
-from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import weights_digest
@@ -47,18 +46,15 @@ class Project:
         self.run_dir = self.home / "runs/demo-1"
         self.run_dir.mkdir(parents=True)
         self.store = ArtifactStore(self.home / "store")
+        self.log = MadeLog()
 
-    def recorder(
-        self, payload_file: Callable[[SnapshotManifest], Path] | None = None, **record: object
-    ) -> Recorder:
+    def records(self, weights_file: Callable[[int], Path] | None = None, **record: object) -> Records:
         root = self.home / "store"
-        return Recorder(
-            "demo-1",
-            config(**record),
-            self.run_dir,
-            self.home,
-            root,
-            payload_file=payload_file or STORE.checked,
+        return Records(
+            *("demo-1", config(**record), self.run_dir, self.home, root, self.log),
+            weights_file=weights_file or (lambda version: STORE.checked(manifest(version))),
+            held=True,
+            first_pause_s=0.01,
         )
 
     def client(self) -> Any:
@@ -78,12 +74,13 @@ class Project:
             step, digest, timings, 16, 2, 0, 0, 320, 0.25 * step, found, 20.0, samples_digest=samples
         )
 
-    def record(self, recorder: Recorder, step: int, manifest: SnapshotManifest | None = None) -> None:
+    def tell(self, step: int, manifest: SnapshotManifest | None = None) -> None:
         batch = self.batch(step)
-        recorder.record_batch(batch)
         metrics = {"loss": 1.0 / (step + 1), "train_s": 0.5, "drafting_acceptance": 0.25 * step}
         digest = f"{step:064x}" if manifest is None else manifest.weights_digest
-        recorder.record_version(StepCommit(step, step + 1, digest, batch.digest, metrics, True), manifest)
+        self.log.commit(StepCommit(step, step + 1, digest, batch.digest, metrics, True), batch)
+        if manifest is not None:
+            self.log.announce(manifest)
 
     def entries(self) -> set[str]:
         folder = self.folder / "ledger/demo-1"
@@ -107,20 +104,19 @@ def manifest(version: int) -> SnapshotManifest:
 
 @pytest.mark.engine
 def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project, tmp_path: Path) -> None:
-    first = project.recorder()
-    first.record_base(manifest(0))
-    first.record_evaluation(EvaluationRecord(0, 8, 8, 0.25, 30.0))
-    first.record_evaluation(EvaluationRecord(1, 8, 5, 0.3, 30.0))
-    project.record(first, 0, manifest(1))
-    project.record(first, 1)
+    first = project.records()
+    project.log.announce(manifest(0))
+    project.log.evaluate(EvaluationRecord(0, 8, 8, 0.25, 30.0))
+    project.log.evaluate(EvaluationRecord(1, 8, 5, 0.3, 30.0))
+    project.tell(0, manifest(1))
+    project.tell(1)
     report = first.close(120)
     assert report.complete, report
     assert project.mlflow_run().info.status == "KILLED"
 
-    second = project.recorder()
-    project.record(second, 1)
-    project.record(second, 2, manifest(3))
-    second.record_evaluation(EvaluationRecord(3, 8, 8, 0.75, 25.0))
+    second = project.records()
+    project.tell(2, manifest(3))
+    project.log.evaluate(EvaluationRecord(3, 8, 8, 0.75, 25.0))
     page = tmp_path / "report.html"
     page.write_text("<html></html>")
     assert second.flush(120).complete
@@ -184,13 +180,13 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
 
 
 @pytest.mark.engine
-def test_what_a_crash_left_out_comes_from_the_run_log(project: Project) -> None:
-    quiet = project.recorder(mlflow=False, dvc=False)
+def test_sinks_that_come_later_begin_at_the_beginning(project: Project) -> None:
+    quiet = project.records(mlflow=False, dvc=False)
     for step in range(3):
-        project.record(quiet, step)
+        project.tell(step)
     assert quiet.close(60).complete
     assert (project.run_dir / "manifest.json").is_file() and not (project.folder / "ledger").exists()
-    late = project.recorder()
+    late = project.records()
     assert late.close(120).complete
     run = project.mlflow_run()
     history = project.client().get_metric_history(run.info.run_id, "learning/loss")
@@ -201,33 +197,24 @@ def test_what_a_crash_left_out_comes_from_the_run_log(project: Project) -> None:
 @pytest.mark.engine
 def test_mlflow_being_away_never_stops_anybody(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    recorder = project.recorder(dvc=False)
+    records = project.records(dvc=False)
     for step in range(3):
-        project.record(recorder, step)
-    report = recorder.close(0.5)
-    (writer,) = report.writers
-    assert writer.pending > 0 and writer.done == 0
+        project.tell(step)
+    report = records.close(0.5)
+    mlflow = report.writers[-1]
+    assert mlflow.pending > 0 and mlflow.done == 0
     assert len((project.run_dir / "metrics.jsonl").read_text().splitlines()) == 3
-
-
-def test_stages_may_tell_from_many_threads(project: Project) -> None:
-    recorder = project.recorder(mlflow=False)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda step: project.record(recorder, step), range(24)))
-    assert recorder.close(60).complete
-    assert [line["step"] for line in read_steps(project.run_dir)] == list(range(24))
-    assert len([name for name in project.entries() if name.startswith("batches/")]) == 96
 
 
 def test_weights_that_are_gone_are_reported_and_nothing_else_is_lost(project: Project) -> None:
     from antiphon.core.errors import UnavailableError
 
-    def gone(digest: str) -> bytes:
-        raise UnavailableError(f"chunk {digest} is not held here")
+    def gone(version: int) -> Path:
+        raise UnavailableError(f"version {version} is not held here")
 
-    recorder = project.recorder(payload_file=gone, mlflow=False)
-    project.record(recorder, 0, manifest(1))
-    report = recorder.close(60)
+    records = project.records(gone, mlflow=False)
+    project.tell(0, manifest(1))
+    report = records.close(60)
     assert not report.complete
-    assert "the weights of version 1 were gone" in report.writers[0].failures[0]
+    assert "the weights of version 1 were gone" in report.writers[1].failures[0]
     assert "versions/v000001.json" in project.entries()

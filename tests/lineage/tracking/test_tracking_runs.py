@@ -15,11 +15,11 @@ import pytest
 from antiphon.core.config import load_config
 from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS
 from antiphon.lineage.documents.manifest import code_revision, source_tree
-from antiphon.lineage.tracking import mlflow_writer
+from antiphon.lineage.records import Records
+from antiphon.lineage.tracking import mlflow_sink
 from antiphon.lineage.tracking.charts import chart_name
 from antiphon.lineage.tracking.description import nearest_example, note
-from antiphon.lineage.tracking.tracker import Tracker
-from tests.support.tracked_runs import TrackedRunFixture, census
+from tests.support.tracked_runs import TrackedRunFixture, census, mlflow_of
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[3]
@@ -40,9 +40,8 @@ def client(home: Path) -> Any:
     return MlflowClient(tracking_uri=f"sqlite:///{home}/mlflow/mlflow.db")
 
 
-def end(tracker: Tracker) -> None:
-    tracker.end()
-    report = tracker.mlflow.close(CLOSE_S)
+def end(records: Records) -> None:
+    report = mlflow_of(records.close(CLOSE_S))
     assert (report.failed, report.pending) == (0, 0), report
 
 
@@ -50,12 +49,12 @@ def end(tracker: Tracker) -> None:
 def whole(home: Path, client: Any, tmp_path_factory: pytest.TempPathFactory) -> TrackedRunFixture:
     """A whole run, told once, with its report."""
     run = TrackedRunFixture(home, "whole")
-    tracker = run.tracker()
-    run.tell_all(tracker)
+    records = run.records()
+    run.tell_all()
     page = tmp_path_factory.mktemp("page") / "report.html"
     page.write_text("<html></html>")
-    tracker.attach(page, {"learning.svg": '<svg viewBox="0 0 1 1"></svg>'})
-    end(tracker)
+    records.attach(page, {"learning.svg": '<svg viewBox="0 0 1 1"></svg>'})
+    end(records)
     return run
 
 
@@ -167,9 +166,9 @@ def test_a_run_that_is_told_again_is_there_once(whole: TrackedRunFixture, client
     run_id = run.mlflow_run_id()
     before = census(client, run_id)
     assert before["runs"] == 4 and before["outputs"] == 5 and len(before["traces"]) == 4
-    tracker = run.tracker()
-    run.tell_again(tracker)
-    end(tracker)
+    run.forget()
+    records = run.records()
+    end(records)
     assert run.mlflow_run_id() == run_id
     assert census(client, run_id) == before
     assert len(client.search_model_versions("name = 'whole'")) == 2
@@ -178,15 +177,14 @@ def test_a_run_that_is_told_again_is_there_once(whole: TrackedRunFixture, client
 def test_a_lost_mapping_between_creation_and_answer_finds_the_same_run(home: Path, client: Any) -> None:
     """The process may die after MLflow made the run and before it could write down which one."""
     run = TrackedRunFixture(home, "mapping")
-    tracker = run.tracker()
-    run.tell_base(tracker)
-    end(tracker)
+    records = run.records()
+    run.tell_base()
+    end(records)
     run_id = run.mlflow_run_id()
     (run.run_dir / "mlflow.json").unlink()
-    tracker = run.tracker()
-    run.tell_base(tracker)
-    run.tell_step(tracker, 0)
-    end(tracker)
+    records = run.records()
+    run.tell_step(0)
+    end(records)
     assert run.mlflow_run_id() == run_id
     assert census(client, run_id)["points"]["learning/loss"] == [(0, 1.0)]
 
@@ -216,13 +214,13 @@ def test_nothing_is_doubled_where_an_answer_got_lost(
     home: Path, whole: TrackedRunFixture, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: set[str] = set()
-    real = mlflow_writer._client
-    monkeypatch.setattr(mlflow_writer, "_client", lambda uri: LostReplies(real(uri), lost))
+    real = mlflow_sink._client
+    monkeypatch.setattr(mlflow_sink, "_client", lambda uri: LostReplies(real(uri), lost))
     run = TrackedRunFixture(home, "lost")
-    tracker = run.tracker(first_pause_s=0.001)
-    run.tell_all(tracker)
-    end(tracker)
-    assert tracker.mlflow.report().retries >= 8
+    records = run.records(first_pause_s=0.001)
+    run.tell_all()
+    end(records)
+    assert mlflow_of(records.report()).retries >= 8
     assert lost >= {"create_run", "log_batch", "log_outputs", "create_logged_model", "create_model_version"}
     expected, found = census(client, whole.mlflow_run_id()), census(client, run.mlflow_run_id())
     for name in ("wall_s", "cost_dollars"):  # clocks differ between two runs, their number does not
@@ -233,88 +231,82 @@ def test_nothing_is_doubled_where_an_answer_got_lost(
 
 def test_the_champion_moves_only_to_what_scored_higher(home: Path, client: Any) -> None:
     first = TrackedRunFixture(home, "crown", "first")
-    tracker = first.tracker()
-    first.tell_base(tracker)
+    records = first.records()
+    first.tell_base()
     for step, reward in enumerate((0.75, 0.5)):
-        first.tell_step(tracker, step)
-        first.tell_evaluation(tracker, step + 1, reward)
-    end(tracker)
+        first.tell_step(step)
+        first.tell_evaluation(step + 1, reward)
+    end(records)
     crowned = client.get_model_version_by_alias("crown", "champion")
     assert crowned.tags["antiphon.version"] == "1" and crowned.run_id == first.mlflow_run_id()
     assert crowned.tags["antiphon.weights_digest"] == f"{1:064x}"
 
     second = TrackedRunFixture(home, "crown", "second")
-    tracker = second.tracker()
-    second.tell_base(tracker)
-    second.tell_evaluation(tracker, 0, 0.74)
-    assert tracker.mlflow.flush(CLOSE_S)
+    records = second.records()
+    second.tell_base()
+    second.tell_evaluation(0, 0.74)
+    assert records.flush(CLOSE_S).complete
     assert client.get_model_version_by_alias("crown", "champion").version == crowned.version
-    second.tell_step(tracker, 0)
-    second.tell_evaluation(tracker, 1, 0.875)
-    end(tracker)
+    second.tell_step(0)
+    second.tell_evaluation(1, 0.875)
+    end(records)
     best = client.get_model_version_by_alias("crown", "champion")
     assert (best.tags["antiphon.version"], best.run_id) == ("1", second.mlflow_run_id())
     assert len(client.search_model_versions("name = 'crown'")) == 2
 
 
-def only_failure(tracker: Tracker, caplog: pytest.LogCaptureFixture) -> str:
-    """Close a tracker whose MLflow refuses and return the one sentence that was said about it."""
-    tracker.end()
-    report = tracker.mlflow.close(CLOSE_S)
+def only_failure(records: Records) -> str:
+    """Close records whose MLflow refuses and return the one sentence that was said about it."""
+    report = mlflow_of(records.close(CLOSE_S))
     assert (report.failed, report.pending) == (1, 0), report
     (failure,) = report.failures
     assert failure.count("\n") == 0 and failure.endswith("the run continues without MLflow")
     return failure
 
 
-def test_an_experiment_that_was_deleted_is_named_once(
-    home: Path, client: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_experiment_that_was_deleted_is_named_once(home: Path, client: Any) -> None:
     run = TrackedRunFixture(home, "deleted")
-    tracker = run.tracker()
-    run.tell_base(tracker)
-    run.tell_step(tracker, 0)
-    assert tracker.mlflow.flush(CLOSE_S)
+    records = run.records()
+    run.tell_base()
+    run.tell_step(0)
+    assert records.flush(CLOSE_S).complete
     experiment = client.get_run(run.mlflow_run_id()).info.experiment_id
     client.delete_experiment(experiment)
     for step in (1, 2):
-        run.tell_step(tracker, step)
-    said = only_failure(tracker, caplog)
+        run.tell_step(step)
+    said = only_failure(records)
     assert f"mlflow experiments restore -x {experiment}" in said and "'deleted'" in said
 
     other = TrackedRunFixture(home, "deleted", "other")  # a new run of the same name
-    tracker = other.tracker()
-    other.tell_all(tracker)
-    assert "'deleted'" in only_failure(tracker, caplog)
+    records = other.records()
+    other.tell_all()
+    assert "'deleted'" in only_failure(records)
 
     client.restore_experiment(experiment)
-    tracker = run.tracker()
-    run.tell_again(tracker)
-    end(tracker)
+    records = run.records()
+    end(records)
     assert [step for step, _ in census(client, run.mlflow_run_id())["points"]["learning/loss"]] == [0, 1, 2]
 
 
-def test_a_run_that_was_deleted_is_named_once(
-    home: Path, client: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_was_deleted_is_named_once(home: Path, client: Any) -> None:
     run = TrackedRunFixture(home, "gone")
-    tracker = run.tracker()
-    run.tell_base(tracker)
-    assert tracker.mlflow.flush(CLOSE_S)
+    records = run.records()
+    run.tell_base()
+    assert records.flush(CLOSE_S).complete
     client.delete_run(run.mlflow_run_id())
-    run.tell_step(tracker, 0)
-    said = only_failure(tracker, caplog)
+    run.tell_step(0)
+    said = only_failure(records)
     assert f"mlflow runs restore --run-id {run.mlflow_run_id()}" in said
 
 
 def test_an_address_without_a_meaning_is_refused_in_one_sentence(
-    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://somewhere")
     run = TrackedRunFixture(home, "nowhere")
-    tracker = run.tracker()
-    run.tell_all(tracker)
-    assert "htp://somewhere" in only_failure(tracker, caplog)
+    records = run.records()
+    run.tell_all()
+    assert "htp://somewhere" in only_failure(records)
 
 
 class Stranger(http.server.BaseHTTPRequestHandler):
@@ -352,17 +344,12 @@ def stranger() -> Iterator[type[Stranger]]:
     [(404, "refused"), (401, "MLFLOW_TRACKING_PASSWORD"), (403, "MLFLOW_TRACKING_PASSWORD")],
 )
 def test_a_server_that_will_never_answer_is_left_alone(
-    home: Path,
-    stranger: Any,
-    status: int,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    home: Path, stranger: Any, status: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stranger.status = status
     monkeypatch.setenv("MLFLOW_TRACKING_URI", stranger.address)
     run = TrackedRunFixture(home, f"stranger-{status}")
-    tracker = run.tracker()
-    run.tell_all(tracker)
-    said = only_failure(tracker, caplog)
+    records = run.records()
+    run.tell_all()
+    said = only_failure(records)
     assert words in said and stranger.address in said

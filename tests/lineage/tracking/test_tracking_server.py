@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from antiphon.lineage.tracking.tracker import Tracker
+from antiphon.lineage.records import Records
+from antiphon.lineage.run_log import read_steps
 from antiphon.runs.servers.s3_server import S3Server
 from tests.support.mlflow_server import MlflowServer
 from tests.support.s3 import remote_objects, s3_server
-from tests.support.tracked_runs import TrackedRunFixture, census, small_export
+from tests.support.tracked_runs import TrackedRunFixture, census, mlflow_of, small_export
 
 pytestmark = pytest.mark.engine
 CLOSE_S = 180.0
@@ -41,13 +42,13 @@ def champion_files(name: str) -> str:
     return str(mlflow.artifacts.download_artifacts(f"models:/{name}@champion"))
 
 
-def await_retry(tracker: Tracker, more_than: int) -> None:
+def await_retry(records: Records, more_than: int) -> None:
     """Wait until the writer has met the outage."""
     for attempt in Retrying(
         retry=retry_if_exception_type(ConnectionError), stop=stop_after_delay(60.0), wait=wait_fixed(0.05)
     ):
         with attempt:
-            if tracker.mlflow.report().retries <= more_than:
+            if mlflow_of(records.report()).retries <= more_than:
                 raise ConnectionError("not yet")
 
 
@@ -58,26 +59,25 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run = TrackedRunFixture(tmp_path / "home", "outage", steps=6)
     run.export = small_export
-    tracker = run.tracker(first_pause_s=0.05)
-    run.tell_base(tracker)
-    run.tell_evaluation(tracker, 0, 0.25)
+    records = run.records(first_pause_s=0.05)
+    run.tell_base()
+    run.tell_evaluation(0, 0.25)
     for step in (0, 1):
-        run.tell_step(tracker, step)
-    assert tracker.mlflow.flush(CLOSE_S)
-    run.tell_step(tracker, 2)  # the server goes away while this is on its way, or just after it
+        run.tell_step(step)
+    assert records.flush(CLOSE_S).complete
+    run.tell_step(2)  # the server goes away while this is on its way, or just after it
     server.stop()
     for step in (3, 4):
-        run.tell_step(tracker, step)
-    run.tell_evaluation(tracker, 4, 0.5)
+        run.tell_step(step)
+    run.tell_evaluation(4, 0.5)
     page = tmp_path / "report.html"
     page.write_text("<html></html>")
-    tracker.attach(page)
-    await_retry(tracker, 2)
-    assert tracker.mlflow.report().pending > 0
+    records.attach(page)
+    await_retry(2)
+    assert mlflow_of(records.report()).pending > 0
     server.start()
-    run.tell_step(tracker, 5)
-    tracker.end()
-    report = tracker.mlflow.close(CLOSE_S)
+    run.tell_step(5)
+    report = mlflow_of(records.close(CLOSE_S))
     assert (report.failed, report.pending) == (0, 0), report
 
     client, run_id = client_of(server), run.mlflow_run_id()
@@ -89,7 +89,7 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
     assert [name for name, *_ in found["children"]] == ["evaluate v0", "evaluate v2", "evaluate v4"]
     assert [spans for _, spans, _ in found["traces"]] == [1] * 6
     clocks = [point.timestamp for point in client.get_metric_history(run_id, "learning/loss")]
-    lines = [tracker._log.steps[step]["timings"]["at"] for step in range(6)]
+    lines = [line["timings"]["at"] for line in read_steps(run.run_dir)]
     assert clocks == [int(at * 1000) for at in lines]  # when it happened, not when it was written
     assert [file.path for file in client.list_artifacts(run_id)] == ["report.html"]
     champion = client.get_model_version_by_alias("outage", "champion")
@@ -125,21 +125,18 @@ def _check_team_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: 
     try:
         server.start()
         run = TrackedRunFixture(tmp_path / "home", "guarded", steps=1)
-        tracker = run.tracker()
-        run.tell_all(tracker)
-        tracker.end()
-        refused = tracker.mlflow.close(CLOSE_S)
+        records = run.records()
+        run.tell_all()
+        refused = mlflow_of(records.close(CLOSE_S))
         assert refused.failed == 1 and refused.pending == 0
         assert "MLFLOW_TRACKING_PASSWORD" in refused.failures[0]
 
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "a long password")
-        tracker = run.tracker()
-        run.tell_again(tracker)
+        records = run.records()
         page = tmp_path / "report.html"
         page.write_text("<html></html>")
-        tracker.attach(page)
-        tracker.end()
-        report = tracker.mlflow.close(CLOSE_S)
+        records.attach(page)
+        report = mlflow_of(records.close(CLOSE_S))
         assert (report.failed, report.pending) == (0, 0), report
         assert census(client_of(server), run.mlflow_run_id())["points"]["learning/loss"] == [(0, 1.0)]
         kept = remote_objects(bucket, "mlflow/")

@@ -1,0 +1,217 @@
+"""Records: the sinks that follow a run's log, each by a follower of its own; the loop waits for none of them.
+
+The run log goes first, so that nobody hears of a step elsewhere before it stands there; MLflow goes behind
+the ledger, whose md5 it names; sinks of `record.sinks` go behind the run log. What a sink has not taken stays
+in the journal, for this process or a later one.
+"""
+
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from time import monotonic
+
+import structlog
+
+from antiphon.api.sink import LogSource, RunEnd, Sink, SinkRun
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.core.reporting.deliveries import VersionDeliveries
+from antiphon.core.reporting.figures import RunFigures
+from antiphon.lineage.folder_sink import FolderSink
+from antiphon.lineage.follower import FIRST_PAUSE_S, FOLDER, Follower, FollowerReport
+from antiphon.lineage.layout import ledger_project
+from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
+from antiphon.lineage.log_fold import LogFold
+from antiphon.lineage.rollout_table import count_workers
+from antiphon.lineage.run_log import RunLog, read_steps
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
+from antiphon.lineage.tracking.mlflow_sink import MlflowSink
+
+LOG_REST_S = 0.5
+"""Seconds that a line of the run log waits for others."""
+REST_S = 5.0
+"""Seconds that records wait for others which a sink takes together with them."""
+STILL_S = 60.0
+"""A sink that has not answered for so long is named while the run goes on."""
+KNOWN = {
+    "tensorboard": "antiphon.lineage.tracking.tensorboard_sink:TensorBoardSink",
+    "wandb": "antiphon.lineage.tracking.wandb_sink:WandbSink",
+}
+"""Sinks that `record.sinks` names in a word."""
+
+_log = structlog.get_logger("antiphon.lineage")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsReport:
+    """How far the records of a run are."""
+
+    complete: bool
+    """Nothing was refused and nothing waits."""
+    writer_cpu_s: float
+    """CPU seconds of all followers."""
+    writers: tuple[FollowerReport, ...]
+
+
+class Records:
+    """The followers of one run; calls may come from any thread."""
+
+    def __init__(
+        self,
+        run_id: str,
+        config: RunConfig,
+        run_dir: Path,
+        home: Path,
+        store_root: Path,
+        source: LogSource,
+        project: Path | None = None,
+        weights_file: WeightsFile | None = None,
+        decode: Callable[[Iterable[int]], str] | None = None,
+        held: bool = False,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        """Follow a run's log, from where earlier processes stopped.
+
+        Args:
+            run_id: the run.
+            config: its resolved configuration; `record` says what is kept.
+            run_dir: the run's directory; gets the run log, the cursors, manifest.json and mlflow.json.
+            home: holds MLflow's database and artifacts.
+            store_root: root of the artifact store.
+            source: the run's log.
+            project: the ledger's DVC project; by default the nearest above `home` or this folder. Without one
+                the base, the best and the newest weights are kept in `run_dir`.
+            weights_file: returns a version's policy file, checked; it is linked into store and ledger.
+                Without it versions are pinned by their digests alone.
+            decode: turns token ids into text, for the trajectories that MLflow shows.
+            held: the first records wait for those of the first step (see `Follower`).
+            first_pause_s: pause before a second attempt.
+
+        Raises:
+            ConfigError: when `record.sinks` names what is no sink.
+        """
+        store, run = open_store(store_root, config.record), SinkRun(run_id, run_dir, config)
+        own = [make_sink(name, run) for name in config.record.sinks]
+        project = ledger_project(config.record, home, project)
+        known = [] if (run_dir / FOLDER).exists() else read_steps(run_dir)
+        earlier = {int(line["step"]): line for line in known}
+        workers = _WorkerCounts(store)
+        self._log = RunLog(run_dir, config)
+        self._run_id, self._end = run_id, RunEnd()
+
+        def follower(sink: Sink, rest_s: float, behind: Follower | None) -> Follower:
+            pauses = partial(Follower, rest_s=rest_s, first_pause_s=first_pause_s)
+            return pauses(run_dir, source, sink, LogFold(workers, earlier), behind=behind, held=held)
+
+        log = follower(self._log, LOG_REST_S, None)
+        self.followers = [log]
+        """The run log's first, each behind those that it depends on."""
+        late = not held and not (run_dir / FOLDER / "ledger.json").exists()
+        ledger = None if project is None else LedgerSink(run, project, store, weights_file, late)
+        self.followers.append(follower(ledger or FolderSink(run, weights_file), REST_S, log))
+        if config.record.mlflow:
+            md5, export = (ledger.md5, ledger.export) if ledger is not None else (_no_md5, None)
+            sink = MlflowSink(run, home, store, decode, md5, export)
+            self.followers.append(follower(sink, REST_S, self.followers[-1]))
+        self.followers += [follower(sink, REST_S, log) for sink in own]
+        for started in self.followers:
+            started.start()
+
+    def attach(
+        self, path: Path, plots: Mapping[str, str] | None = None, versions: Sequence[VersionDeliveries] = ()
+    ) -> None:
+        """Hand sinks at their end the report, its plots (name -> SVG), and how versions came to workers."""
+        self._end = replace(self._end, report=path, plots=dict(plots or {}), deliveries=tuple(versions))
+
+    def finish(self, events: bytes) -> None:
+        """Hand the packed events of a finished run's journal to sinks at their end."""
+        self._end = replace(self._end, complete=True, events=events)
+
+    def figures(self) -> RunFigures:
+        """Return the run's figures up to the last step that was recorded."""
+        return self._log.figures()
+
+    def standing(self) -> list[str]:
+        """Return a sentence for each sink that stands still; the run goes on without it."""
+        said = [f"{follower.name}: {follower.failure}" for follower in self.followers if follower.failure]
+        return said + [
+            f"{sink.name} has not answered for {sink.still_s / 60.0:.0f} min; {sink.pending} records wait "
+            f"for it: {sink.failures[-1] if sink.failures else 'it does not return'}"
+            for sink in (follower.report() for follower in self.followers)
+            if sink.still_s >= STILL_S
+        ]
+
+    def report(self) -> RecordsReport:
+        """Return how far the records are."""
+        return _report([follower.report() for follower in self.followers])
+
+    def flush(self, timeout_s: float) -> RecordsReport:
+        """Wait up to `timeout_s` until all that the log has now is written."""
+        deadline = monotonic() + timeout_s
+        for follower in self.followers:
+            follower.ask()
+        for follower in self.followers:
+            follower.flush(max(0.0, deadline - monotonic()))
+        return self.report()
+
+    def close(self, timeout_s: float) -> RecordsReport:
+        """Write what is left, for at most `timeout_s` seconds, and stop; names what is missing."""
+        deadline = monotonic() + timeout_s
+        for follower in self.followers:
+            follower.ask(self._end)
+        report = _report([follower.close(max(0.0, deadline - monotonic())) for follower in self.followers])
+        if not report.complete:
+            reasons = [reason for writer in report.writers for reason in writer.failures[-3:]]
+            _log.warning("record.incomplete", run=self._run_id, reasons=reasons)
+        return report
+
+
+def make_sink(name: str, run: SinkRun) -> Sink:
+    """Return the sink that an entry of `record.sinks` names.
+
+    Raises:
+        ConfigError: when there is none of that name, or it cannot be made.
+    """
+    try:
+        sink: Sink = pkgutil.resolve_name(KNOWN.get(name, name))(run)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a user's module raises when it is imported
+        raise ConfigError(
+            f"record.sinks: {name!r} cannot be used ({error!r}); name tensorboard, wandb or a "
+            "package.module:Class that is made with one antiphon.api.sink.SinkRun"
+        ) from error
+    lacking = [part for part in ("name", "open", "write", "close") if not hasattr(sink, part)]
+    if lacking:
+        raise ConfigError(f"record.sinks: {name!r} has no {', '.join(lacking)}; see antiphon.api.sink.Sink")
+    return sink
+
+
+class _WorkerCounts:
+    """How many trajectories of a batch each worker sampled; one read of a file serves all followers."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._read = lru_cache(maxsize=64)(self._count)
+
+    def __call__(self, timings_digest: str) -> Mapping[str, int]:
+        return self._read(timings_digest)
+
+    def _count(self, timings_digest: str) -> Mapping[str, int]:
+        try:
+            return count_workers(self._store.get(timings_digest))
+        except (IntegrityError, UnavailableError) as error:
+            # Records do without it; who needs the file says what is wrong with it.
+            _log.warning("record.workers_unknown", timings=timings_digest, reason=str(error))
+            return {}
+
+
+def _no_md5(rel: str) -> str | None:
+    return None
+
+
+def _report(writers: Sequence[FollowerReport]) -> RecordsReport:
+    complete = not any(writer.failed or writer.pending for writer in writers)
+    return RecordsReport(complete, sum(writer.cpu_s for writer in writers), tuple(writers))

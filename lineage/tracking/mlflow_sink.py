@@ -1,0 +1,371 @@
+"""MLflow: a run's records as MLflow shows and compares them, written by one sink.
+
+The import and the first migration of the database happen on the sink's thread too. A run that continues after
+a break continues the same MLflow run. Where MLflow refuses for good, one sentence says why, and the run
+continues without it.
+"""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from antiphon.api.sink import LogRecord, RunEnd, SinkRun
+from antiphon.core.errors import ConfigError, ContractError, UnavailableError
+from antiphon.core.loop.schedule import is_evaluated
+from antiphon.core.reporting.figures import FiguresFold, VersionTotals
+from antiphon.lineage.documents.artifacts import BATCH_FACTS
+from antiphon.lineage.documents.manifest import flatten_config
+from antiphon.lineage.names import batch_entry, version_entry
+from antiphon.lineage.run_log import read_evaluations, read_steps
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.tracking.champion import crown
+from antiphon.lineage.tracking.charts import comparison_tag
+from antiphon.lineage.tracking.database import make_tables, prepare_database
+from antiphon.lineage.tracking.delivery_metrics import log_deliveries
+from antiphon.lineage.tracking.description import display_name, nearest_example, note, origin_tags
+from antiphon.lineage.tracking.model_files import Exporter
+from antiphon.lineage.tracking.opening import RunPlan, open_tracked_run
+from antiphon.lineage.tracking.system_metrics import SystemSampler
+from antiphon.lineage.tracking.totals import summarise
+from antiphon.lineage.tracking.traces import read_trajectories
+from antiphon.lineage.tracking.tracked_run import NOTE_TAG, BatchNote, Note, StepNote, TrackedRun, VersionNote
+from antiphon.system.files import sqlite_url
+from antiphon.system.spared import without
+
+_PERMANENT = frozenset(
+    {
+        "BAD_REQUEST",
+        "ENDPOINT_NOT_FOUND",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "NOT_FOUND",
+        "RESOURCE_ALREADY_EXISTS",
+        "RESOURCE_DOES_NOT_EXIST",
+    }
+)
+"""MLflow's error codes that another attempt would only repeat."""
+_STRANGERS = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
+"""And those that every further call would repeat."""
+_DEFAULTS = {
+    # No usage statistics, and no wait of minutes for a server that is gone.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+SAMPLES_PER_STEP = 100
+"""Most samples of the machine that are written with one step; MLflow takes 1,000 metrics in a call."""
+_WORDS = 300
+"""Characters of a foreign error that are quoted."""
+
+
+class MlflowSink:
+    """One run in MLflow.
+
+    It adds to each step what its version had cost and what the machine did meanwhile, picks the trajectories
+    that are shown, and sums the run up at its end.
+    """
+
+    name = "mlflow"
+
+    def __init__(
+        self,
+        run: SinkRun,
+        home: Path,
+        store: ArtifactStore,
+        decode: Callable[[Iterable[int]], str] | None = None,
+        md5: Callable[[str], str | None] = lambda rel: None,
+        export: Exporter | None = None,
+    ) -> None:
+        """Prepare to write, and begin to sample the machine.
+
+        Args:
+            run: the run; its folder keeps `mlflow.json`, which says which MLflow run it is.
+            home: its `mlflow` folder holds the database and the artifacts, unless MLFLOW_TRACKING_URI names
+                another place.
+            store: has the batches.
+            decode: turns token ids into text; without it no trajectories are shown.
+            md5: returns the md5 under which the ledger has an entry.
+            export: writes the files of a champion.
+        """
+        self._run, self._config, self._home, self._store = run, run.config, home, store
+        self._decode, self._md5, self._export = decode, md5, export
+        self._mapping = run.run_dir / "mlflow.json"
+        self._tracked: TrackedRun | None = None
+        self._uncertain = False
+        """A call got no answer, so what MLflow has must be read before the next one."""
+        self._totals = FiguresFold(run.config)
+        self._counted = -1
+        """The last step whose totals were added up."""
+        self._notes: dict[int, StepNote] = {}
+        """Steps that MLflow has not confirmed, by the number of their record."""
+        self._shown: set[int] = set()
+        self._sampler: SystemSampler | None = None
+        if self._config.record.system_metrics_s > 0:
+            wall_s = max(
+                (line["timings"].get("wall_s", 0.0) for line in read_steps(run.run_dir)), default=0.0
+            )
+            self._sampler = SystemSampler(self._config.record.system_metrics_s, wall_s)
+
+    def open(self) -> None:
+        """Open the MLflow run, or the one that an earlier process opened."""
+        config, tags = self._config, {"antiphon.run_id": self._run.run_id}
+        tags["antiphon.mode"] = config.loop.mode
+        name = display_name(self._run.run_id, nearest_example(config)[1])
+        place = self._home, self._mapping, config.run.name, name
+        try:
+            tracked = open_run(*place, flatten_config(config), tags, dict([comparison_tag()]))
+            with explained(tracked.uri):
+                tracked.tell(origin_tags(config))
+                self._describe(tracked)
+        except ContractError as error:
+            raise ConfigError(f"{error}; the run continues without MLflow") from error
+        self._tracked = tracked
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Write batches, versions, steps and scores, those of many steps in a few calls."""
+        for record in records:  # before a call that may fail, so that nothing is counted twice
+            if record.kind == "step.committed" and record.seq not in self._notes:
+                self._notes[record.seq] = self._note(record)
+        with self._calls() as run:
+            self._write(run, records)
+        for record in records:
+            self._notes.pop(record.seq, None)
+
+    def close(self, end: RunEnd) -> None:
+        """Attach what the end made, sum the run up, and close it: FINISHED, or KILLED when steps are left."""
+        if self._sampler is not None:
+            self._sampler.close()
+        steps, held = read_steps(self._run.run_dir), read_evaluations(self._run.run_dir)
+        with self._calls() as run:
+            if end.report is not None:
+                run.client.log_artifact(run.run_id, str(end.report))
+            for name, text in end.plots.items():
+                run.client.log_text(run.run_id, text, f"plots/{name}")
+            if end.deliveries:
+                log_deliveries(run, end.deliveries)
+            if steps:
+                at = max(line["timings"]["at"] for line in (*steps, *held))
+                run.log_summary(len(steps), summarise(steps, held, self._config), at)
+            self._describe(run)  # the flow run is known by now
+            finished = len(steps) >= self._config.run.steps
+            run.client.set_terminated(run.run_id, "FINISHED" if finished else "KILLED")
+
+    def _write(self, run: TrackedRun, records: Sequence[LogRecord]) -> None:
+        notes: list[Note] = []
+        scored = []
+        for record in records:
+            match record.kind:
+                case "snapshot.announced" if record.number == 0:
+                    notes.append(self._version(0, record.line, 0))
+                case "step.committed":
+                    step, line = record.number, record.line
+                    if line["batch"] is not None:
+                        notes.append(self._batch(step, line))
+                    notes += [self._version(int(line["version"]), line, step), self._notes[record.seq]]
+                case "evaluation.finished":
+                    scored.append(record)
+        run.log_notes(notes)
+        for record in records:
+            if record.kind == "step.committed" and record.line["batch"] is not None:
+                self._show(run, record.number, record.line)
+        for record in scored:
+            prompts, reward = int(record.line["prompts"]), float(record.line["reward_mean"])
+            run.log_evaluation(record.number, record.metrics, prompts, record.line["timings"]["at"])
+            files = self._export, self._run.run_dir / "exports"
+            crown(run, self._config.run.name, record.number, reward, prompts, *files)
+
+    def _note(self, record: LogRecord) -> StepNote:
+        if self._counted < 0:  # what earlier processes wrote
+            before = [line for line in read_steps(self._run.run_dir) if int(line["step"]) < record.number]
+            for line in before:
+                self._totals.add(line)
+        totals: Sequence[VersionTotals] = ()
+        if record.number > self._counted:
+            totals, self._counted = self._totals.add(record.line), record.number
+        samples = self._sampler.collect(SAMPLES_PER_STEP) if self._sampler is not None else []
+        return StepNote(record.number, record.metrics, record.line["timings"]["at"], totals, samples)
+
+    def _batch(self, step: int, line: Mapping[str, Any]) -> BatchNote:
+        digest, batch = line["batch_digest"], line["batch"]
+        source = {
+            "uri": str(self._store.path(digest)),
+            "digest": digest,
+            "timings_digest": line["timings"]["timings_digest"],
+            "dvc_md5": self._md5(batch_entry(step, "parquet")),
+        }
+        profile = {name: batch[name] for name in BATCH_FACTS if name in batch}
+        return BatchNote(f"batch-t{step:06d}", digest, source, profile)
+
+    def _version(self, version: int, line: Mapping[str, Any], step: int) -> VersionNote:
+        params = {
+            "version": str(version),
+            "parent": str(max(0, version - 1)),
+            "weights_digest": str(line["weights_digest"]),
+            "batch_digest": str(line.get("batch_digest", "")),
+            "dvc_md5": self._md5(version_entry(version)) or "",
+        }
+        return VersionNote(version, step, params)
+
+    def _show(self, run: TrackedRun, step: int, line: Mapping[str, Any]) -> None:
+        """Show a few trajectories of each evaluated version, from the first batch that has any."""
+        decode, count, store = self._decode, self._config.record.traces, self._store
+        if decode is None or not count:
+            return
+        for version in sorted(step - int(staleness) for staleness in line["batch"]["staleness_histogram"]):
+            if version in self._shown or not is_evaluated(version, self._config):
+                continue
+            if version not in run.traced:
+                timings = line["timings"]
+                files = store.get(line["batch_digest"]), store.get(timings["timings_digest"])
+                run.log_traces(
+                    version, read_trajectories(*files, version, step, count, decode), timings["at"]
+                )
+            self._shown.add(version)
+
+    def _describe(self, run: TrackedRun) -> None:
+        text = note(self._config, self._run.run_dir, self._home, run.experiment_id, run.run_id)
+        run.tell({NOTE_TAG: text})
+
+    @contextmanager
+    def _calls(self) -> Iterator[TrackedRun]:
+        """Yield the MLflow run, as MLflow has it; what goes wrong is explained."""
+        run = self._tracked
+        assert run is not None, "the follower opens a sink first"
+        if self._uncertain:
+            with explained(run.uri):
+                run.reload()
+            self._uncertain = False
+        try:
+            with explained(run.uri):
+                yield run
+        except UnavailableError:
+            self._uncertain = True
+            raise
+        except ContractError as error:
+            with explained(run.uri):
+                gone = run.why_gone()
+            if gone:
+                raise ConfigError(f"{gone}; the run continues without MLflow") from error
+            raise
+
+
+def open_run(
+    home: Path,
+    mapping: Path,
+    experiment: str,
+    name: str,
+    params: Mapping[str, str],
+    tags: Mapping[str, str],
+    experiment_tags: Mapping[str, str] | None = None,
+) -> TrackedRun:
+    """Open the MLflow run that `mapping` names, or begin one: at MLFLOW_TRACKING_URI, else in the home.
+
+    Raises:
+        ContractError: when it or its experiment was deleted, or MLflow refuses.
+        ConfigError: when MLflow refuses the user.
+        UnavailableError: when MLflow does not answer.
+    """
+    uri, own = tracking_uri(home)
+    root = home / "mlflow" / "artifacts" if own else None
+    plan = RunPlan(experiment, name, dict(params), dict(tags), root, dict(experiment_tags or {}))
+    with explained(uri):
+        if own:
+            prepare_database(home / "mlflow" / "mlflow.db")
+        return open_tracked_run(_client(uri), uri, plan, mapping)
+
+
+def tracking_uri(home: Path) -> tuple[str, bool]:
+    """Return where MLflow keeps runs, and whether that is the home's own database."""
+    own = sqlite_url((home / "mlflow" / "mlflow.db").absolute())
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or own
+    return uri, uri == own
+
+
+@contextmanager
+def explained(uri: str) -> Iterator[None]:
+    """Turn what MLflow at `uri` raises into errors of ours.
+
+    Raises:
+        UnavailableError: where another attempt may help.
+        ConfigError: where the user is refused.
+        ContractError: where the call is refused.
+    """
+    _load()
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except MlflowException as error:
+        words = " ".join(str(error).split())[:_WORDS]
+        if error.error_code in _STRANGERS:
+            raise ConfigError(
+                f"MLflow at {uri} refused the user or the password ({error.error_code}); set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the run continues without MLflow"
+            ) from error
+        if error.error_code in _PERMANENT:
+            raise ContractError(f"MLflow at {uri} refused: {words}") from error
+        raise UnavailableError(f"MLflow at {uri} failed: {words}; it is tried again") from error
+    except (SQLAlchemyError, OSError) as error:
+        words = " ".join(str(error).split())[:_WORDS]
+        raise UnavailableError(f"cannot reach MLflow at {uri}: {words}; it is tried again") from error
+
+
+def make_own_database(home: Path) -> None:
+    """Make the database of a home, before something else would make it table by table.
+
+    Raises:
+        UnavailableError: when the home cannot be written, or what is there cannot be read.
+    """
+    _load()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    path = home / "mlflow" / "mlflow.db"
+    try:
+        prepare_database(path)
+    except (SQLAlchemyError, OSError) as error:
+        raise UnavailableError(f"MLflow's database {path} cannot be used: {error}") from error
+
+
+def make_empty_database(path: Path) -> None:
+    """Make a database of no home at `path`, with all of MLflow's tables."""
+    _load()
+    make_tables(path)
+
+
+_IMPORTING = threading.Lock()
+
+
+def load_mlflow() -> None:
+    """Import all that the writer of a run needs of MLflow; one that begins meanwhile waits for it."""
+    _load(store=not os.environ.get("MLFLOW_TRACKING_URI"))
+
+
+def _load(store: bool = False) -> None:
+    """Import MLflow, in one thread at a time: two that import at once would see half of it.
+
+    With `store` also what it keeps in a database of its own, which its client would load.
+    """
+    for name, value in _DEFAULTS.items():  # before the import, which reads some of them
+        os.environ.setdefault(name, value)
+    with _IMPORTING, without("pandas"):  # a third of the import; nothing here is a data frame
+        if "mlflow.tracking" not in sys.modules:
+            import mlflow.tracking
+        if store:
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _client(uri: str) -> Any:
+    _load()
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)

@@ -1,0 +1,171 @@
+"""Further sinks: TensorBoard, Weights & Biases and one's own follow a run as the built-in ones do."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from antiphon.api.sink import SinkRun
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
+from antiphon.lineage.records import KNOWN, make_sink
+from tests.support.artifacts import RecordedRun
+
+STEPS = [0, 1, 2, 3]
+
+
+class Points:
+    """What both libraries were given, beyond the life of one writer."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int, float]] = []
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.opened: list[dict[str, Any]] = []
+        self.closed = 0
+
+
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> Points:
+    """Stand in for the interfaces that the sinks write to."""
+    found = Points()
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            found.opened.append({"folder": folder})
+
+        def add_scalar(self, name: str, value: float, *, step: int, wall_time: float) -> None:
+            found.scalars.append((name, value, step, wall_time))
+
+        def flush(self) -> None:
+            """Do nothing."""
+
+        def close(self) -> None:
+            found.closed += 1
+
+    class EventAccumulator:
+        def __init__(self, folder: str, size_guidance: dict[str, int]) -> None:
+            assert size_guidance == {"tensors": 0}  # all points, not a sample of them
+
+        def Reload(self) -> "EventAccumulator":
+            return self
+
+        def Tags(self) -> dict[str, list[str]]:
+            return {"tensors": sorted({name for name, *_ in found.scalars})}
+
+        def Tensors(self, tag: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(step=step) for name, _, step, _ in found.scalars if name == tag]
+
+    class Run:
+        def define_metric(self, name: str, **how: Any) -> None:
+            """Do nothing."""
+
+        def log(self, values: dict[str, Any], step: int) -> None:
+            found.logged.append((step, values))
+
+        def finish(self) -> None:
+            found.closed += 1
+
+    def init(**how: Any) -> Run:
+        found.opened.append(how)
+        return Run()
+
+    parts = ["tensorboard", "backend", "event_processing", "event_accumulator"]
+    for count in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:count]), ModuleType(".".join(parts[:count])))
+    accumulator: Any = sys.modules[".".join(parts)]
+    accumulator.EventAccumulator = EventAccumulator
+    for name, member, value in (("tensorboard.summary", "Writer", Writer), ("wandb", "init", init)):
+        module = ModuleType(name)
+        setattr(module, member, value)
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+def recorded(folder: Path, sink: str) -> RecordedRun:
+    """Record a run with a sink, by two processes the second of which is given all of it again."""
+    run = RecordedRun(folder, record={"mlflow": False, "dvc": False, "sinks": [sink]})
+    run.complete()
+    (run.run_dir / "followers" / f"{sink.rpartition(':')[2].lower()}.json").unlink()
+    assert run.records().close(60.0).complete
+    return run
+
+
+def test_tensorboard_draws_what_mlflow_draws_once(tmp_path: Path, points: Points) -> None:
+    run = recorded(tmp_path, "tensorboard")
+    losses = [(step, value) for name, value, step, _ in points.scalars if name == "learning/loss"]
+    assert losses == [(step, 0.5) for step in STEPS]
+    held = [(step, value) for name, value, step, _ in points.scalars if name == "heldout/pass_at_1"]
+    assert held == [(0, 0.25), (4, 0.75)]
+    assert {call["folder"] for call in points.opened} == {str(run.run_dir / "tensorboard")}
+    assert points.closed == 2 and all(wall_time > 0 for *_, wall_time in points.scalars)
+
+
+def test_wandb_gets_each_record_at_its_own_place_in_the_log(tmp_path: Path, points: Points) -> None:
+    run = recorded(tmp_path, "wandb")
+    assert {(call["id"], call["resume"], call["mode"]) for call in points.opened} == {
+        (run.run_id, "allow", "offline")
+    }
+    steps = dict(points.logged)  # a place that is logged twice is one row there
+    assert [values["step"] for values in steps.values() if "learning/loss" in values] == STEPS
+    assert [values["step"] for values in steps.values() if "heldout/pass_at_1" in values] == [0, 4]
+    assert len(points.logged) == 2 * len(steps) and points.closed == 2
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_a_library_that_is_absent_is_named_with_its_extra(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"not installed; `pip install antiphon\[{name}\]`"):
+        make_sink(name, SinkRun("r-1", tmp_path, RunConfig()))
+
+
+class Lines:
+    """A user's own sink: a line a record, in a file of the run."""
+
+    name = "lines"
+
+    def __init__(self, run: SinkRun) -> None:
+        self.path = run.run_dir / "lines.txt"
+
+    def open(self) -> None:
+        self.path.touch()
+
+    def write(self, records: Any) -> None:
+        known = self.path.read_text().splitlines()
+        new = [f"{record.kind} {record.number}" for record in records]
+        self.path.write_text("".join(f"{line}\n" for line in [*known, *(n for n in new if n not in known)]))
+
+    def close(self, end: Any) -> None:
+        """Nothing is left to do."""
+
+
+class NoSink:
+    """Made like a sink, but it is none."""
+
+    name = "none"
+
+    def __init__(self, run: SinkRun) -> None:
+        self.run = run
+
+
+def test_a_sink_of_ones_own_is_named_in_the_configuration(tmp_path: Path) -> None:
+    run = recorded(tmp_path, f"{__name__}:Lines")
+    lines = (run.run_dir / "lines.txt").read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 5 + 4 + 2
+    assert [line for line in lines if "step" in line] == [f"step.committed {step}" for step in STEPS]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere.at.all:Sink", "cannot be used"),
+        (f"{__name__}:Absent", "cannot be used"),
+        (f"{__name__}:NoSink", "has no open, write, close; see antiphon.api.sink.Sink"),
+    ],
+)
+def test_what_is_no_sink_is_refused_before_anything_starts(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_sink(name, SinkRun("r-1", tmp_path, RunConfig()))
