@@ -112,9 +112,6 @@ def main() -> int:
     parser.add_argument("--ablation-seeds", type=int, default=1, help="seeds of the ablation (default 1)")
     parser.add_argument("--short-seeds", type=int, default=1, help="seeds of the demo's job (default 1)")
     parser.add_argument("--short-steps", type=int, default=60, help="steps of the demo's job (default 60)")
-    parser.add_argument(
-        "--without", nargs="*", choices=list(MECHANISMS), default=[], help="mechanisms left out"
-    )
     parser.add_argument("--samples", type=int, default=16, help="of each held-out prompt (default 16)")
     parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe")
     parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
@@ -126,8 +123,6 @@ def main() -> int:
         parser.error("--link-seeds must be at least 1; leave it out for all seeds")
     if min(options.links) < 0:
         parser.error("--links are shares of the baseline's step from 0")
-    if set(options.without) == set(MECHANISMS):
-        parser.error("--without leaves nothing to compare; name fewer mechanisms")
     end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     race = Race(options)
@@ -162,9 +157,8 @@ class Race:
         """Take the command line."""
         self._options, self._kept = options, Kept(options.keep)
         self.seeds = list(range(options.first, options.first + options.seeds))
-        self.mechanisms = [name for name in MECHANISMS if name not in options.without]
-        drafted = [name for name in DRAFTED if name in self.mechanisms]
-        self.sides = {"baseline": [], "drafted": drafted, "antiphon": self.mechanisms}
+        self.mechanisms = list(MECHANISMS)
+        self.sides = {"baseline": [], "drafted": list(DRAFTED), "antiphon": self.mechanisms}
 
     def words(self, seed: int, mechanisms: Sequence[str]) -> list[str]:
         """Return what replaces fields of the recipe, for a side with some mechanisms."""

@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import yaml
+
 from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
@@ -40,35 +42,9 @@ class Recipe:
     overrides: tuple[str, ...] = ()
 
 
-CONSTANT = ("learner.schedule=constant", "learner.beta1=0.9")
-LINEAR = ("learner.schedule=linear", "learner.beta1=0.9")
 RECIPES: Mapping[str, Recipe] = {
-    REFERENCE: Recipe(0, CONSTANT),
-    "divisor_trained": Recipe(0, (*CONSTANT, "algorithm.divisor=trained")),
-    "filter_refill": Recipe(0, (*CONSTANT, "loop.filter=refill")),
-    "lag_1": Recipe(1, CONSTANT),
-    "lag_2": Recipe(2, CONSTANT),
-    "lag_4": Recipe(4, CONSTANT),
-    "lag_2_divisor_trained": Recipe(2, (*CONSTANT, "algorithm.divisor=trained")),
-    "lag_2_uncorrected": Recipe(2, (*CONSTANT, "algorithm.correction=none")),
-    "lag_2_masked": Recipe(2, (*CONSTANT, "algorithm.correction=mask")),
-    "lag_2_clipped": Recipe(2, (*CONSTANT, "algorithm.decoupled=false")),
-    "lag_2_clipped_linear": Recipe(2, (*LINEAR, "algorithm.decoupled=false")),
-    "lag_2_cap_1": Recipe(2, (*CONSTANT, "algorithm.correction_cap=1.0")),
-    "lag_2_momentum_0.5": Recipe(2, ("learner.schedule=constant", "learner.beta1=0.5")),
-    "lag_2_clipped_momentum_0.5": Recipe(
-        2, ("learner.schedule=constant", "learner.beta1=0.5", "algorithm.decoupled=false")
-    ),
-    "momentum_0.5": Recipe(0, ("learner.schedule=constant", "learner.beta1=0.5")),
-    "lag_2_two_updates": Recipe(2, (*CONSTANT, "algorithm.updates_per_step=2")),
-    "linear": Recipe(0, LINEAR),
-    "lag_2_linear": Recipe(2, LINEAR),
-    "lag_2_cosine": Recipe(2, ("learner.schedule=cosine", "learner.beta1=0.9")),
-    "lag_2_linear_momentum_0.5": Recipe(2, ("learner.schedule=linear", "learner.beta1=0.5")),
-    "lag_2_linear_cap_1": Recipe(2, (*LINEAR, "algorithm.correction_cap=1.0")),
-    "linear_3e-4": Recipe(0, (*LINEAR, "learner.learning_rate=3e-4")),
-    "lag_2_linear_3e-4": Recipe(2, (*LINEAR, "learner.learning_rate=3e-4")),
-    "lag_2_linear_4e-4": Recipe(2, (*LINEAR, "learner.learning_rate=4e-4")),
+    name: Recipe(one["lag"], tuple(one["overrides"]))
+    for name, one in yaml.safe_load((PROJECT / "benchmarks" / "data" / "recipes.yaml").read_text()).items()
 }
 """Each is the demo's recipe with what its name says; the rest is said in docs/concepts/recipe.md."""
 

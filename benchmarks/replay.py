@@ -5,11 +5,7 @@ store, journal, DVC cache and ledger removed. Then `antiphon replay --rollouts` 
 the copy and scores every trajectory again. The base model lies in the run's home and is removed
 with it, so a replay that needs more than the copy has nothing to fall back on. The seconds of the
 replay are those of the whole command, start-up and scoring included; those of the training are the
-loop's alone.
-
-With --home and --run a run that is there already is replayed; then nothing of it is deleted, the
-replay is given the copy and an empty home, and the copy must hold the base model. The exit status is
-1 when a step does not repeat bit for bit.
+loop's alone. The exit status is 1 when a step does not repeat bit for bit.
 
     .venv/bin/python benchmarks/replay.py
 """
@@ -92,24 +88,19 @@ def replay(run_id: str, copy: Path, empty: Path) -> tuple[float, dict[str, Any]]
 
 
 def main() -> int:
-    """Train unless a run is given, copy, delete, replay."""
+    """Train, copy, delete, replay."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--home", type=Path, default=None, help="home directory of a finished run")
-    parser.add_argument("--run", default="", help="its id")
-    parser.add_argument("--steps", type=int, default=40, help="learner steps, when a run is trained")
+    parser.add_argument("--steps", type=int, default=40, help="learner steps")
     parser.add_argument("--config", type=Path, default=PROJECT / "examples" / "quickstart.yaml")
-    parser.add_argument("overrides", nargs="*", help="key=value pairs for the run that is trained")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for it")
     arguments = parser.parse_args()
     end_on_sigterm()
-    if (arguments.home is None) != (not arguments.run):
-        raise SystemExit("--home and --run name a finished run together; give both or neither")
-    with scratch_home() as scratch, scratch_home() as fresh:
-        home = arguments.home or scratch
-        run_id = arguments.run or train(scratch, arguments.steps, arguments.config, arguments.overrides)
+    with scratch_home() as home, scratch_home() as fresh:
+        run_id = train(home, arguments.steps, arguments.config, arguments.overrides)
         outcome = json.loads((home / "runs" / run_id / "outcome.json").read_text())
         megabytes = copy_artifacts(home, run_id, fresh / "copy")
         check_base(fresh / "copy", run_id)
-        shutil.rmtree(scratch)
+        shutil.rmtree(home)
         seconds, found = replay(run_id, fresh / "copy", fresh / "empty")
     share = found["steps_equal_share"]
     violated = [f"{share:.1%} of the steps repeat bit for bit, not all"] if share < 1 else []

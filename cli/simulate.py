@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from antiphon.core.config import RunConfig
     from antiphon.simulator.modelled.calibration import Calibration
     from antiphon.simulator.modelled.prediction import Recorded
 
@@ -56,6 +55,7 @@ def simulate(
         keep: with --from-run: file to write the calibration to.
         calibration: file of a calibration; the recorded run itself is not needed.
     """
+    words = [*([] if scenario is None else [str(scenario)]), *overrides]
     if calibration is not None:
         if from_run is not None or keep is not None or crowded_run is not None:
             raise ConfigError(
@@ -63,10 +63,12 @@ def simulate(
             )
         if scenario is None:
             raise ConfigError("--calibration predicts a run; name its configuration, such as run.yaml")
-        return _predict_kept(calibration, scenario, list(overrides), workers, seed or 0)
+        from antiphon.simulator.modelled.calibration import load_calibration
+
+        return _predict(scenario, list(overrides), load_calibration(calibration), workers, seed or 0)
     if from_run is not None:
-        words = [*([] if scenario is None else [str(scenario)]), *overrides]
-        return _predict(from_run, words, workers, crowded_run, seed or 0, keep)
+        directory, measured = _calibrated(from_run, crowded_run, keep)
+        return _predict(directory / "config.yaml", words, measured, workers, seed or 0)
     if crowded_run is not None:
         raise ConfigError("--crowded-run says more of a machine that --from-run has measured; name that too")
     if overrides:
@@ -95,10 +97,8 @@ def simulate(
     return 1 if summary.failing else 0
 
 
-def _predict(
-    name: str, overrides: list[str], workers: int, crowded: str | None, seed: int, keep: Path | None
-) -> int:
-    from antiphon.core.config import load_config
+def _calibrated(name: str, crowded: str | None, keep: Path | None) -> "tuple[Path, Calibration]":
+    """Return the folder of a recorded run and what it measured, which is kept in a file if one is named."""
     from antiphon.runs.directory import home_directory
     from antiphon.runs.finding import find_run
     from antiphon.simulator.campaign import mute_logs
@@ -112,13 +112,10 @@ def _predict(
         calibration = calibrate(recorded.config, recorded.events, directory.name)
     else:
         other = find_run(home_directory(), crowded)
-        source = f"{directory.name} {other.name}"
-        calibration = calibrate_machine(recorded, _recorded(other), source)
+        calibration = calibrate_machine(recorded, _recorded(other), f"{directory.name} {other.name}")
     if keep is not None:
         save_calibration(calibration, keep)
-    config = load_config(directory / "config.yaml", overrides)
-    _print_prediction(config, calibration, workers, seed)
-    return 0
+    return directory, calibration
 
 
 def _recorded(directory: Path) -> "Recorded":
@@ -132,22 +129,17 @@ def _recorded(directory: Path) -> "Recorded":
     return Recorded(config, asyncio.run(read_journal(directory, config)), config.rollout.workers)
 
 
-def _predict_kept(kept: Path, scenario: Path, overrides: list[str], workers: int, seed: int) -> int:
+def _predict(path: Path, overrides: list[str], calibration: "Calibration", workers: int, seed: int) -> int:
     from antiphon.core.config import load_config
     from antiphon.simulator.campaign import mute_logs
-    from antiphon.simulator.modelled.calibration import load_calibration
-
-    mute_logs()
-    _print_prediction(load_config(scenario, overrides), load_calibration(kept), workers, seed)
-    return 0
-
-
-def _print_prediction(config: "RunConfig", calibration: "Calibration", workers: int, seed: int) -> None:
     from antiphon.simulator.modelled.prediction import figure_lines
     from antiphon.simulator.modelled.run import ModelledRun
 
+    mute_logs()
+    config = load_config(path, overrides)
     count = workers or config.rollout.workers
     print("\n".join(figure_lines(ModelledRun(config, calibration, count, seed).run())))
+    return 0
 
 
 def _range(seed: int | None, seeds: str | None) -> range:

@@ -170,54 +170,6 @@ class TurnsConsole(Console):
             self._turn.release()
 
 
-class LiveView:
-    """Redraws one panel in place; sentences scroll above it."""
-
-    def __init__(self, console: TurnsConsole) -> None:
-        self._console = console
-        self._history = RunHistory()
-        self._live: Live | None = None
-        self._started_s = time.perf_counter()
-
-    def started(self, run_id: str, links: Mapping[str, str]) -> None:
-        """Name the pages and folders of the run and begin to draw."""
-        for name, target in links.items():
-            self.message(f"{name}: {target}")
-        self._started_s = time.perf_counter()
-        with self._console:  # before the panel's own lock, as all who write do
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
-
-    def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
-        for version in self._history.take(status):
-            self.message(f"held-out pass@1 of version {version}: {share(self._history.scores[version])}")
-        with self._console:
-            if self._live is not None:
-                elapsed_s = time.perf_counter() - self._started_s
-                self._live.update(picture(status, planes, self._history, elapsed_s), refresh=True)
-
-    def message(self, text: str) -> None:
-        say(self._console, text)
-
-    def stopping(self, text: str) -> None:
-        """Take the panel away and say what has to end."""
-        self.close()
-        self.message(text)
-
-    def finished(self, lines: Sequence[str]) -> None:
-        """Take the panel away and print what came of the run."""
-        self.close()
-        for line in lines:
-            self.message(line)
-
-    def close(self) -> None:
-        """Give the terminal back; safe to repeat."""
-        with self._console:
-            if self._live is not None:
-                self._live.stop()
-                self._live = None
-
-
 class PlainView:
     """One line per step, for logs and pipes."""
 
@@ -238,8 +190,7 @@ class PlainView:
 
     def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
         """Print a line when a step was made, or when nothing was printed for PLAIN_INTERVAL_S."""
-        for version in self._history.take(status):
-            self.message(f"held-out pass@1 of version {version}: {share(self._history.scores[version])}")
+        self._say_scores(status)
         if status.trajectories_failed >= max(1, 10 * self._unscored):  # at 1, 10, 100 and so on
             self._unscored = status.trajectories_failed
             self.message(unscored_words(status))
@@ -262,19 +213,57 @@ class PlainView:
         more = [*rates, *drafts, *waits] if moved else [*waits, *rates, *drafts]
         self.message(one_line([f"{head} reward {reward} staleness <= {stale}", *more]))
 
+    def _say_scores(self, status: RunStatus) -> None:
+        for version in self._history.take(status):
+            self.message(f"held-out pass@1 of version {version}: {share(self._history.scores[version])}")
+
     def message(self, text: str) -> None:
         self._said_s = time.perf_counter()
         say(self._console, text)
 
     def stopping(self, text: str) -> None:
+        """Say what has to end."""
+        self.close()
         self.message(text)
 
     def finished(self, lines: Sequence[str]) -> None:
+        """Print what came of the run."""
+        self.close()
         for line in lines:
             self.message(line)
 
     def close(self) -> None:
-        """Do nothing: no terminal is held."""
+        """Give the terminal back, where it is held; safe to repeat."""
+
+
+class LiveView(PlainView):
+    """Redraws one panel in place; sentences scroll above it."""
+
+    def __init__(self, console: TurnsConsole) -> None:
+        super().__init__(console)
+        self._live: Live | None = None
+
+    def started(self, run_id: str, links: Mapping[str, str]) -> None:
+        """Name the pages and folders of the run and begin to draw."""
+        for name, target in links.items():
+            self.message(f"{name}: {target}")
+        self._started_s = time.perf_counter()
+        with self._console:  # before the panel's own lock, as all who write do
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
+        self._say_scores(status)
+        with self._console:
+            if self._live is not None:
+                elapsed_s = time.perf_counter() - self._started_s
+                self._live.update(picture(status, planes, self._history, elapsed_s), refresh=True)
+
+    def close(self) -> None:
+        with self._console:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
 
 
 def say(console: Console, text: str) -> None:
@@ -300,7 +289,7 @@ def one_line(parts: Sequence[str]) -> str:
     return joined if len(joined) <= WIDTH else f"{joined[: WIDTH - 3].rstrip(' ;,(')}..."
 
 
-def make_view(console: TurnsConsole | None = None) -> LiveView | PlainView:
+def make_view(console: TurnsConsole | None = None) -> PlainView:
     """Return the view that suits where the output goes."""
     console = console or TurnsConsole()
     return LiveView(console) if console.is_terminal else PlainView(console)

@@ -81,10 +81,10 @@ def catalogue_page() -> str:
         named = [dataclasses.replace(metric, name=prefix + metric.name) for metric in metrics]
         parts.append(f"{title}:\n\n{_metric_list(named)}")
     parts.append(
-        "## Journal events\n\nWhat happened to a run, by kind; its state is their fold\n"
-        "(`core/loop/events.py`).\n"
+        "## Journal events\n\nWhat happened to a run, by kind; its state is their fold. Their fields:\n"
+        "`core/loop/events.py`.\n"
     )
-    parts.append(_list((f"`{cls.kind}`", f"{_first(cls)} {_fields(cls)}") for cls in event_classes()))
+    parts.append(_list((f"`{cls.kind}`", _first(cls)) for cls in event_classes()))
     parts.append(
         "## Alarms\n\nWhat a run says of itself when its metrics need a person\n"
         "(`core/reporting/alarms.py`).\n"
@@ -113,10 +113,6 @@ def _metric_list(metrics: Iterable[Metric]) -> str:
 
 def _list(entries: Iterable[tuple[str, str]]) -> str:
     return "".join(f"- {name}: {meaning}\n" for name, meaning in entries)
-
-
-def _fields(cls: type) -> str:
-    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(cls))
 
 
 def _first(cls: type) -> str:

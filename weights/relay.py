@@ -44,7 +44,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TransferLimits:
     """How long a transfer waits."""
 
     stall_s: float = 5.0
@@ -61,7 +61,7 @@ async def fetch_payload(
     assignment: Assignment,
     arrivals: Arrivals,
     culprits: MutableMapping[str, str],
-    patience: Patience = Patience(),
+    limits: TransferLimits = TransferLimits(),
     *,
     arrived: Callable[[int], None] = lambda count: None,
 ) -> Delivery:
@@ -76,14 +76,14 @@ async def fetch_payload(
         assignment: whom to ask.
         arrivals: told of each chunk, for those who wait here for it.
         culprits: who sent something wrong in this run, and is not asked; added to.
-        patience: with sources.
+        limits: how long sources are waited for.
         arrived: called with the bytes of each piece that came.
 
     Raises:
         IntegrityError: when every source sent something wrong; names them.
-        UnavailableError: when nothing but a drip came for `patience.give_up_s`, or the disk is full.
+        UnavailableError: when nothing but a drip came for `limits.give_up_s`, or the disk is full.
     """
-    receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, patience, arrived)
+    receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, limits, arrived)
     return await receiver.run()
 
 
@@ -95,12 +95,12 @@ class _Receiver:
         assignment: Assignment,
         arrivals: Arrivals,
         culprits: MutableMapping[str, str],
-        patience: Patience,
+        limits: TransferLimits,
         arrived: Callable[[int], None],
     ) -> None:
         self._incoming, self._sources, self._arrivals = incoming, sources, arrivals
         self._payload = incoming.payload
-        self._patience, self._arrived = patience, arrived
+        self._limits, self._arrived = limits, arrived
         self._clock = asyncio.get_running_loop().time
         self._begun_s = self._clock()
         known = Assignment(
@@ -116,7 +116,7 @@ class _Receiver:
             culprits,
             self._begun_s,
             calls_at_once=max((len(lanes) for lanes in sources.values()), default=1),
-            stall_s=patience.stall_s,
+            stall_s=limits.stall_s,
         )
         self._change = Wakeup()
         self._calls: dict[asyncio.Task[None], Request] = {}
@@ -142,7 +142,7 @@ class _Receiver:
                 for name in transfer.curious(now):
                     if name not in self._questions:
                         self._questions[name] = asyncio.create_task(self._inquire(name))
-                await self._change.wait(min(transfer.retry_s(now), self._patience.refused_s))
+                await self._change.wait(min(transfer.retry_s(now), self._limits.refused_s))
         finally:
             await end_tasks(*self._calls, *self._questions.values())
         self._delivery.seconds = self._clock() - self._begun_s
@@ -162,9 +162,9 @@ class _Receiver:
                 f"{said or 'none is known'}"
             )
         still_s = self._clock() - self._transfer.last_progress_s
-        patience_s = self._patience.give_up_s
+        patience_s = self._limits.give_up_s
         if self._transfer.all_failing():
-            patience_s = min(patience_s, self._patience.refused_s)
+            patience_s = min(patience_s, self._limits.refused_s)
         if still_s >= patience_s:
             lacking = len(self._incoming.missing())
             asked = ", ".join(
@@ -268,7 +268,7 @@ class _Receiver:
     async def _inquire(self, name: str) -> None:
         """Learn what a holder has, and leave some time before it is asked again."""
         try:
-            async with asyncio.timeout(self._patience.stall_s):
+            async with asyncio.timeout(self._limits.stall_s):
                 self._transfer.told(name, await self._sources[name][0].held(self._payload.digest))
             self._change.notify()
             await asyncio.sleep(CURIOUS_S)

@@ -21,7 +21,7 @@ from antiphon.net.rpc.serving import open_channel
 from antiphon.net.security.credentials import Credentials
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import TOKEN, PayloadStore
-from antiphon.weights.relay import Patience, fetch_payload
+from antiphon.weights.relay import TransferLimits, fetch_payload
 from antiphon.weights.relay_service import Arrivals
 
 ADDRESSES_KEPT = 16
@@ -127,7 +127,7 @@ class RelayTransport(Transport):
             links: on the origin's machine its file is linked.
         """
         self._store, self._connect, self._ask_plan = store, connect, ask_plan
-        self._patience = Patience(give_up_s=timeout_s, refused_s=REFUSED_S)
+        self._limits = TransferLimits(give_up_s=timeout_s, refused_s=REFUSED_S)
         self._arrivals = arrivals or Arrivals()
         self._network = network or NetworkLog()
         self._links = links
@@ -191,7 +191,7 @@ class RelayTransport(Transport):
             plan.assignment,
             self._arrivals,
             self._network.culprits,
-            self._patience,
+            self._limits,
             arrived=arrived,
         )
         await asyncio.to_thread(incoming.finish)

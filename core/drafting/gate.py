@@ -374,22 +374,9 @@ class DraftGate:
         """Tokens per second of the newest drafted steps relative to undrafted ones; 0 before any."""
         return self._latest.gain if self._latest is not None else 0.0
 
-    @property
-    def marginal_row_s(self) -> float:
-        """Seconds one more drafted token adds to a step, as last learnt; 0 before any."""
-        return self._latest.costs.row * self._latest.costs.row_s if self._latest is not None else 0.0
-
     def is_open(self, requests: int) -> bool:
         """Return whether drafts are held to pay, or not yet known to lose, at this batch size."""
         return self._size(requests).open
-
-    def undrafted_s(self, requests: int) -> float:
-        """Return the seconds of an undrafted step of `requests`; 0 before any was measured."""
-        size = self._size(requests)
-        if not size.met:
-            met = [other for other in self._sizes if other.met]
-            size = min(met, key=lambda other: abs(other.requests - requests), default=size)
-        return size.costs.row_s * (requests + self._fixed_rows)
 
     def plan(self, requests: int) -> StepPlan:
         """Decide about the next step, of `requests` requests. Asking changes nothing."""

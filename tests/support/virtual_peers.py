@@ -17,7 +17,7 @@ from antiphon.core.dissemination.plan import ORIGIN, Plan
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.simulator.virtual.loop import VirtualLoop
-from antiphon.weights.relay import Delivery, Patience, fetch_payload
+from antiphon.weights.relay import Delivery, TransferLimits, fetch_payload
 from antiphon.weights.relay_service import Arrivals, RelayService
 
 NEVER = 1e9
@@ -203,7 +203,7 @@ class Swarm:
             assignment,
             peer.arrivals,
             peer.culprits,
-            Patience(stall_s=2.0, give_up_s=give_up_s),
+            TransferLimits(stall_s=2.0, give_up_s=give_up_s),
         )
 
 

@@ -24,7 +24,7 @@ from antiphon.protos import broadcast_pb2
 from antiphon.system.clock import wall_clock
 from antiphon.weights.client import BroadcastClient, spread
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import Patience, fetch_payload
+from antiphon.weights.relay import TransferLimits, fetch_payload
 from antiphon.weights.relay_service import Arrivals, RelayService
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
 from tests.support.loop_model import RUN_ID
@@ -57,7 +57,7 @@ class Holder:
         incoming = self.store.receive(payload)
         self.arrivals.notify(payload.digest)
         found = await fetch_payload(
-            incoming, named, assignment, self.arrivals, {}, Patience(10.0, give_up_s=20.0)
+            incoming, named, assignment, self.arrivals, {}, TransferLimits(10.0, give_up_s=20.0)
         )
         incoming.finish()
         return found
@@ -296,7 +296,7 @@ async def test_nobody_there_is_said_after_the_patience_and_what_came_stays(tmp_p
         UnavailableError, match=r"9 of 10 chunks .* nothing came for 0.3 s from any of the origin"
     ):
         await fetch_payload(
-            incoming, {ORIGIN: [nobody]}, FROM_ORIGIN, holder.arrivals, {}, Patience(0.1, give_up_s=0.3)
+            incoming, {ORIGIN: [nobody]}, FROM_ORIGIN, holder.arrivals, {}, TransferLimits(0.1, give_up_s=0.3)
         )
     await nobody.close()
     assert holder.store.receive(payload).missing() == [0, 1, 2, 3, 5, 6, 7, 8, 9]

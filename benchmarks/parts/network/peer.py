@@ -24,7 +24,7 @@ from antiphon.net.security.credentials import load_credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import Patience, fetch_payload
+from antiphon.weights.relay import TransferLimits, fetch_payload
 from antiphon.weights.relay_service import Arrivals, RelayService
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
 from antiphon.weights.transport import Connections
@@ -101,7 +101,7 @@ class Peer:
             assignment,
             self.arrivals,
             self.culprits,
-            Patience(asked["stall_s"], 60.0),
+            TransferLimits(asked["stall_s"], 60.0),
         )
         await asyncio.to_thread(incoming.finish)
         ended_s = time.monotonic()

@@ -48,7 +48,7 @@ def test_too_many_failures_pause_the_run_with_the_last_reason() -> None:
     (rewarded, paused) = reward(model, group_id, samples, most)
     assert isinstance(rewarded, e.GroupRewarded) and isinstance(paused, e.RunPaused)
     assert f"{samples} of the newest {samples} answers" in paused.reason
-    assert f"sample {samples - 1} of group {group_id}: it hung; mend the scorer" in paused.reason
+    assert f"sample {samples - 1} of group {group_id}: it hung; fix the scorer" in paused.reason
     assert not model.state.groups[group_id].varied
     assert model.state.trajectories_failed == samples
     assert model.refolded() == model.state

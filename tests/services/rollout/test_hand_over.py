@@ -314,6 +314,7 @@ def test_progress_is_told_again_to_a_coordinator_that_forgot_it(tmp_path: Path) 
                 state_machine.leases.partial_groups.end(group.lease_id)
                 state_machine.leases.partial_groups.begin(group.lease_id, group.group_id, SAMPLES, None)
             state_machine.fleet._members.clear()
+            state_machine.fleet._living = None
             assert state_machine.leases.partial_groups.tokens == 0
             await until(lambda: state_machine.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
             first.engine.open()
