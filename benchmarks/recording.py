@@ -1,9 +1,10 @@
 """Recording: what lineage costs, on the loop's path and behind it, on real files.
 
 Batches of 64 trajectories are sealed into the store, steps and versions with the demo's weights enter a log;
-ledger and MLflow follow it. This is done twice: with sinks that rest when a step begins, as in a run whose steps take seconds, and (`busy_`) one
-step after the other, as fast as it goes. Then a ledger of 10,000 entries is published again and again;
-and a thousand artifacts are pushed with the real `dvc push` to a real S3 server.
+ledger and MLflow follow it. This is done twice: with sinks that rest when a step begins, as in a run whose
+steps take seconds, and (`busy_`) one step after the other, as fast as it goes. Then a ledger of 10,000
+entries is published again and again; and a thousand artifacts are pushed with the real `dvc push` to a real
+S3 server.
 
 The last line is one JSON object: milliseconds are medians over the steps, `step_cpu_ms` is the
 processor's share of a batch and a version together, `ledger_ms_per_step` and `mlflow_ms_per_step` are what
