@@ -11,10 +11,10 @@ import pytest
 
 from antiphon.core.config import build_config
 from antiphon.core.errors import BlockedError, UnavailableError
-from antiphon.core.reporting.run_view import view_of
 from antiphon.core.status import Event
 from antiphon.runs.context import ClientLoop, RunContext, RunStopped
 from tests.report.test_page import journal
+from tests.support.run_views import view_of
 
 
 @pytest.fixture
