@@ -1,14 +1,14 @@
 """Recording: what lineage costs, on the loop's path and behind it, on real files.
 
-Batches of 64 trajectories are sealed into the store and told to the recorder; versions are told with
-their metrics and with the demo's weights, which enter the ledger; MLflow gets all of it. This is done
-twice: with writers that rest when a step begins, as in a run whose steps take seconds, and (`busy_`) one
-step after the other, as fast as it goes. Then a ledger of 10,000 entries is published again and again;
-and a thousand artifacts are pushed with the real `dvc push` to a real S3 server.
+Batches of 64 trajectories are sealed into the store, steps and versions with the demo's weights enter a log;
+ledger and MLflow follow it. This is done twice: with sinks that rest when a step begins, as in a run whose
+steps take seconds, and (`busy_`) one step after the other, as fast as it goes. Then a ledger of 10,000
+entries is published again and again; and a thousand artifacts are pushed with the real `dvc push` to a real
+S3 server.
 
 The last line is one JSON object: milliseconds are medians over the steps, `step_cpu_ms` is the
 processor's share of a batch and a version together, `ledger_ms_per_step` and `mlflow_ms_per_step` are what
-the two writers behind the loop need. The exit status is 1 when a record or a version's weights are missing
+the two sinks behind the loop need. The exit status is 1 when a record or a version's weights are missing
 afterwards.
 
     .venv/bin/python benchmarks/recording.py
@@ -49,7 +49,7 @@ PUBLISHES = 20
 APPENDED_PER_PUBLISH = 16
 METRICS = {f"metric_{i}": 0.1 * i for i in range(24)}
 FLUSH_S = 120.0
-"""Longest wait for the writers."""
+"""Longest wait for the sinks."""
 MODEL = PROJECT / "examples" / "models" / "chain-sum" / "model.safetensors"
 
 
@@ -84,7 +84,7 @@ def measure_loop(home: Path, name: str, steps: int, rest: bool) -> tuple[dict[st
         home: the home directory.
         name: of the run.
         steps: how many.
-        rest: whether the writers have done everything before a step begins.
+        rest: whether the sinks have done everything before a step begins.
     """
     from safetensors.torch import load_file
 

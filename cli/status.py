@@ -98,12 +98,11 @@ def status(
 
 def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
     from antiphon.cli.view import make_view
-    from antiphon.core.reporting.run_display import planes_of
+    from antiphon.core.reporting.run_display import TokenRates, planes_of
     from antiphon.runs.attach import look
 
     view = make_view()
-    tokens, at = 0, time.perf_counter()
-    begun = False
+    rates, begun = TokenRates(), False
     try:
         while True:
             found = asyncio.run(look(address, run_id, credentials))
@@ -112,10 +111,8 @@ def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
                 return 1
             if not begun:
                 view.started(found.run_id, {})
-            now, made = time.perf_counter(), sum(w.tokens_generated for w in found.workers)
-            rate = max(0.0, (made - tokens) / (now - at)) if begun else 0.0
-            tokens, at, begun = made, now, True
-            view.status(found, planes_of(found, {"rollout": rate}))
+                begun = True
+            view.status(found, planes_of(found, rates.take(found, time.perf_counter())))
             if found.finished:
                 view.finished([f"run {found.run_id} is finished"])
                 return 0

@@ -7,6 +7,7 @@ in the journal, for this process or a later one.
 
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,20 +15,24 @@ from time import monotonic
 
 import structlog
 
-from antiphon.api.sink import LogSource, RunEnd, Sink, SinkRun
+from antiphon.api.sink import LogRecord, LogSource, RunEnd, Sink, SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.core.reporting.figures import RunFigures
-from antiphon.lineage.folder_sink import FolderSink
+from antiphon.lineage.documents.artifacts import run_document
+from antiphon.lineage.documents.manifest import source_tree
 from antiphon.lineage.follower import FIRST_PAUSE_S, FOLDER, Follower, FollowerReport
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
 from antiphon.lineage.log_fold import LogFold
+from antiphon.lineage.names import RUN, VERSIONS, version_entry
+from antiphon.lineage.retention import keeps_weights
 from antiphon.lineage.rollout_table import count_workers
-from antiphon.lineage.run_log import RunLog, read_steps
+from antiphon.lineage.run_log import RunLog, read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.tracking.mlflow_sink import MlflowSink
+from antiphon.system.files import write_atomically
 
 LOG_REST_S = 0.5
 """Seconds that a line of the run log waits for others."""
@@ -187,6 +192,47 @@ def make_sink(name: str, run: SinkRun) -> Sink:
     if lacking:
         raise ConfigError(f"record.sinks: {name!r} has no {', '.join(lacking)}; see antiphon.api.sink.Sink")
     return sink
+
+
+class FolderSink:
+    """Where a run has no ledger, its own folder keeps its manifest and the weights that matter.
+
+    These are the base's, the best's and the newest's, linked to the published files.
+    """
+
+    name = "weights"
+
+    def __init__(self, run: SinkRun, weights_file: WeightsFile | None) -> None:
+        """Begin the folder of versions and the manifest at once: they say that there is no ledger."""
+        self._run_dir, self._weights_file = run.run_dir, weights_file
+        record = run.config.record.model_copy(update={"weights": "last"})
+        self._config = run.config.model_copy(update={"record": record})
+        (run.run_dir / VERSIONS).mkdir(exist_ok=True)
+        manifest = run_document(run.config, run.run_id, source_tree(), lambda _: None)
+        write_atomically(run.run_dir / RUN, manifest)
+
+    def open(self) -> None:
+        """Do nothing: the folder is there."""
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Link weights that were published, and drop those that newer or better ones superseded."""
+        for record in records:
+            if record.kind == "snapshot.announced" and self._weights_file is not None:
+                path = self._run_dir / version_entry(record.number, "safetensors")
+                try:
+                    found = self._weights_file(record.number)
+                    with suppress(FileExistsError):
+                        path.hardlink_to(found)
+                except (UnavailableError, OSError) as error:
+                    _log.warning("record.weights_not_kept", version=record.number, reason=str(error))
+        scores = {int(line["version"]): line["reward_mean"] for line in read_evaluations(self._run_dir)}
+        kept = {int(path.stem[1:]): path for path in self._run_dir.glob("versions/v*.safetensors")}
+        for version, path in kept.items():
+            if not keeps_weights(version, max(kept), scores, self._config):
+                path.unlink()
+
+    def close(self, end: RunEnd) -> None:
+        """Do nothing: every link is on the disk."""
 
 
 class _WorkerCounts:

@@ -18,7 +18,6 @@ from typing import Any, TypeVar, cast
 import structlog
 
 from antiphon.api.coordinator import Coordinator
-from antiphon.api.learner import StepResult
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.core.reporting.run_view import RunView
@@ -170,8 +169,6 @@ class RunContext:
     learner: LearnerClient
     records: Records | None = None
     uploader: Uploader | None = None
-    last_step: StepResult | None = None
-    """What the newest step came to, of those that this process asked for."""
     spans: list[StageSpan] = field(default_factory=list)
     view: RunView = field(default_factory=RunView)
     """What the journal says, up to the last `read_journal`."""
@@ -271,6 +268,16 @@ class RunContext:
         """
         async with self._reading:
             await read_events(self.coordinator, self.view, self.packer)
+
+    async def packed_journal(self) -> bytes:
+        """Return the journal's events so far as the ledger keeps them, and bring `view` up to the last one.
+
+        Raises:
+            UnavailableError: as `read_journal` does.
+        """
+        async with self._reading:
+            await read_events(self.coordinator, self.view, self.packer)
+            return self.packer.finish()
 
 
 _RUNS: dict[str, RunContext] = {}

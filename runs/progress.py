@@ -7,8 +7,8 @@ from collections.abc import Callable
 import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.core.reporting.run_display import RunDisplay, planes_of
-from antiphon.core.status import LearnerProgress, RunStatus
+from antiphon.core.reporting.run_display import RunDisplay, TokenRates, planes_of
+from antiphon.core.status import LearnerProgress
 from antiphon.runs.alarm_watch import AlarmWatch
 from antiphon.runs.context import RunContext
 
@@ -16,26 +16,6 @@ _log = structlog.get_logger(__name__)
 
 STATUS_S = 1.0
 """Seconds between two looks at the run."""
-
-
-class _Rates:
-    """Turns two looks at the run into tokens per second, by plane."""
-
-    def __init__(self, run: RunContext) -> None:
-        self._run = run
-        self._tokens = 0
-        self._at = time.perf_counter()
-
-    def take(self, status: RunStatus) -> dict[str, float]:
-        now = time.perf_counter()
-        tokens = sum(w.tokens_generated for w in status.workers)
-        rate = max(0.0, (tokens - self._tokens) / max(1e-6, now - self._at))
-        self._tokens, self._at = tokens, now
-        last = self._run.last_step
-        trained = 0.0
-        if last is not None and last.train_s > 0:
-            trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s
-        return {"rollout": rate, "learner": trained}
 
 
 def _learner(run: RunContext) -> LearnerProgress | None:
@@ -52,7 +32,7 @@ def show_progress(run: RunContext, display: RunDisplay, voided: Callable[[], Non
     `voided` is called when an operator has voided a batch: services that could not work on it may now.
     """
     over = threading.Event()
-    rates = _Rates(run)
+    rates = TokenRates()
     alarms = AlarmWatch(run.config, run.run_dir, run.view.alarms, time.perf_counter())
 
     def look(known: int | None) -> int:
@@ -61,7 +41,7 @@ def show_progress(run: RunContext, display: RunDisplay, voided: Callable[[], Non
             voided()
             display.message(f"batch {status.voided[-1].digest[:12]} was voided: {status.voided[-1].reason}")
         learner = _learner(run)
-        display.status(status, planes_of(status, rates.take(status), learner))
+        display.status(status, planes_of(status, rates.take(status, time.perf_counter()), learner))
         # The journal of a long run that is continued takes several looks, and its old steps are no alarm.
         run.clients.run(run.read_journal(), 5.0)
         if run.view.alarms.count >= status.committed_steps:

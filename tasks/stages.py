@@ -39,7 +39,6 @@ def step(run_id: str, number: int) -> dict[str, Any]:
     """Run one learner step; returns the version it made."""
     run = find(run_id)
     result = run.timed("step", number, lambda: run.wait(run.stages.step(number)))
-    run.last_step = result
     return {
         "step": number,
         "version": result.commit.version,

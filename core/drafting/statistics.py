@@ -6,8 +6,8 @@ What is believed is finite and bounded, so no sum of it overflows and no share o
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from antiphon.core.records import DraftingStatistics, GroupSubmission
@@ -45,13 +45,11 @@ def add_statistics(parts: Iterable[DraftingStatistics | None]) -> DraftingStatis
 
 
 class StatisticsSum:
-    """The sum of statistics that come one by one, rounded once, so that their order does not matter."""
+    """The exact sum of statistics that come one by one, rounded once, so that their order does not matter."""
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys((*COUNTS, "completions"), 0)
-        self._drafter_s: list[float] = []
-        self._sampler_s: list[float] = []
-        self._gains: list[float] = []
+        self._drafter_s = self._sampler_s = self._gains = Fraction()
         self._parts = self._weight = 0
 
     def add(self, part: DraftingStatistics) -> None:
@@ -59,10 +57,10 @@ class StatisticsSum:
         self._parts += 1
         for name in self._counts:
             self._counts[name] += int(getattr(part, name))
-        _add_exactly(self._drafter_s, part.drafter_s)
-        _add_exactly(self._sampler_s, part.sampler_s)
+        self._drafter_s += Fraction(part.drafter_s)
+        self._sampler_s += Fraction(part.sampler_s)
         if part.gain > 0:
-            _add_exactly(self._gains, part.gain * max(1, part.tokens))
+            self._gains += Fraction(part.gain * max(1, part.tokens))
             self._weight += max(1, part.tokens)
 
     def total(self) -> DraftingStatistics | None:
@@ -71,24 +69,10 @@ class StatisticsSum:
             return None
         return DraftingStatistics(
             **self._counts,
-            drafter_s=math.fsum(self._drafter_s),
-            sampler_s=math.fsum(self._sampler_s),
-            gain=math.fsum(self._gains) / self._weight if self._weight else 0.0,
+            drafter_s=float(self._drafter_s),
+            sampler_s=float(self._sampler_s),
+            gain=float(self._gains) / self._weight if self._weight else 0.0,
         )
-
-
-def _add_exactly(terms: list[float], value: float) -> None:
-    """Add a number to a sum that is kept as a few numbers without a common digit (Shewchuk 1997)."""
-    kept = 0
-    for term in terms:
-        if abs(value) < abs(term):
-            value, term = term, value
-        high = value + term
-        if low := term - (high - value):
-            terms[kept] = low
-            kept += 1
-        value = high
-    terms[kept:] = [value]
 
 
 def believed_statistics(submission: GroupSubmission) -> DraftingStatistics | None:

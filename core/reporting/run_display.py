@@ -3,6 +3,7 @@
 The flow calls a `RunDisplay` about once a second; it never raises and never makes the run wait.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,25 @@ class RunDisplay(Protocol):
 
 class SilentDisplay(RunDisplay):
     """Shows nothing."""
+
+
+class TokenRates:
+    """Turns two looks at a run into tokens per second, by plane."""
+
+    def __init__(self) -> None:
+        self._tokens, self._at = 0, math.inf
+
+    def take(self, status: RunStatus, now: float) -> dict[str, float]:
+        """Return the rates since the last look; `now` is in seconds that never go back."""
+        tokens, seconds = sum(w.tokens_generated for w in status.workers), now - self._at
+        sampled = max(0.0, (tokens - self._tokens) / seconds) if seconds > 0 else 0.0
+        self._tokens, self._at = tokens, now
+        last = {} if status.last_commit is None else status.last_commit.metrics
+        train_s = last.get("train_s", 0.0)
+        return {
+            "rollout": sampled,
+            "learner": last.get("completion_tokens", 0.0) / train_s if train_s > 0 else 0.0,
+        }
 
 
 def planes_of(

@@ -339,14 +339,6 @@ def merge(
     return union
 
 
-def view_of(events: Iterable[Event]) -> RunView:
-    """Return the view of a run with these events, in the order of the journal."""
-    view = RunView()
-    for event in events:
-        view.apply(event)
-    return view
-
-
 def _drafting(data: Mapping[str, Any]) -> DraftingStatistics | None:
     found = data.get("drafting")
     return None if found is None else DraftingStatistics(**found)

@@ -4,26 +4,30 @@ Weights that newer versions or better scores superseded leave the ledger while t
 process did not finish the next one does: entries that are there are left as they are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
+from antiphon.api.policy_file import policy_facts
 from antiphon.api.sink import LogRecord, RunEnd, SinkRun
+from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.export import Export, export_version
 from antiphon.lineage.layout import PUBLISH_ENTRIES
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.ledger.run_pins import pin_run_files
-from antiphon.lineage.names import RUN, version_entry
-from antiphon.lineage.retention import recompute_note
+from antiphon.lineage.names import RUN, version_entry, version_of_weights
+from antiphon.lineage.retention import is_anchor, keeps_weights, recompute_note
 from antiphon.lineage.run_log import read_evaluations
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
 if TYPE_CHECKING:
     from antiphon.lineage.ledger.document_pins import DocumentPins
+    from antiphon.lineage.ledger.pins import Ledger
 
 _log = structlog.get_logger("antiphon.lineage")
 
@@ -120,8 +124,6 @@ class LedgerSink:
         return self._pins
 
     def _pin_weights(self, pins: "DocumentPins", version: int) -> None:
-        from antiphon.lineage.ledger.superseded import is_superseded
-
         rel = version_entry(version, "safetensors")
         if self._weights_file is None or pins.ledger.md5(rel) is not None:
             return
@@ -142,6 +144,39 @@ class LedgerSink:
     def _remove_superseded(self, pins: "DocumentPins") -> None:
         if self._config.record.weights == "all":
             return
-        from antiphon.lineage.ledger.superseded import remove_superseded
-
         remove_superseded(pins.ledger, self._store, self._run.run_id, self._scores, self._config)
+
+
+def is_superseded(ledger: "Ledger", version: int, scores: Mapping[int, float], config: RunConfig) -> bool:
+    """Return whether the weights of a version need not enter the ledger any more; `scores` by version."""
+    if is_anchor(version, config):
+        return False
+    newest = max([version, *_held(ledger)])
+    return not keeps_weights(version, newest, scores, config)
+
+
+def remove_superseded(
+    ledger: "Ledger", store: ArtifactStore, run_id: str, scores: Mapping[int, float], config: RunConfig
+) -> None:
+    """Take superseded weights out of the ledger, DVC's cache and the store, oldest first.
+
+    What a killed process began to take away goes too. A file that does not say it is of this run may be
+    another run's as well: only its place in the ledger goes, the rest is left to `antiphon gc`.
+
+    Raises:
+        UnavailableError: when there is no space left for the ledger's journal or tree.
+    """
+
+    def release(path: Path) -> bool:
+        if policy_facts(path).get("run") != run_id:
+            return False
+        store.discard(digest_file(path))
+        return True
+
+    held = sorted(_held(ledger))
+    gone = [version for version in held if not keeps_weights(version, held[-1], scores, config)]
+    ledger.remove([version_entry(version, "safetensors") for version in gone], release)
+
+
+def _held(ledger: "Ledger") -> list[int]:
+    return [version for rel in ledger if (version := version_of_weights(rel)) is not None]

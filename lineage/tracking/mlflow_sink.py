@@ -26,7 +26,6 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.champion import crown
 from antiphon.lineage.tracking.charts import comparison_tag
 from antiphon.lineage.tracking.database import make_tables, prepare_database
-from antiphon.lineage.tracking.delivery_metrics import log_deliveries
 from antiphon.lineage.tracking.description import display_name, nearest_example, note, origin_tags
 from antiphon.lineage.tracking.model_files import Exporter
 from antiphon.lineage.tracking.opening import RunPlan, open_tracked_run
@@ -149,7 +148,7 @@ class MlflowSink:
             for name, text in end.plots.items():
                 run.client.log_text(run.run_id, text, f"plots/{name}")
             if end.deliveries:
-                log_deliveries(run, end.deliveries)
+                run.log_deliveries(end.deliveries)
             if steps:
                 at = max(line["timings"]["at"] for line in (*steps, *held))
                 run.log_summary(len(steps), summarise(steps, held, self._config), at)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.core.reporting.figures import VersionTotals
 from antiphon.lineage.tracking.charts import HELDOUT, STEP_METRIC, chart_name
 from antiphon.lineage.tracking.system_metrics import SystemSample
@@ -19,6 +20,10 @@ DATASET_DIGEST_DIGITS = 32
 """MLflow keeps at most 36 characters; the whole digest stands in the dataset's source."""
 METRICS_PER_CALL = 1000
 """MLflow's limit for one batch of metrics."""
+VERSIONS_PER_CALL = 200
+"""Versions whose deliveries go in one call."""
+DELIVERIES = "weights"
+"""Section of deliveries, by its letters after all others: what is learned comes first."""
 PAGE = 100
 """Logged models and evaluation runs read at once when a run is resumed."""
 
@@ -176,6 +181,19 @@ class TrackedRun:
         self.client.log_batch(self.run_id, metrics=entries)
         self.evaluations.add(version)
 
+    def log_deliveries(self, versions: Sequence[VersionDeliveries]) -> None:
+        """Log how versions came to the workers, each once, at the step of its number."""
+        points = self.client.get_metric_history(self.run_id, f"{DELIVERIES}/workers")
+        known = {point.step for point in points}
+        new = [version for version in versions if version.version not in known]
+        for start in range(0, len(new), VERSIONS_PER_CALL):
+            entries = [
+                entry
+                for version in new[start : start + VERSIONS_PER_CALL]
+                for entry in _metrics(_delivery_metrics(version), version.version, version.at, None)
+            ]
+            self.client.log_batch(self.run_id, metrics=entries)
+
     def evaluation_run(self, version: int, at: float) -> str:
         """Return the id of a version's nested run, which is opened when there is none."""
         if version not in self.evaluation_runs:
@@ -288,6 +306,15 @@ def model_name(version: int) -> str:
     'policy-v7'
     """
     return f"policy-v{version}"
+
+
+def _delivery_metrics(version: VersionDeliveries) -> dict[str, float]:
+    return {
+        f"{DELIVERIES}/seconds_to_last": version.seconds_to_last,
+        f"{DELIVERIES}/bytes": float(version.bytes),
+        f"{DELIVERIES}/relayed_share": version.relayed_share,
+        f"{DELIVERIES}/workers": float(version.workers),
+    }
 
 
 def deleted_experiment(experiment: Any, uri: str) -> str:

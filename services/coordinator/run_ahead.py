@@ -21,6 +21,7 @@ from antiphon.core.loop.events import JournalEvent
 from antiphon.core.loop.loop_measures import LoopMeasures
 from antiphon.core.loop.run_ahead import RunAhead, describe, first_plan, is_due, plan_anew
 from antiphon.core.loop.run_state import RunState
+from antiphon.core.status import CapacityRecord
 
 _log = structlog.get_logger("coordinator")
 
@@ -68,13 +69,18 @@ class RunAheadPlanner:
             return first_plan(self._config, self._places())
         return self._plan
 
+    def assess(self) -> CapacityRecord | None:
+        """Return what the capacity model expects by the batches that were trained; None before it can say."""
+        if self.measures.batches > self._assessed:
+            self._assessed = self.measures.batches
+            self.capacity.plan(self.measures, self._supply())
+        return self.capacity.record
+
     async def plan_if_due(self) -> bool:
         """Choose again after the first steps, then now and then; return whether there is a new plan."""
         batches, places, loop = self.measures.batches, self._places(), self._config.loop
         losses = self.measures.losses
-        if batches > self._assessed:
-            self._assessed = batches
-            self.capacity.plan(self.measures, self._supply())
+        self.assess()
         if not self.active or not (is_due(batches, self._planned) or (losses and not self._with_losses)):
             return False
         pace = self.measures.pace(self._clock())

@@ -222,7 +222,7 @@ class CoordinatorService(Coordinator):
         state_machine.check_open()
         order, now = state_machine.planner.order, state_machine.clock()
         commit = dataclasses.replace(commit, metrics={**commit.metrics, **order.metrics()})
-        expected = state_machine.planner.capacity.record
+        expected = state_machine.planner.assess()
         plan = None if expected is None else expected.numbers()
         found = acceptance.accept_commit(self._state, commit, now, plan)
         oldest_kept = commit.step - self._state.payload_retention_steps

@@ -179,7 +179,7 @@ class LoopDriver(EngineThread):
             if engine.unfinished:
                 seconds = self._step_s()
                 await asyncio.sleep(seconds)
-                self._busy_s += seconds
+                self.busy_s += seconds
                 if outputs := engine.step():
                     self._deliver(outputs)
             else:

@@ -19,10 +19,11 @@ from antiphon.core.reporting.run_display import (
     PlaneView,
     RunDisplay,
     SilentDisplay,
+    TokenRates,
     drafting_words,
     planes_of,
 )
-from antiphon.core.status import CapacityRecord, EvaluationRecord, RunStatus
+from antiphon.core.status import CapacityRecord, EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.core.voided_batch import VoidedBatch
 from tests.support.terminal import Terminal, panels
 
@@ -296,6 +297,20 @@ def test_planes_from_the_status_alone() -> None:
     assert planes["rollout"].waits_for == "worker-0 samples" and planes["rollout"].rate == 10.0
     assert planes["reward"].waits_for == ""
     assert planes["learner"].waits_for == "the batch of step 2"
+
+
+def test_rates_are_tokens_since_the_last_look_and_those_of_the_last_step() -> None:
+    rates = TokenRates()
+    worker = WorkerRecord("w", WorkerState.ACTIVE, 0, 0, 100, 1.0, 0.0)
+    commit = StepCommit(0, 1, "a", "b", {"completion_tokens": 900.0, "train_s": 3.0})
+    looks = [(status_at(0, workers=(worker,)), 10.0), (status_at(1, workers=(), last_commit=commit), 12.0)]
+    looks.append((replace(looks[1][0], workers=(replace(worker, tokens_generated=500),)), 14.0))
+    found = [rates.take(status, now) for status, now in looks]
+    assert [(rate["rollout"], rate["learner"]) for rate in found] == [
+        (0.0, 0.0),
+        (0.0, 300.0),
+        (250.0, 300.0),
+    ]
 
 
 @given(st.lists(st.floats(-1e6, 1e6)), st.integers(1, 60))

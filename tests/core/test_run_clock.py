@@ -100,7 +100,7 @@ def events_of(work: list[tuple[int, int]], breaks: dict[int, tuple[int, int]]) -
 
 
 def figures(events: list[e.JournalEvent]) -> RunFigures:
-    """Return the figures of a run with these events, as its recorder would have them."""
+    """Return the figures of a run with these events, as its records would have them."""
     clock, lines = RunClock(), []
     batches: dict[int, BatchRef] = {}
     for event in events:
@@ -108,7 +108,7 @@ def figures(events: list[e.JournalEvent]) -> RunFigures:
         if isinstance(event, e.BatchSealed):
             batches[event.step] = sealed_batch(event, (), ())
         if isinstance(event, e.StepCommitted):
-            lines.append(step_line(committed_step(event, clock.times()), batches[event.step]))
+            lines.append(step_line(committed_step(event, clock.times()), batches[event.step], 0.0))
     return figures_of(lines, [], build_config({"loop": {"group_size": 2}}))
 
 

@@ -18,13 +18,14 @@ from antiphon.core.loop.events import (
 )
 from antiphon.core.records import DraftingStatistics
 from antiphon.core.reporting.figures import RunFigures
-from antiphon.core.reporting.run_view import RunView, view_of
+from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report import run_charts
 from antiphon.report.page import build_report
 from antiphon.runs.outcome import RunOutcome, write_results
 from tests.report.test_page import charts_of
+from tests.support.run_views import view_of
 
 STEPS_PER_EPOCH, GROUPS = 4, 3
 

@@ -30,13 +30,14 @@ from antiphon.core.loop.events import (
     dump_event,
     load_event,
 )
-from antiphon.core.reporting.run_view import RunView, view_of
+from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report import run_charts
 from antiphon.report.page import build_report
 from tests.support.run_logs import write_run_log
+from tests.support.run_views import view_of
 
 STEP_S, GROUPS, STARTUP_S = 4.0, 6, 60.0
 

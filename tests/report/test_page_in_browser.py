@@ -8,7 +8,6 @@ import pytest
 
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.loop.events import load_event
-from antiphon.core.reporting.run_view import view_of
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report.page import build_report
 from tests.report.test_page import journal, status
@@ -22,6 +21,7 @@ from tests.support.report_page import (
     width,
 )
 from tests.support.run_logs import write_run_log
+from tests.support.run_views import view_of
 
 DESKTOP, PHONE = 1280, 360
 

@@ -24,29 +24,18 @@ class LoadReport:
 class EngineDriver(Protocol):
     """An engine behind a mailbox. Its methods belong to the event loop that runs `run`."""
 
-    @property
-    def drafts(self) -> bool:
-        """Whether the engine drafted when it was last looked at: history is of use to it."""
-
-    @property
-    def continues(self) -> bool:
-        """Whether the engine continues a prefix as if it had sampled that itself."""
-
-    @property
-    def numerics(self) -> str:
-        """What decides the engine's bits, as the engine says; "" before it is built."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of tokens of the engine's model; 0 before it is built."""
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds in which the engine had requests to run."""
-
-    @property
-    def loading(self) -> bool:
-        """Whether the engine takes in weights now; while it waits for the end of a step, it does not."""
+    drafts: bool
+    """Whether the engine drafted when it was last looked at: history is of use to it."""
+    continues: bool
+    """Whether the engine continues a prefix as if it had sampled that itself."""
+    numerics: str
+    """What decides the engine's bits, as the engine says; "" before it is built."""
+    vocabulary_size: int
+    """Number of tokens of the engine's model; 0 before it is built."""
+    busy_s: float
+    """Seconds in which the engine had requests to run."""
+    loading: bool
+    """Whether the engine takes in weights now; while it waits for the end of a step, it does not."""
 
     async def run(self) -> None:
         """Build the engine and drive it until cancelled; a failure of the engine is raised here."""

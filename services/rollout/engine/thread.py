@@ -45,36 +45,12 @@ class EngineThread(EngineDriver):
         self._stopping = threading.Event()
         self._started = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._busy_s = 0.0
-        self._loading = False
-        self._drafts = False
-        self._continues = False
-        self._numerics = ""
-        self._vocabulary_size = 0
-
-    @property
-    def drafts(self) -> bool:
-        return self._drafts
-
-    @property
-    def continues(self) -> bool:
-        return self._continues
-
-    @property
-    def numerics(self) -> str:
-        return self._numerics
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._vocabulary_size
-
-    @property
-    def busy_s(self) -> float:
-        return self._busy_s
-
-    @property
-    def loading(self) -> bool:
-        return self._loading
+        self.busy_s = 0.0
+        self.loading = False
+        self.drafts = False
+        self.continues = False
+        self.numerics = ""
+        self.vocabulary_size = 0
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -126,12 +102,12 @@ class EngineThread(EngineDriver):
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
     ) -> LoadReport:
         def execute(engine: Engine) -> tuple[int | None, str | None, str]:
-            self._loading, problem = True, ""
+            self.loading, problem = True, ""
             try:
                 engine.load_weights(version, tensors, weights_digest)
             except IntegrityError as error:
                 problem = str(error)
-            self._loading = False
+            self.loading = False
             self._look(engine)
             return engine.version, engine.weights_digest, problem
 
@@ -187,8 +163,8 @@ class EngineThread(EngineDriver):
 
     def _look(self, engine: Engine) -> None:
         """Note what the engine can do; one that was started without weights knows after its first load."""
-        self._drafts, self._continues = engine.drafts, engine.continues
-        self._numerics, self._vocabulary_size = engine.numerics, engine.vocabulary_size
+        self.drafts, self.continues = engine.drafts, engine.continues
+        self.numerics, self.vocabulary_size = engine.numerics, engine.vocabulary_size
 
     def _execute_messages(self, engine: Engine) -> None:
         wait = engine.unfinished == 0 or engine.version is None
@@ -206,8 +182,8 @@ class EngineThread(EngineDriver):
         self._watchdog.begin(is_step=True)
         failpoints.reach("worker.generate")
         outputs = engine.step()
-        self._busy_s += self._watchdog.finish()
-        self._drafts = engine.drafts  # a broken drafter switches itself off in the middle of a run
+        self.busy_s += self._watchdog.finish()
+        self.drafts = engine.drafts  # a broken drafter switches itself off in the middle of a run
         if outputs:
             self._call_soon(lambda: self._deliver(outputs))
 

@@ -272,10 +272,11 @@ def test_what_drafting_did_is_no_part_of_what_a_fixed_run_repeats() -> None:
 
     batch = dataclasses.replace(BATCH, drafting=HONEST)
     commit = StepCommit(0, 1, "a" * 64, "b" * 64, {"loss": 0.5, **batch_metrics(batch)})
-    line = step_line(commit, batch)
+    line = step_line(commit, batch, 0.0)
     timings = line.pop("timings")
     assert {metric.name for metric in DRAFTING_METRICS} <= set(timings)
-    bare = step_line(dataclasses.replace(commit, metrics={"loss": 0.5, **batch_metrics(BATCH)}), BATCH)
+    without = dataclasses.replace(commit, metrics={"loss": 0.5, **batch_metrics(BATCH)})
+    bare = step_line(without, BATCH, 0.0)
     del bare["timings"]
     assert line == bare
     assert all(is_timing(metric.name) for metric in DRAFTING_METRICS)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from antiphon.core.loop.events import dump_event
-from antiphon.core.reporting.run_view import Bar, Rows, RunView, merge, view_of
+from antiphon.core.reporting.run_view import Bar, Rows, RunView, merge
 from antiphon.core.status import Event
 from tests.report.test_page import journal
 from tests.support.golden import read_golden
 from tests.support.loop_model import LoopModel, make_config, run_to_end
+from tests.support.run_views import view_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((GOLDEN / "run_view.json").read_text())

@@ -109,7 +109,7 @@ def test_what_another_run_may_hold_leaves_the_ledger_alone(tmp_path: Path) -> No
     """A file that does not say it is this run's keeps its bytes in cache and store."""
     run = RecordedRun(tmp_path / "home", run={"name": "demo", "steps": STEPS}, record=ANCHORS)
     ledger = Ledger(run.home, "ledger", run.run_id)
-    from antiphon.lineage.ledger.superseded import remove_superseded
+    from antiphon.lineage.ledger.sink import remove_superseded
 
     digest = run.store.put((8).to_bytes(8, "little") + b"{}      ")
     for version in range(6):
@@ -138,7 +138,7 @@ KILLED = """
 import os, shutil, sys
 from pathlib import Path
 
-from antiphon.lineage.ledger.superseded import remove_superseded
+from antiphon.lineage.ledger.sink import remove_superseded
 from antiphon.lineage.ledger.pins import Ledger
 from tests.lineage.ledger.test_superseded import KILLED_CONFIG, weights_file
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -228,7 +228,7 @@ def checked(project: Path) -> Verification:
 
 
 def finish(project: Path) -> None:
-    from antiphon.lineage.ledger.superseded import remove_superseded
+    from antiphon.lineage.ledger.sink import remove_superseded
     from antiphon.lineage.store.artifact_store import ArtifactStore
 
     ledger = Ledger(project, "ledger", "demo-1", shard_entries=3)
