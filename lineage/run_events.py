@@ -34,8 +34,8 @@ class EventPacker:
         self.seq = events[-1].seq if events else self.seq
 
     def finish(self) -> bytes:
-        """Return all of them; nothing can be added afterwards."""
-        return b"".join([*self._parts, self._compressor.flush()])
+        """Return all of them so far; more can be added."""
+        return b"".join([*self._parts, self._compressor.copy().flush()])
 
 
 def read_events(body: bytes) -> Iterator[Event]:

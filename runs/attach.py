@@ -147,13 +147,13 @@ async def _coordinator_on(
         await asyncio.wait({serving}, timeout=START_S)
 
 
-async def packed_events(coordinator: Coordinator, packer: EventPacker | None = None) -> bytes:
-    """Return the journal's events so far, as the ledger keeps them; `packer` may have the first of them.
+async def packed_events(coordinator: Coordinator) -> bytes:
+    """Return the journal's events so far, as the ledger keeps them.
 
     Raises:
         UnavailableError: when no page came in time.
     """
-    packer = packer or EventPacker()
+    packer = EventPacker()
     async for page in coordinator.event_pages(packer.seq, follow=False):
         packer.add(page)
     return packer.finish()

@@ -269,6 +269,16 @@ class RunContext:
         async with self._reading:
             await read_events(self.coordinator, self.view, self.packer)
 
+    async def packed_journal(self) -> bytes:
+        """Return the journal's events so far as the ledger keeps them, and bring `view` up to the last one.
+
+        Raises:
+            UnavailableError: as `read_journal` does.
+        """
+        async with self._reading:
+            await read_events(self.coordinator, self.view, self.packer)
+            return self.packer.finish()
+
 
 _RUNS: dict[str, RunContext] = {}
 

@@ -36,7 +36,6 @@ from antiphon.net.security.local_run import ensure_local_credentials, local_bund
 from antiphon.report.cpu_section import write_cpu_seconds
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
-from antiphon.runs.attach import packed_events
 from antiphon.runs.context import ClientLoop, CoordinatorLog, RunContext
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.libraries import load_libraries
@@ -181,7 +180,7 @@ class LiveRun:
         self.supervisor.expect_end()
         run.call(lambda: run.coordinator.finish())
         if run.records is not None and run.config.record.dvc:
-            run.records.finish(run.call(lambda: packed_events(run.coordinator, run.packer), None))
+            run.records.finish(run.call(run.packed_journal, None))
         pages = mlflow_links(run.run_dir, run.run_dir.parents[1])
         side_by_side = [f"beside other runs: {pages['comparison']}"] if pages else []
         self.view.finished([*outcome.lines(report), *side_by_side])

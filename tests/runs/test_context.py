@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 from antiphon.core.config import build_config
 from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.core.status import Event
+from antiphon.lineage.run_events import read_events as unpacked
 from antiphon.runs.context import ClientLoop, RunContext, RunStopped
 from tests.report.test_page import journal
 from tests.support.run_views import view_of
@@ -103,7 +105,7 @@ def test_the_journal_is_read_once_whoever_asks_and_on_from_where_it_broke(client
     class Coordinator:
         """Its stream of events breaks after each page."""
 
-        events = journal(12)[1:]
+        events: Sequence[Event] = journal(12)[1:]
 
         async def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
             left = [event for event in self.events if event.seq > after_seq]
@@ -126,4 +128,10 @@ def test_the_journal_is_read_once_whoever_asks_and_on_from_where_it_broke(client
     for thread in threads:
         thread.join(60.0)
     assert run.view.counts == view_of(Coordinator.events).counts and run.view.alarms.count == 12
-    assert run.packer.seq == run.view.seq == Coordinator.events[-1].seq
+    packed, last = run.call(run.packed_journal), Coordinator.events[-1]
+    # The live display reads on after the ledger was given its copy.
+    Coordinator.events = [*Coordinator.events, replace(last, seq=last.seq + 1)]
+    with suppress(UnavailableError):
+        clients.run(run.read_journal(), 30.0)
+    assert len(list(unpacked(packed))) == last.seq
+    assert len(list(unpacked(run.call(run.packed_journal)))) == last.seq + 1
