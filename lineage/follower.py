@@ -363,9 +363,9 @@ class Follower:
             self._save()
             return
         if seq := int(cursor["seq"]):
-            found = self._call(lambda: self._source.page(seq - 1, 0.0))
-            if not found or (found[0].seq, found[0].at) != (seq, cursor["at"]):
-                known = f"event {found[0].seq} is another one" if found else "the log ends before it"
+            page = self._call(lambda: self._source.page(seq - 1, 0.0))
+            if not page or (page[0].seq, page[0].at) != (seq, cursor["at"]):
+                known = f"event {page[0].seq} is another one" if page else "the log ends before it"
                 raise IntegrityError(
                     f"the cursor of {self.name} is at event {seq} of {self._run_dir.name}, but {known}; "
                     f"remove {self._path} to write its records again"
@@ -400,12 +400,12 @@ def recorded_version(run_dir: Path) -> int | None:
 
     None where no sink keeps weights, or it stopped.
     """
-    found = []
+    versions = []
     for name in WEIGHT_SINKS:
         try:
             cursor = json.loads((run_dir / FOLDER / f"{name}.json").read_bytes())
         except FileNotFoundError:
             continue
         if "stopped" not in cursor:
-            found.append(int(cursor["fold"]["version"]))
-    return min(found, default=None)
+            versions.append(int(cursor["fold"]["version"]))
+    return min(versions, default=None)

@@ -1,7 +1,7 @@
 """Records: the sinks that follow a run's log, each by a follower of its own; the loop waits for none of them.
 
-The run log goes first, so that nobody hears of a step elsewhere before it stands there; MLflow goes behind
-the ledger, whose md5 it names; sinks of `record.sinks` go behind the run log. What a sink has not taken stays
+The run log goes first, so that no other sink has a step before it stands there; MLflow goes behind the
+ledger, whose md5 it names; sinks of `record.sinks` go behind the run log. What a sink has not taken stays
 in the journal, for this process or a later one.
 """
 
@@ -220,9 +220,9 @@ class FolderSink:
             if record.kind == "snapshot.announced" and self._weights_file is not None:
                 path = self._run_dir / version_entry(record.number, "safetensors")
                 try:
-                    found = self._weights_file(record.number)
+                    published = self._weights_file(record.number)
                     with suppress(FileExistsError):
-                        path.hardlink_to(found)
+                        path.hardlink_to(published)
                 except (UnavailableError, OSError) as error:
                     _log.warning("record.weights_not_kept", version=record.number, reason=str(error))
         scores = {int(line["version"]): line["reward_mean"] for line in read_evaluations(self._run_dir)}

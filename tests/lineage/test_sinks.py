@@ -1,5 +1,6 @@
 """Further sinks: TensorBoard, Weights & Biases and one's own follow a run as the built-in ones do."""
 
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +12,7 @@ from antiphon.api.sink import SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.records import KNOWN, make_sink
+from antiphon.lineage.run_log import read_steps
 from tests.support.artifacts import RecordedRun
 
 STEPS = [0, 1, 2, 3]
@@ -142,6 +144,16 @@ class Lines:
         """Nothing is left to do."""
 
 
+class Plans(Lines):
+    """Keeps what the capacity model expected of each step."""
+
+    name = "plans"
+
+    def write(self, records: Any) -> None:
+        plans = [str(record.line["timings"].get("plan_step_s")) for record in records if record.metrics]
+        self.path.write_text(self.path.read_text() + "".join(f"{plan}\n" for plan in plans))
+
+
 class NoSink:
     """Made like a sink, but it is none."""
 
@@ -169,3 +181,20 @@ def test_a_sink_of_ones_own_is_named_in_the_configuration(tmp_path: Path) -> Non
 def test_what_is_no_sink_is_refused_before_anything_starts(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_sink(name, SinkRun("r-1", tmp_path, RunConfig()))
+
+
+def test_what_an_older_version_wrote_into_the_run_log_is_taken_as_it_is(tmp_path: Path) -> None:
+    """It asked the coordinator for the plan, which older journals do not have."""
+    run = RecordedRun(tmp_path, record={"mlflow": False, "dvc": False, "sinks": [f"{__name__}:Plans"]})
+    run.tell(range(2))
+    assert run.records().close(60.0).complete
+    path = run.run_dir / "metrics.jsonl"
+    before = path.read_text().replace('"timings": {', '"timings": {"plan_step_s": 9.0, ')
+    path.write_text(before)
+    shutil.rmtree(run.run_dir / "followers")
+    (run.run_dir / "lines.txt").unlink()
+    run.tell(range(2, 3))
+    assert run.records().close(60.0).complete
+    steps = [plan for plan in (run.run_dir / "lines.txt").read_text().splitlines() if plan != "None"]
+    assert steps == ["9.0", "9.0"]
+    assert path.read_text().startswith(before) and len(read_steps(run.run_dir)) == 3

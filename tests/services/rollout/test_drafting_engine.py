@@ -28,6 +28,7 @@ from antiphon.services.rollout.selfcheck.distribution_check import (
 from antiphon.services.rollout.selfcheck.draft_check import compare
 from antiphon.weights.snapshot import weights_digest
 from antiphon.weights.verified_weights import verify
+from tests.benchmarks.test_chain_model import exact_distribution
 
 COMPILES = pytest.mark.skipif(
     why_not_compiling() is not None, reason=f"the native sampler is compiled: {why_not_compiling()}"
@@ -449,7 +450,7 @@ def drawn(known):
     found = {}
     for case, sampling in CASES.items():
         parameters = SamplingParameters(**sampling)
-        logprobs = [np.log(chain.exact_distribution(token)) for token in range(STATES)]
+        logprobs = [np.log(exact_distribution(chain, token)) for token in range(STATES)]
         exact = np.array([processed(row, parameters) for row in logprobs])
         tokens, outputs = sample_known(engine, case, LONG, 3 * BATCH, "long")
         found[case] = exact, tokens, np.array([o.logprobs for o in outputs])
@@ -487,7 +488,7 @@ def test_the_first_three_tokens_follow_the_known_distribution(known):
     zs = {}
     for case, sampling in CASES.items():
         parameters = SamplingParameters(**sampling)
-        logprobs = [np.log(chain.exact_distribution(token)) for token in range(STATES)]
+        logprobs = [np.log(exact_distribution(chain, token)) for token in range(STATES)]
         exact = np.array([processed(row, parameters) for row in logprobs])
         tokens, _ = sample_known(engine, case, 3, 16 * BATCH, "short")
         expected = exact[5]
