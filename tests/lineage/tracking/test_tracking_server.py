@@ -73,7 +73,7 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
     page = tmp_path / "report.html"
     page.write_text("<html></html>")
     records.attach(page)
-    await_retry(2)
+    await_retry(records, 2)
     assert mlflow_of(records.report()).pending > 0
     server.start()
     run.tell_step(5)
