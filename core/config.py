@@ -6,7 +6,6 @@ the name. What can be computed from other fields is a function elsewhere, never 
 
 import functools
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -224,8 +223,8 @@ RETIRED_ORDERS, ORDER_OF_RETIRED = ("auto", "longest_first", "alternating", "two
 """Values of `loop.order` in runs of older versions, and what they are read as."""
 
 
-def _retired_order(tree: Mapping[str, Any]) -> str | None:
-    loop = tree.get("loop")
+def _retired_order(tree: Any) -> str | None:
+    loop = tree.get("loop") if isinstance(tree, dict) else None
     order = loop.get("order") if isinstance(loop, dict) else None
     return order if order in RETIRED_ORDERS else None
 
