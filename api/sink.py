@@ -65,11 +65,15 @@ class Sink(Protocol):
     Each may raise UnavailableError or OSError for an outage: it is repeated until it succeeds. ConfigError
     says that nothing more will be taken until somebody changes something, any other error of the product that
     these records are refused; then they are handed over one by one.
+
+    Two members are left out where they are not needed. `place: str` names where the records are, once the
+    sink is open: when it is not what it was, all of the log is handed over again. `release()` lets go of what
+    the sink holds where `close` did not succeed.
     """
 
     @property
     def name(self) -> str:
-        """What reports and its cursor's file call it."""
+        """What reports and its cursor's file call it: a-z, 0-9, _ and -, and no other sink has it."""
 
     def open(self) -> None:
         """Get ready, before the first `write`; what an earlier process wrote is still there."""

@@ -123,14 +123,17 @@ def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
 
 def _show_resting(directory: Path, as_json: bool) -> int:
     """Say what is known of a run that is not running; exit code 1 when it is unfinished."""
+    from antiphon.lineage.follower import standing
     from antiphon.lineage.run_figures import read_figures
+    from antiphon.runs.alarm_watch import alarm_line, records_alarms
     from antiphon.runs.directory import is_finished
     from antiphon.runs.outcome import RunOutcome
 
-    figures = read_figures(directory)
+    figures, alarms = read_figures(directory), records_alarms(standing(directory))
+    said_alarms = {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
     if not is_finished(directory):
-        said = {"run_id": directory.name, "finished": False, "figures": figures.plain()}
-        lines = f"run {directory.name}: " + "\n".join(figures.lines())
+        said = {"run_id": directory.name, "finished": False, "figures": figures.plain(), **said_alarms}
+        lines = f"run {directory.name}: " + "\n".join([*figures.lines(), *map(alarm_line, alarms)])
         print(json.dumps(said, indent=2) if as_json else lines)
         raise AntiphonError(
             f"run {directory.name} is not running and not finished; continue it with "
@@ -139,10 +142,12 @@ def _show_resting(directory: Path, as_json: bool) -> int:
     outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
     outcome |= {"figures": figures.plain()}  # those of outcome.json, computed again
     if as_json:
-        print(json.dumps(outcome, indent=2))
+        print(json.dumps(outcome | said_alarms, indent=2))
         return 0
     for line in RunOutcome.from_summary(outcome).lines(directory / "report.html"):
         print(line)
+    for alarm in alarms:
+        print(alarm_line(alarm))
     return 0
 
 

@@ -3,6 +3,8 @@
 Its cursor, a file of the run, says how far the sink has answered; it is written after the answer, so a
 process that dies between the two hands the same records over again, and the sink knows them. A sink that is
 away delays its own records alone: they stay in the journal, and what the cursor has not passed is not pruned.
+Records that it refuses are handed over again by the next process, with those after them. The cursor names the
+sink's place: another place, or one that was cleared, is filled from the first record on.
 A follower that is started later, also on the journal of a run that rests, goes on at its cursor.
 """
 
@@ -35,6 +37,8 @@ LONGEST_PAUSE_S = 30.0
 """Most seconds between two attempts."""
 UNANSWERED_S = 20.0
 """Longest wait at the end for a sink that has never answered."""
+STILL_S = 60.0
+"""A sink that has not answered for so long is named, and the one behind it goes on without it."""
 HELD_S = 120.0
 """Longest time that the first records of a run wait for those of its first step."""
 LOOK_S = 5.0
@@ -112,9 +116,17 @@ class Follower:
         """The last event that the sink needs no more."""
         self.failure = ""
         """Why nothing more is handed over; empty while it is."""
+        self.refusal = ""
+        """What the sink refused last; empty where it took all."""
+        self.gap = False
+        """The run went on without the sink for a while: what its records name may have left."""
+        self._cursor: dict[str, Any] = {}
+        """What is saved."""
         self._waiting: list[LogRecord] = []
-        self._opened = self._refused = False
-        self._began_s = self._progress_s = clock()
+        self._opened = self._closed = False
+        self._began_s = clock()
+        self._since_s: float | None = None
+        """When a call of the sink began that has not been answered."""
         self._asked = self._reached = 0
         """How often someone asked for all there is, and of these how many had it."""
         self._changed: threading.Condition = threading.Condition() if behind is None else behind._changed
@@ -133,8 +145,15 @@ class Follower:
         """Return how far the sink is."""
         with self._changed:
             pending = 0 if self.failure else len(self._waiting) + (self._reached < self._asked)
-            still_s = self._clock() - self._progress_s if self._waiting else 0.0
-            counts = (self._done, self._failed, pending, self._retries, self._cpu_s, self._busy_s, still_s)
+            counts = (
+                self._done,
+                self._failed,
+                pending,
+                self._retries,
+                self._cpu_s,
+                self._busy_s,
+                self._still_s(),
+            )
             return FollowerReport(self.name, *counts, tuple(self._failures))
 
     def ask(self, end: RunEnd | None = None) -> None:
@@ -181,8 +200,9 @@ class Follower:
             self._resume()
             while not (self._closing.is_set() and self._reached >= self._asked):
                 self.advance()
-            self._call(self._open)
+            self._open()
             self._call(lambda: self.sink.close(self._end))
+            self._closed = True
         except AntiphonError as error:
             self._give_up(str(error))
         except OSError as error:
@@ -191,6 +211,9 @@ class Follower:
             self._give_up(f"the sink {self.name} broke: {error!r}; its records continue with the next start")
             _log.error("record.broke", sink=self.name, exc_info=error)
         finally:
+            release = getattr(self.sink, "release", None)
+            if release is not None and not self._closed:
+                release()
             with self._changed:
                 self._changed.notify_all()
 
@@ -245,8 +268,6 @@ class Follower:
             if record is not None:
                 records.append(record)
         with self._changed:
-            if records and not self._waiting:
-                self._progress_s = self._clock()
             self._waiting += records
             if not self._waiting:
                 self.answered_seq = self._seq
@@ -258,11 +279,17 @@ class Follower:
 
     def allows(self, seq: int) -> bool:
         """Return whether a follower behind this one may go on to an event."""
-        return bool(self.failure) or seq <= self.answered_seq
+        return bool(self.failure) or seq <= self.answered_seq or self._still_s() >= STILL_S
+
+    def _still_s(self) -> float:
+        since_s = self._since_s
+        return 0.0 if since_s is None else self._clock() - since_s
 
     def _deliver(self) -> None:
-        self._call(self._open)
+        self._open()
         started = time.monotonic()
+        self._since_s = self._clock()
+        before = self._cursor
         try:
             self._call(lambda: self.sink.write(self._waiting))
             self._done += len(self._waiting)
@@ -273,10 +300,10 @@ class Follower:
         with self._changed:
             self._busy_s += time.monotonic() - started
             self._waiting.clear()
-            self.answered_seq, self._progress_s = self._seq, self._clock()
+            self.answered_seq, self._since_s = self._seq, None
             self._changed.notify_all()
-        if not self._refused:  # what was refused is handed over again by the next process
-            self._save()
+        # Until the next process hands over again what was refused, the cursor says from where.
+        self._save({"refused": before.get("refused") or _position(before)} if self.refusal else {})
 
     def _deliver_singly(self) -> None:
         for record in self._waiting:  # one that is refused keeps no other out
@@ -287,14 +314,18 @@ class Follower:
             except (ConfigError, UnavailableError):
                 raise
             except AntiphonError as error:
-                self._refused = True
-                self._note(f"{record.kind} {record.number}: {error}", failed=True)
+                self.refusal = f"{record.kind} {record.number}: {error}"
+                self._note(self.refusal, failed=True)
                 _log.warning("record.failed", sink=self.name, record=record.seq, reason=str(error))
 
     def _open(self) -> None:
         if not self._opened:
-            self.sink.open()
-            self._opened = True
+            self._since_s = self._clock()
+            self._call(self.sink.open)
+            self._opened, self._since_s = True, None
+
+    def _place(self) -> str:
+        return str(getattr(self.sink, "place", ""))
 
     def _call(self, call: Callable[[], Any]) -> Any:
         """Make a call, again and again while it finds its peer away; there is no limit but the end."""
@@ -324,6 +355,8 @@ class Follower:
         if state.attempt_number == 1:  # once for each outage; the report counts the attempts
             self._note(reason)
             _log.warning("record.delayed", sink=self.name, reason=reason)
+        if self._still_s() >= STILL_S and "delayed" not in self._cursor:
+            self._mark("delayed", reason)
 
     def _pause_between(self, seconds: float) -> None:
         """Pause between two attempts; shortly while the end waits for it."""
@@ -349,20 +382,26 @@ class Follower:
         self._note(reason, failed=True)
         self.failure = reason
         _log.warning("record.stopped", sink=self.name, reason=reason)
-        with suppress(AntiphonError):  # the reason was said
-            self._save_as({**self._saved(), "stopped": reason})  # it holds nothing back any more
+        self._mark("stopped", reason)  # it holds nothing back any more
 
     def _resume(self) -> None:
         """Go on where the cursor is.
 
         Raises:
-            IntegrityError: when the cursor and the log do not belong together.
+            IntegrityError: when the cursor and the log do not belong together, or it cannot be read.
         """
-        cursor = self._saved()
-        if not cursor:
-            self._save()
-            return
-        if seq := int(cursor["seq"]):
+        cursor = read_cursor(self._path)
+        self.gap = not self._held if not cursor else "stopped" in cursor or bool(cursor.get("gap"))
+        if cursor and cursor["seq"]:
+            self._cursor = {name: cursor[name] for name in cursor if name not in ("stopped", "delayed")}
+            if self._cursor != cursor:
+                self._save_as(self._cursor)  # from now on it holds what the sink lacks
+            self._open()
+            if self._place() != cursor.get("place", self._place()):
+                _log.warning("record.again", sink=self.name, place=self._place())
+                cursor, self.gap = {}, True
+        cursor = cursor.get("refused", cursor)
+        if seq := int(cursor.get("seq", 0)):
             page = self._call(lambda: self._source.page(seq - 1, 0.0))
             if not page or (page[0].seq, page[0].at) != (seq, cursor["at"]):
                 known = f"event {page[0].seq} is another one" if page else "the log ends before it"
@@ -370,42 +409,95 @@ class Follower:
                     f"the cursor of {self.name} is at event {seq} of {self._run_dir.name}, but {known}; "
                     f"remove {self._path} to write its records again"
                 )
-        self._seq = self.answered_seq = seq
-        self._at = float(cursor["at"])
-        self._fold.restore(cursor["fold"])
-        self._save()
+            self._seq = self.answered_seq = seq
+            self._at = float(cursor["at"])
+            self._fold.restore(cursor["fold"])
+        self._save({})
 
-    def _saved(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._path.read_bytes()))
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise IntegrityError(
-                f"the cursor {self._path} cannot be read: {error}; remove it to write its records again"
-            ) from error
-
-    def _save(self) -> None:
-        self._save_as({"seq": self._seq, "at": self._at, "fold": self._fold.state()})
+    def _save(self, more: dict[str, Any]) -> None:
+        """Save how far the sink is; `more` than its position and its place where there is any."""
+        position = {"seq": self._seq, "at": self._at, "fold": self._fold.state()}
+        gap = {"gap": True} if self.gap else {}
+        self._save_as({**position, "place": self._place(), **gap, **more})
 
     def _save_as(self, cursor: dict[str, Any]) -> None:
         if not self._run_dir.is_dir():
             raise IntegrityError(f"the folder {self._run_dir} was removed, so its records end here")
-        body = json.dumps(cursor, sort_keys=True).encode()
-        self._call(lambda: write_atomically(self._path, body))
+        self._call(lambda: write_atomically(self._path, _encoded(cursor)))
+        self._cursor = cursor
+
+    def _mark(self, what: str, reason: str) -> None:
+        """Say in the cursor what became of the sink; the reason was said already."""
+        if self._cursor and self._run_dir.is_dir():
+            self._cursor = {**self._cursor, what: reason}
+            with suppress(AntiphonError):
+                write_atomically(self._path, _encoded(self._cursor))
+
+
+def _position(cursor: dict[str, Any]) -> dict[str, Any]:
+    return {name: cursor[name] for name in ("seq", "at", "fold")}
+
+
+def _encoded(cursor: dict[str, Any]) -> bytes:
+    return json.dumps(cursor, sort_keys=True).encode()
+
+
+def read_cursor(path: Path) -> dict[str, Any]:
+    """Return a cursor; empty where there is none.
+
+    Raises:
+        IntegrityError: when it cannot be read.
+    """
+    try:
+        cursor: dict[str, Any] = json.loads(path.read_bytes())
+        for position in (cursor, cursor.get("refused", cursor)):
+            int(position["seq"]), float(position["at"])
+            LogFold().restore(position["fold"])
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError, AntiphonError) as error:
+        raise IntegrityError(
+            f"the cursor {path} cannot be read: {error!r}; remove it to write its records again"
+        ) from error
+    return cursor
+
+
+def leave_off(run_dir: Path, name: str) -> None:
+    """Note that a sink of the run does not follow any more: nothing is held for it.
+
+    Raises:
+        UnavailableError: when the cursor cannot be written.
+    """
+    path = run_dir / FOLDER / f"{name}.json"
+    with suppress(IntegrityError):  # one that cannot be read holds nothing either
+        cursor = read_cursor(path)
+        if cursor and "stopped" not in cursor:
+            write_atomically(path, _encoded({**cursor, "stopped": ""}))
 
 
 def recorded_version(run_dir: Path) -> int | None:
     """Return the newest version that no sink of the run needs any more: weights of later ones must stay.
 
-    None where no sink keeps weights, or it stopped.
+    None where no sink keeps weights, or it stopped; a cursor that cannot be read is one of a sink that stops.
     """
     versions = []
     for name in WEIGHT_SINKS:
-        try:
-            cursor = json.loads((run_dir / FOLDER / f"{name}.json").read_bytes())
-        except FileNotFoundError:
-            continue
-        if "stopped" not in cursor:
-            versions.append(int(cursor["fold"]["version"]))
+        with suppress(IntegrityError):
+            cursor = read_cursor(run_dir / FOLDER / f"{name}.json")
+            if cursor and "stopped" not in cursor:
+                versions.append(int(cursor["fold"]["version"]))
     return min(versions, default=None)
+
+
+def standing(run_dir: Path) -> list[str]:
+    """Return a sentence for each sink of a run that stopped or was away for long, as its cursor says."""
+    said = []
+    for path in sorted((run_dir / FOLDER).glob("*.json")):
+        try:
+            cursor = read_cursor(path)
+        except IntegrityError as error:
+            said.append(str(error))
+            continue
+        reason = cursor.get("stopped") or cursor.get("delayed")
+        said += [f"{path.stem}: {reason}"] if reason else []
+    return said

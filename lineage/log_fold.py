@@ -36,15 +36,16 @@ class LogFold:
     def __init__(
         self,
         workers: Callable[[str], Mapping[str, int]] = lambda timings_digest: {},
-        earlier: Mapping[int, Mapping[str, Any]] | None = None,
+        written: Callable[[str, int], Mapping[str, Any] | None] = lambda kind, number: None,
     ) -> None:
         """Begin before the first event.
 
         Args:
             workers: returns how many trajectories each worker sampled, by the digest of a batch's timings.
-            earlier: step -> line of a run log that was not made by this fold, and is taken as it is.
+            written: returns the line that the run log has of a record, by its kind and number, or None. It is
+                taken as it is: another version of the fold may have made it.
         """
-        self._workers, self._earlier = workers, dict(earlier or {})
+        self._workers, self._written = workers, written
         self._clock = RunClock()
         self._sealed: dict[int, e.BatchSealed] = {}
         self._voided: list[VoidedBatch] = []
@@ -80,7 +81,8 @@ class LogFold:
             case e.StepCommitted():
                 return self._step(event, known)
             case e.EvaluationFinished():
-                line = evaluation_line(known, self._prompts.pop(known.version, 0), event.at)
+                prompts = self._prompts.pop(known.version, 0)
+                line = self._line(event.kind, known.version) or evaluation_line(known, prompts, event.at)
                 metrics = heldout_metrics(line)
                 return LogRecord(event.seq, event.at, event.kind, known.version, line, metrics)
         return None
@@ -90,12 +92,16 @@ class LogFold:
         sealed = self._sealed.pop(step, None)
         batch = None if sealed is None else sealed_batch(sealed, (), self._voided)
         self._voided = [voided for voided in self._voided if voided.step != step]
-        line = self._earlier.pop(step, None)
-        if line is None:
+        line = self._line(event.kind, step)
+        if line is None or line["weights_digest"] != committed.weights_digest:
             workers = {} if batch is None else self._workers(batch.timings_digest)
             commit = committed_step(committed, self._clock.times())
             line = step_line(commit, batch, event.at, workers, committed.plan)
         return LogRecord(event.seq, event.at, event.kind, step, line, step_metrics(line))
+
+    def _line(self, kind: str, number: int) -> dict[str, Any] | None:
+        line = self._written(kind, number)
+        return None if line is None else dict(line)
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, as plain values."""

@@ -5,9 +5,10 @@ ledger, whose md5 it names; sinks of `record.sinks` go behind the run log. What 
 in the journal, for this process or a later one.
 """
 
+import errno
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,24 +23,29 @@ from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
-from antiphon.lineage.follower import FIRST_PAUSE_S, FOLDER, Follower, FollowerReport
+from antiphon.lineage.follower import (
+    FIRST_PAUSE_S,
+    STILL_S,
+    WEIGHT_SINKS,
+    Follower,
+    FollowerReport,
+    leave_off,
+)
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.names import RUN, VERSIONS, version_entry
 from antiphon.lineage.retention import keeps_weights
 from antiphon.lineage.rollout_table import count_workers
-from antiphon.lineage.run_log import RunLog, read_evaluations, read_steps
+from antiphon.lineage.run_log import RunLog, read_evaluations
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.tracking.mlflow_sink import MlflowSink
-from antiphon.system.files import write_atomically
+from antiphon.system.files import copy_atomically, write_atomically
 
 LOG_REST_S = 0.5
 """Seconds that a line of the run log waits for others."""
 REST_S = 5.0
 """Seconds that records wait for others which a sink takes together with them."""
-STILL_S = 60.0
-"""A sink that has not answered for so long is named while the run goes on."""
 KNOWN = {
     "tensorboard": "antiphon.lineage.tracking.tensorboard_sink:TensorBoardSink",
     "wandb": "antiphon.lineage.tracking.wandb_sink:WandbSink",
@@ -98,24 +104,27 @@ class Records:
             ConfigError: when `record.sinks` names what is no sink.
         """
         store, run = open_store(store_root, config.record), SinkRun(run_id, run_dir, config)
-        own = [make_sink(name, run) for name in config.record.sinks]
+        own = make_sinks(config.record.sinks, run)
         project = ledger_project(config.record, home, project)
-        known = [] if (run_dir / FOLDER).exists() else read_steps(run_dir)
-        earlier = {int(line["step"]): line for line in known}
         workers = _WorkerCounts(store)
         self._log = RunLog(run_dir, config)
         self._run_id, self._end = run_id, RunEnd()
 
         def follower(sink: Sink, rest_s: float, behind: Follower | None) -> Follower:
             pauses = partial(Follower, rest_s=rest_s, first_pause_s=first_pause_s)
-            return pauses(run_dir, source, sink, LogFold(workers, earlier), behind=behind, held=held)
+            return pauses(run_dir, source, sink, LogFold(workers, self._log.line), behind=behind, held=held)
 
         log = follower(self._log, LOG_REST_S, None)
         self.followers = [log]
         """The run log's first, each behind those that it depends on."""
-        late = not held and not (run_dir / FOLDER / "ledger.json").exists()
-        ledger = None if project is None else LedgerSink(run, project, store, weights_file, late)
-        self.followers.append(follower(ledger or FolderSink(run, weights_file), REST_S, log))
+        ledger = None
+        if project is not None:
+            ledger = LedgerSink(run, project, store, weights_file, late=lambda: self.followers[1].gap)
+        weights: Sink = ledger or FolderSink(run, weights_file)
+        for name in WEIGHT_SINKS:
+            if name != weights.name:
+                leave_off(run_dir, name)
+        self.followers.append(follower(weights, REST_S, log))
         if config.record.mlflow:
             md5, export = (ledger.md5, ledger.export) if ledger is not None else (_no_md5, None)
             sink = MlflowSink(run, home, store, decode, md5, export)
@@ -139,8 +148,13 @@ class Records:
         return self._log.figures()
 
     def standing(self) -> list[str]:
-        """Return a sentence for each sink that stands still; the run goes on without it."""
+        """Return a sentence for each sink that stands still or refused records; the run goes on."""
         said = [f"{follower.name}: {follower.failure}" for follower in self.followers if follower.failure]
+        said += [
+            f"{follower.name} refused records, {follower.refusal}; the next start hands them over again"
+            for follower in self.followers
+            if follower.refusal and not follower.failure
+        ]
         return said + [
             f"{sink.name} has not answered for {sink.still_s / 60.0:.0f} min; {sink.pending} records wait "
             f"for it: {sink.failures[-1] if sink.failures else 'it does not return'}"
@@ -171,6 +185,25 @@ class Records:
             reasons = [reason for writer in report.writers for reason in writer.failures[-3:]]
             _log.warning("record.incomplete", run=self._run_id, reasons=reasons)
         return report
+
+
+def make_sinks(names: Sequence[str], run: SinkRun) -> list[Sink]:
+    """Return the sinks that `record.sinks` names.
+
+    Raises:
+        ConfigError: when there is none of a name, it cannot be made, or two would share a cursor.
+    """
+    sinks, taken = [], {*WEIGHT_SINKS, RunLog.name, MlflowSink.name}
+    for name in names:
+        sink = make_sink(name, run)
+        if not re.fullmatch("[a-z0-9_-]+", str(sink.name)) or sink.name in taken:
+            raise ConfigError(
+                f"record.sinks: the `name` of {name!r} is {sink.name!r}, as its cursor is; give it one of "
+                f"a-z, 0-9, _ and - that is not one of {', '.join(sorted(taken))}"
+            )
+        taken.add(sink.name)
+        sinks.append(sink)
+    return sinks
 
 
 def make_sink(name: str, run: SinkRun) -> Sink:
@@ -215,15 +248,19 @@ class FolderSink:
         """Do nothing: the folder is there."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Link weights that were published, and drop those that newer or better ones superseded."""
+        """Link weights that were published, and drop those that newer or better ones superseded.
+
+        Raises:
+            OSError: when the folder or the weights cannot be used now.
+        """
         for record in records:
             if record.kind == "snapshot.announced" and self._weights_file is not None:
                 path = self._run_dir / version_entry(record.number, "safetensors")
                 try:
                     published = self._weights_file(record.number)
-                    with suppress(FileExistsError):
-                        path.hardlink_to(published)
-                except (UnavailableError, OSError) as error:
+                    if not path.exists():
+                        _link(published, path)
+                except UnavailableError as error:  # they left while nothing followed, and do not come back
                     _log.warning("record.weights_not_kept", version=record.number, reason=str(error))
         scores = {int(line["version"]): line["reward_mean"] for line in read_evaluations(self._run_dir)}
         kept = {int(path.stem[1:]): path for path in self._run_dir.glob("versions/v*.safetensors")}
@@ -233,6 +270,15 @@ class FolderSink:
 
     def close(self, end: RunEnd) -> None:
         """Do nothing: every link is on the disk."""
+
+
+def _link(source: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK):
+            raise
+        copy_atomically(source, path)  # a file system without links
 
 
 class _WorkerCounts:

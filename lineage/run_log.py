@@ -9,13 +9,14 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from antiphon.api.sink import LogRecord, RunEnd
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.loop.events import EvaluationFinished
 from antiphon.core.metrics import DRAFTING_METRICS, ORDER_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
@@ -36,38 +37,60 @@ class RunLog:
         self._run_dir = run_dir
         self._lock = threading.Lock()
         self._figures = FiguresFold(config)
-        self._steps: set[int] = set()
+        self._steps = _Lines(run_dir / STEPS_FILE, "step")
+        self._evaluations = _Lines(run_dir / EVALUATIONS_FILE, "version")
         self._scores: dict[int, Mapping[str, Any]] = {}
-        for name in (STEPS_FILE, EVALUATIONS_FILE):
-            _drop_torn_line(run_dir / name)
-        for line in read_steps(run_dir):
-            self._note_step(line)
-        for line in read_evaluations(run_dir):
-            self._scores[int(line["version"])] = line
+        self._read = False
+        with suppress(IntegrityError):  # `open` says it, to the follower
+            self.open()
+
+    @property
+    def place(self) -> str:
+        """The files that have lines: one that is gone is written again."""
+        return ", ".join(lines.path.name for lines in (self._steps, self._evaluations) if lines.places)
 
     def open(self) -> None:
-        """Do nothing: the files are there."""
+        """Read the lines that are there.
+
+        Raises:
+            IntegrityError: for one that cannot be read.
+        """
+        if self._read:
+            return
+        steps, held = self._steps.load(), self._evaluations.load()
+        with self._lock:
+            for line in sorted(steps, key=lambda line: int(line["step"])):
+                self._figures.add(line)
+            self._scores = {int(line["version"]): line for line in held}
+            self._read = True
 
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Append the lines that are not there yet.
+        """Append the lines that are not there yet; they are on the disk then.
 
         Raises:
             UnavailableError: when a file cannot be written.
         """
         for record in records:
-            match record.kind:
-                case "snapshot.announced" if record.number == 0:
-                    write_base(self._run_dir, record.line)
-                case "step.committed" if record.number not in self._steps:
-                    _append(self._run_dir / STEPS_FILE, record.line)
-                    self._note_step(record.line)
-                case "evaluation.finished" if record.number not in self._scores:
-                    _append(self._run_dir / EVALUATIONS_FILE, record.line)
-                    with self._lock:
-                        self._scores[record.number] = record.line
+            if record.kind == "snapshot.announced" and record.number == 0:
+                write_base(self._run_dir, record.line)
+        steps = self._steps.append(record.line for record in records if record.kind == "step.committed")
+        with self._lock:
+            for line in steps:
+                self._figures.add(line)
+        held = self._evaluations.append(
+            record.line for record in records if record.kind == "evaluation.finished"
+        )
+        with self._lock:
+            self._scores |= {int(line["version"]): line for line in held}
 
     def close(self, end: RunEnd) -> None:
         """Do nothing: every line is on the disk."""
+
+    def line(self, kind: str, number: int) -> Mapping[str, Any] | None:
+        """Return the line of a record, by its kind and number, or None; from any thread."""
+        if kind == "evaluation.finished":
+            return self._scores.get(number)
+        return self._steps.line(number) if kind == "step.committed" else None
 
     def figures(self) -> RunFigures:
         """Return the run's figures up to its last line; from any thread."""
@@ -75,10 +98,68 @@ class RunLog:
             held = [self._scores[version] for version in sorted(self._scores)]
             return self._figures.figures(held)
 
-    def _note_step(self, line: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._steps.add(int(line["step"]))
-            self._figures.add(line)
+
+class _Lines:
+    """One file and where its lines are, by their number."""
+
+    def __init__(self, path: Path, number: str) -> None:
+        """Begin without any; `number` is the field with a line's number."""
+        self.path, self._number = path, number
+        self.places: dict[int, int] = {}
+        """Number -> first byte."""
+        self._bytes = 0
+        """Length of the lines that were written whole."""
+
+    def load(self) -> list[dict[str, Any]]:
+        """Return the lines that are there.
+
+        Raises:
+            IntegrityError: for one that cannot be read.
+        """
+        lines, self.places, self._bytes = _read(self.path), {}, 0
+        if lines:
+            with self.path.open("rb") as file:
+                for line in lines:
+                    self.places[int(line[self._number])] = self._bytes
+                    self._bytes += len(file.readline())
+        return lines
+
+    def line(self, number: int) -> dict[str, Any] | None:
+        """Return a line, or None; from any thread."""
+        place = self.places.get(number)
+        if place is None:
+            return None
+        with self.path.open("rb") as file:
+            file.seek(place)
+            line: dict[str, Any] = json.loads(file.readline())
+            return line
+
+    def append(self, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Append the lines that are not there yet, and return them; what an earlier attempt tore is removed.
+
+        Raises:
+            UnavailableError: when the file cannot be written.
+        """
+        new = {int(line[self._number]): line for line in lines}
+        new = {number: line for number, line in new.items() if number not in self.places}
+        if not new:
+            return []
+        bodies = [json.dumps(line, sort_keys=True).encode() + b"\n" for line in new.values()]
+        try:
+            with self.path.open("ab") as file:
+                if file.tell() > self._bytes:
+                    file.truncate(self._bytes)
+                file.write(b"".join(bodies))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot write {self.path}: {error.strerror or error}; free space or check the folder"
+            ) from error
+        for number, body in zip(new, bodies, strict=True):
+            self.places[number] = self._bytes
+            self._bytes += len(body)
+        return list(new.values())
 
 
 def write_base(run_dir: Path, line: Mapping[str, Any]) -> None:
@@ -179,12 +260,20 @@ def is_timing(name: str) -> bool:
 
 
 def read_steps(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of `metrics.jsonl`, by step; a torn last line is left out."""
+    """Return the lines of `metrics.jsonl`, by step; a torn last line is left out.
+
+    Raises:
+        IntegrityError: for a line that cannot be read.
+    """
     return sorted(_read(run_dir / STEPS_FILE), key=lambda line: int(line["step"]))
 
 
 def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of `evaluations.jsonl`, by version; a torn last line is left out."""
+    """Return the lines of `evaluations.jsonl`, by version; a torn last line is left out.
+
+    Raises:
+        IntegrityError: for a line that cannot be read.
+    """
     return sorted(_read(run_dir / EVALUATIONS_FILE), key=lambda line: int(line["version"]))
 
 
@@ -200,24 +289,14 @@ def read_base(run_dir: Path) -> dict[str, Any] | None:
 def _read(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, sort_keys=True) + "\n")
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot write {path}: {error.strerror or error}; free space or check the folder"
-        ) from error
-
-
-def _drop_torn_line(path: Path) -> None:
-    if not path.is_file():
-        return
     body = path.read_bytes()
-    whole = body.rfind(b"\n") + 1
-    if whole != len(body):
-        os.truncate(path, whole)
+    lines = []
+    for number, line in enumerate(body[: body.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
+        try:
+            lines.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise IntegrityError(
+                f"line {number} of {path} cannot be read: {error}; restore the file from a copy, or remove "
+                "it to have it written again from the journal"
+            ) from error
+    return lines

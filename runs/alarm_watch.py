@@ -20,6 +20,7 @@ from antiphon.core.reporting.alarms import (
     turn_of,
 )
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
+from antiphon.lineage.follower import standing
 from antiphon.models.codec import resolve_model_path
 
 _FIXES = {kind.name: kind.fix for kind in ALARMS}
@@ -28,8 +29,14 @@ _FIXES = {kind.name: kind.fix for kind in ALARMS}
 def current_alarms(
     shown: StepAlarms, status: RunStatus, config: RunConfig, directory: Path
 ) -> tuple[Alarm, ...]:
-    """Return what all commits of a run show, and its state and the disk of its folder now."""
-    return (*_step_alarms(shown, config), *_space(directory), *status_alarms(status))
+    """Return what all commits of a run show, and its state, the disk of its folder and its sinks now."""
+    every = *_step_alarms(shown, config), *_space(directory), *status_alarms(status)
+    return (*every, *records_alarms(standing(directory)))
+
+
+def records_alarms(late: Sequence[str]) -> tuple[Alarm, ...]:
+    """Return the alarm of sinks that stand still, of a sentence about each; none where all go on."""
+    return (Alarm("records_late", -1, "; ".join(late)),) if late else ()
 
 
 def _step_alarms(shown: StepAlarms, config: RunConfig) -> tuple[Alarm, ...]:
@@ -75,9 +82,8 @@ class AlarmWatch:
         idle = status.finished or bool(status.paused_reason) or absent
         stall = None if idle else stall_alarm(still_s, self._config.services.stall_timeout_s, turn)
         # A full disk is why a run may not grow, so it is looked at every time.
-        every = (*self._by_steps, *_space(self._directory), *status_alarms(status))
-        records = Alarm("records_late", -1, "; ".join(late)) if late else None
-        others = stall, short_of_space(learner), records
+        every = (*self._by_steps, *_space(self._directory), *status_alarms(status), *records_alarms(late))
+        others = stall, short_of_space(learner)
         found = {alarm.name: alarm for alarm in (*every, *others) if alarm is not None}
         lines = [alarm_line(alarm) for name, alarm in found.items() if name not in self._raised]
         lines += [f"alarm {name} is over" for name in self._raised if name not in found]

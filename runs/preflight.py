@@ -17,7 +17,7 @@ from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.lineage.layout import ledger_project
-from antiphon.lineage.records import make_sink
+from antiphon.lineage.records import make_sinks
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
@@ -91,8 +91,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         check_port(services.coordinator_port, "services.coordinator_port", services.host)
     if config.record.artifact_url is not None:
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
-    for name in config.record.sinks:
-        make_sink(name, SinkRun(config.run.name, home, config))
+    make_sinks(config.record.sinks, SinkRun(config.run.name, home, config))
     if config.broadcast.object_store is not None:
         object_place(config.broadcast.object_store, config.broadcast.object_endpoint).check()
     if config.broadcast.lattica_port is not None and (reason := missing_reason()) is not None:

@@ -131,7 +131,7 @@ ALARMS: tuple[AlarmKind, ...] = (
     ),
     AlarmKind(
         "records_late",
-        "MLflow, the ledger or another sink has not answered for a minute, or takes nothing more",
+        "MLflow, the ledger or another sink has not answered for a minute, refused records, or stopped",
         "read the reason; what it lacks waits in the journal and follows, else `antiphon keep RUN --records`",
     ),
 )

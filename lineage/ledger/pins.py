@@ -157,6 +157,10 @@ class Ledger:
         """Publish what is new and let go of the project's databases and of the ledger."""
         if self.unpublished:
             self.publish()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the project's databases and of the ledger."""
         self._repo.close()
         self._lock.close()
 

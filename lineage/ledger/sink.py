@@ -49,18 +49,25 @@ class LedgerSink:
         project: Path,
         store: ArtifactStore,
         weights_file: WeightsFile | None,
-        late: bool = False,
+        late: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to pin in the DVC project at `project`.
 
-        Without a `weights_file` versions are pinned by their digests alone, not with their weights. A `late`
-        ledger follows a run that went on without it: weights that left meanwhile are not missed.
+        Without a `weights_file` versions are pinned by their digests alone, not with their weights. A ledger
+        is `late` that follows a run which went on without it: weights that left meanwhile are not missed.
         """
         self._run, self._config = run, run.config
         self._project, self._store, self._weights_file = project, store, weights_file
         self._late = late
         self._scores: dict[int, float] = {}
         self._pins: DocumentPins | None = None
+
+    @property
+    def place(self) -> str:
+        """The ledger's folder; empty while nothing of the run's records is in it."""
+        if self.md5(version_entry(0)) is None:
+            return ""
+        return str(self._opened().ledger.directory)
 
     def open(self) -> None:
         """Open the ledger, and pin what the run starts from."""
@@ -71,8 +78,12 @@ class LedgerSink:
         record, run_dir = self._config.record, self._run.run_dir
         ledger = Ledger(self._project, record.ledger, self._run.run_id, kept=record.keep_ledger)
         pins = DocumentPins(ledger, self._store, self._run.run_id)
-        pins.run(self._config, run_dir / RUN)
-        pin_model(ledger, self._config.model.path)
+        try:
+            pins.run(self._config, run_dir / RUN)
+            pin_model(ledger, self._config.model.path)
+        except BaseException:  # it is opened again
+            ledger.release()
+            raise
         self._scores = {int(line["version"]): line["reward_mean"] for line in read_evaluations(run_dir)}
         self._pins = pins
 
@@ -110,6 +121,11 @@ class LedgerSink:
             pin_run_files(pins.ledger, self._run.run_dir, end.events)
         pins.ledger.close()
 
+    def release(self) -> None:
+        """Let go of the ledger without what is left to publish; the next process does it."""
+        if self._pins is not None:
+            self._pins.ledger.release()
+
     def md5(self, rel: str) -> str | None:
         """Return the md5 under which an entry is pinned, or None; from any thread."""
         return None if self._pins is None else self._pins.ledger.md5(rel)
@@ -132,7 +148,7 @@ class LedgerSink:
         try:
             path = self._weights_file(version)
         except UnavailableError as error:
-            if self._late:
+            if self._late():
                 _log.info("record.weights_not_kept", version=version, reason=str(error))
                 return
             # What left the payload store does not come back.

@@ -10,12 +10,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from antiphon.api.sink import LogRecord, RunEnd, SinkRun
-from antiphon.core.errors import ConfigError, ContractError, UnavailableError
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.schedule import is_evaluated
 from antiphon.core.reporting.figures import FiguresFold, VersionTotals
 from antiphon.lineage.documents.artifacts import BATCH_FACTS
@@ -107,10 +107,17 @@ class MlflowSink:
         self._shown: set[int] = set()
         self._sampler: SystemSampler | None = None
         if self._config.record.system_metrics_s > 0:
-            wall_s = max(
-                (line["timings"].get("wall_s", 0.0) for line in read_steps(run.run_dir)), default=0.0
-            )
+            wall_s = 0.0
+            with suppress(IntegrityError):  # which the run log says
+                wall_s = max(
+                    (line["timings"].get("wall_s", 0.0) for line in read_steps(run.run_dir)), default=0.0
+                )
             self._sampler = SystemSampler(self._config.record.system_metrics_s, wall_s)
+
+    @property
+    def place(self) -> str:
+        """The MLflow run: another server or a database that was cleared has another one."""
+        return "" if self._tracked is None else self._tracked.run_id
 
     def open(self) -> None:
         """Open the MLflow run, or the one that an earlier process opened."""

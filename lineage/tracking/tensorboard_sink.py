@@ -27,6 +27,11 @@ class TensorBoardSink:
         self._writer: Any = None
         self._known: set[tuple[str, int]] = set()
 
+    @property
+    def place(self) -> str:
+        """The folder; empty while nothing is drawn in it."""
+        return self._folder.name if self._known else ""
+
     def open(self) -> None:
         """Begin a file of events beside those of earlier processes, whose points are not drawn again."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
