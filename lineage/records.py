@@ -21,16 +21,10 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.core.reporting.figures import RunFigures
+from antiphon.lineage.cursors import WEIGHT_SINKS, leave_off
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
-from antiphon.lineage.follower import (
-    FIRST_PAUSE_S,
-    STILL_S,
-    WEIGHT_SINKS,
-    Follower,
-    FollowerReport,
-    leave_off,
-)
+from antiphon.lineage.follower import FIRST_PAUSE_S, STILL_S, Follower, FollowerReport
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
 from antiphon.lineage.log_fold import LogFold

@@ -14,7 +14,8 @@ from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.loop.events import SnapshotAnnounced
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage import follower as following
-from antiphon.lineage.follower import FOLDER, Follower, FollowerReport, recorded_version, standing
+from antiphon.lineage.cursors import FOLDER, recorded_version, standing
+from antiphon.lineage.follower import Follower, FollowerReport
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.run_log import STEPS_FILE, RunLog, read_steps
 from tests.lineage.test_follower import CLOSE_S, ListSink, close, follow, made, run_to_end

@@ -15,7 +15,7 @@ from antiphon.api.sink import LogRecord, RunEnd, SinkRun
 from antiphon.cli.app import execute
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
-from antiphon.lineage.follower import FOLDER, recorded_version
+from antiphon.lineage.cursors import FOLDER, recorded_version
 from antiphon.lineage.ledger import document_pins
 from antiphon.lineage.ledger.sink import LedgerSink
 from antiphon.lineage.log_fold import LogFold
