@@ -325,10 +325,13 @@ async def idle_fleet(
     calm = await _calm_share(process)
     crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(workers)]
     fleet = [FleetWorker(client, run_id, number, counts) for number, client in enumerate(crew)]
-    for worker in fleet:
-        await worker.register()
-    tasks = [asyncio.ensure_future(worker.idle()) for worker in fleet]
+    tasks = []
     try:
+        for (
+            worker
+        ) in fleet:  # each beats at once: to register them all may take longer than one may be silent
+            await worker.register()
+            tasks.append(asyncio.ensure_future(worker.idle()))
         deadline = time.monotonic() + START_S
         while len(counts.beats_s) < 2 * workers:  # until everybody goes at the pace of the whole fleet
             await _until_ended(tasks, 0.1)

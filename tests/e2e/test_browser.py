@@ -29,7 +29,7 @@ from tests.support.main_job import PROJECT as ROOT
 from tests.support.main_job import command, environment
 from tests.support.prefect_api import find_all
 from tests.support.report_page import SHOWN, crowded_cards, point_at_charts, smallest_letters, width
-from tests.support.tracked_runs import TrackedRunFixture
+from tests.support.tracked_runs import TrackedRunFixture, mlflow_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 CLOSE_S = 120.0
@@ -84,10 +84,8 @@ def _add_a_run(home: Path) -> None:
         database.execute("UPDATE experiments SET artifact_location = ? WHERE name = ?", (folder, name))
         database.commit()
     light = TrackedRunFixture(home, name, "light")
-    tracker = light.tracker()
-    light.tell_all(tracker)
-    tracker.end()
-    report = tracker.mlflow.close(CLOSE_S)
+    light.tell_all()
+    report = mlflow_of(light.records().close(CLOSE_S))
     assert (report.failed, report.pending) == (0, 0), report
 
 
