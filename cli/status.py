@@ -123,7 +123,7 @@ def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
 
 def _show_resting(directory: Path, as_json: bool) -> int:
     """Say what is known of a run that is not running; exit code 1 when it is unfinished."""
-    from antiphon.lineage.follower import standing
+    from antiphon.lineage.cursors import standing
     from antiphon.lineage.run_figures import read_figures
     from antiphon.runs.alarm_watch import alarm_line, records_alarms
     from antiphon.runs.directory import is_finished

@@ -8,7 +8,6 @@ sink's place: another place, or one that was cleared, is filled from the first r
 A follower that is started later, also on the journal of a run that rests, goes on at its cursor.
 """
 
-import json
 import threading
 import time
 from collections import deque
@@ -24,13 +23,9 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_whe
 
 from antiphon.api.sink import LogRecord, LogSource, RunEnd, Sink
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.lineage.cursors import FOLDER, position_of, read_cursor, write_cursor
 from antiphon.lineage.log_fold import LogFold
-from antiphon.system.files import write_atomically
 
-FOLDER = "followers"
-"""Folder of a run with the cursors of its sinks."""
-WEIGHT_SINKS = ("ledger", "weights")
-"""Sinks that take the weights of published versions, one of them in each run."""
 FIRST_PAUSE_S = 0.5
 """Pause before the second attempt; it doubles with each further one."""
 LONGEST_PAUSE_S = 30.0
@@ -38,7 +33,7 @@ LONGEST_PAUSE_S = 30.0
 UNANSWERED_S = 20.0
 """Longest wait at the end for a sink that has never answered."""
 STILL_S = 60.0
-"""A sink that has not answered for so long is named, and the one behind it goes on without it."""
+"""A sink that has not answered for so long is named; the one behind it goes on while it is away."""
 HELD_S = 120.0
 """Longest time that the first records of a run wait for those of its first step."""
 LOOK_S = 5.0
@@ -279,7 +274,7 @@ class Follower:
 
     def allows(self, seq: int) -> bool:
         """Return whether a follower behind this one may go on to an event."""
-        return bool(self.failure) or seq <= self.answered_seq or self._still_s() >= STILL_S
+        return bool(self.failure) or seq <= self.answered_seq or "delayed" in self._cursor
 
     def _still_s(self) -> float:
         since_s = self._since_s
@@ -303,7 +298,7 @@ class Follower:
             self.answered_seq, self._since_s = self._seq, None
             self._changed.notify_all()
         # Until the next process hands over again what was refused, the cursor says from where.
-        self._save({"refused": before.get("refused") or _position(before)} if self.refusal else {})
+        self._save({"refused": before.get("refused") or position_of(before)} if self.refusal else {})
 
     def _deliver_singly(self) -> None:
         for record in self._waiting:  # one that is refused keeps no other out
@@ -423,7 +418,7 @@ class Follower:
     def _save_as(self, cursor: dict[str, Any]) -> None:
         if not self._run_dir.is_dir():
             raise IntegrityError(f"the folder {self._run_dir} was removed, so its records end here")
-        self._call(lambda: write_atomically(self._path, _encoded(cursor)))
+        self._call(lambda: write_cursor(self._path, cursor))
         self._cursor = cursor
 
     def _mark(self, what: str, reason: str) -> None:
@@ -431,73 +426,4 @@ class Follower:
         if self._cursor and self._run_dir.is_dir():
             self._cursor = {**self._cursor, what: reason}
             with suppress(AntiphonError):
-                write_atomically(self._path, _encoded(self._cursor))
-
-
-def _position(cursor: dict[str, Any]) -> dict[str, Any]:
-    return {name: cursor[name] for name in ("seq", "at", "fold")}
-
-
-def _encoded(cursor: dict[str, Any]) -> bytes:
-    return json.dumps(cursor, sort_keys=True).encode()
-
-
-def read_cursor(path: Path) -> dict[str, Any]:
-    """Return a cursor; empty where there is none.
-
-    Raises:
-        IntegrityError: when it cannot be read.
-    """
-    try:
-        cursor: dict[str, Any] = json.loads(path.read_bytes())
-        for position in (cursor, cursor.get("refused", cursor)):
-            int(position["seq"]), float(position["at"])
-            LogFold().restore(position["fold"])
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError, AntiphonError) as error:
-        raise IntegrityError(
-            f"the cursor {path} cannot be read: {error!r}; remove it to write its records again"
-        ) from error
-    return cursor
-
-
-def leave_off(run_dir: Path, name: str) -> None:
-    """Note that a sink of the run does not follow any more: nothing is held for it.
-
-    Raises:
-        UnavailableError: when the cursor cannot be written.
-    """
-    path = run_dir / FOLDER / f"{name}.json"
-    with suppress(IntegrityError):  # one that cannot be read holds nothing either
-        cursor = read_cursor(path)
-        if cursor and "stopped" not in cursor:
-            write_atomically(path, _encoded({**cursor, "stopped": ""}))
-
-
-def recorded_version(run_dir: Path) -> int | None:
-    """Return the newest version that no sink of the run needs any more: weights of later ones must stay.
-
-    None where no sink keeps weights, or it stopped; a cursor that cannot be read is one of a sink that stops.
-    """
-    versions = []
-    for name in WEIGHT_SINKS:
-        with suppress(IntegrityError):
-            cursor = read_cursor(run_dir / FOLDER / f"{name}.json")
-            if cursor and "stopped" not in cursor:
-                versions.append(int(cursor["fold"]["version"]))
-    return min(versions, default=None)
-
-
-def standing(run_dir: Path) -> list[str]:
-    """Return a sentence for each sink of a run that stopped or was away for long, as its cursor says."""
-    said = []
-    for path in sorted((run_dir / FOLDER).glob("*.json")):
-        try:
-            cursor = read_cursor(path)
-        except IntegrityError as error:
-            said.append(str(error))
-            continue
-        reason = cursor.get("stopped") or cursor.get("delayed")
-        said += [f"{path.stem}: {reason}"] if reason else []
-    return said
+                write_cursor(self._path, self._cursor)

@@ -5,7 +5,6 @@ ledger, whose md5 it names; sinks of `record.sinks` go behind the run log. What 
 in the journal, for this process or a later one.
 """
 
-import errno
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,22 +14,17 @@ from pathlib import Path
 from time import monotonic
 
 import structlog
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from antiphon.api.sink import LogRecord, LogSource, RunEnd, Sink, SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.core.reporting.figures import RunFigures
+from antiphon.lineage.cursors import WEIGHT_SINKS, leave_off
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
-from antiphon.lineage.follower import (
-    FIRST_PAUSE_S,
-    STILL_S,
-    WEIGHT_SINKS,
-    Follower,
-    FollowerReport,
-    leave_off,
-)
+from antiphon.lineage.follower import FIRST_PAUSE_S, STILL_S, Follower, FollowerReport
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
 from antiphon.lineage.log_fold import LogFold
@@ -46,6 +40,8 @@ LOG_REST_S = 0.5
 """Seconds that a line of the run log waits for others."""
 REST_S = 5.0
 """Seconds that records wait for others which a sink takes together with them."""
+ATTEMPTS = 5
+"""Attempts to read a file of the store that is on this machine, within two seconds."""
 KNOWN = {
     "tensorboard": "antiphon.lineage.tracking.tensorboard_sink:TensorBoardSink",
     "wandb": "antiphon.lineage.tracking.wandb_sink:WandbSink",
@@ -259,7 +255,10 @@ class FolderSink:
                 try:
                     published = self._weights_file(record.number)
                     if not path.exists():
-                        _link(published, path)
+                        try:
+                            path.hardlink_to(published)
+                        except OSError:  # a file system without links
+                            copy_atomically(published, path)
                 except UnavailableError as error:  # they left while nothing followed, and do not come back
                     _log.warning("record.weights_not_kept", version=record.number, reason=str(error))
         scores = {int(line["version"]): line["reward_mean"] for line in read_evaluations(self._run_dir)}
@@ -270,15 +269,6 @@ class FolderSink:
 
     def close(self, end: RunEnd) -> None:
         """Do nothing: every link is on the disk."""
-
-
-def _link(source: Path, path: Path) -> None:
-    try:
-        path.hardlink_to(source)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK):
-            raise
-        copy_atomically(source, path)  # a file system without links
 
 
 class _WorkerCounts:
@@ -292,8 +282,15 @@ class _WorkerCounts:
         return self._read(timings_digest)
 
     def _count(self, timings_digest: str) -> Mapping[str, int]:
+        attempts = ATTEMPTS if self._store.has(timings_digest) else 1
+        retrying = Retrying(
+            retry=retry_if_exception_type(UnavailableError),
+            stop=stop_after_attempt(attempts),
+            wait=wait_exponential(0.1),
+            reraise=True,
+        )
         try:
-            return count_workers(self._store.get(timings_digest))
+            return retrying(lambda: count_workers(self._store.get(timings_digest)))
         except (IntegrityError, UnavailableError) as error:
             # Records do without it; who needs the file says what is wrong with it.
             _log.warning("record.workers_unknown", timings=timings_digest, reason=str(error))

@@ -69,10 +69,17 @@ class RunLog:
 
         Raises:
             UnavailableError: when a file cannot be written.
+            IntegrityError: when a line says that a step led to other weights.
         """
         for record in records:
             if record.kind == "snapshot.announced" and record.number == 0:
                 write_base(self._run_dir, record.line)
+            known = self.line(record.kind, record.number) if record.kind == "step.committed" else None
+            if known is not None and known["weights_digest"] != record.line["weights_digest"]:
+                raise IntegrityError(
+                    f"{self._steps.path} has other weights of step {record.number} than the journal: was "
+                    "that restored from a copy? remove the file to have it written again"
+                )
         steps = self._steps.append(record.line for record in records if record.kind == "step.committed")
         with self._lock:
             for line in steps:

@@ -20,7 +20,7 @@ from antiphon.core.reporting.alarms import (
     turn_of,
 )
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
-from antiphon.lineage.follower import standing
+from antiphon.lineage.cursors import standing
 from antiphon.models.codec import resolve_model_path
 
 _FIXES = {kind.name: kind.fix for kind in ALARMS}

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphon.api.sink import LogRecord, RunEnd, SinkRun
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, UnavailableError
+
+_PERMANENT = frozenset({"AuthenticationError", "UsageError"})
+"""Names of its errors that another attempt would only repeat."""
 
 
 class WandbSink:
@@ -28,12 +31,24 @@ class WandbSink:
         self._run: Any = None
 
     def open(self) -> None:
-        """Open the run by our id."""
+        """Open the run by our id.
+
+        Raises:
+            ConfigError: when the user is not known there.
+            UnavailableError: when it does not answer.
+        """
         of = self._of
         mode = os.environ.get("WANDB_MODE", "offline")
         settings = of.config.model_dump(mode="json")
         known: dict[str, Any] = {"project": of.config.run.name, "id": of.run_id, "name": of.run_id}
-        self._run = self._init(**known, dir=str(of.run_dir), config=settings, resume="allow", mode=mode)
+        try:
+            self._run = self._init(**known, dir=str(of.run_dir), config=settings, resume="allow", mode=mode)
+        except Exception as error:  # its errors have no base of their own in all versions
+            if type(error).__name__ in _PERMANENT:
+                raise ConfigError(f"Weights & Biases refused the run: {error}") from error
+            raise UnavailableError(
+                f"Weights & Biases cannot open the run: {error}; it is tried again"
+            ) from error
         self._run.define_metric("step", hidden=True)  # scores come later than steps: no order of their own
         self._run.define_metric("*", step_metric="step")
 

@@ -14,7 +14,7 @@ from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import Learner
 from antiphon.core.config import RunConfig
 from antiphon.core.status import LearnerProgress
-from antiphon.lineage.follower import recorded_version
+from antiphon.lineage.cursors import recorded_version
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.models.codec import HUB_NAME, local_model_directory, model_folder
 from antiphon.models.spared_libraries import spare_unused_libraries

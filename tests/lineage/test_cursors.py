@@ -12,9 +12,11 @@ from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.loop.events import SnapshotAnnounced
+from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage import follower as following
-from antiphon.lineage.follower import FOLDER, Follower, FollowerReport, recorded_version, standing
+from antiphon.lineage.cursors import FOLDER, recorded_version, standing
+from antiphon.lineage.follower import Follower, FollowerReport
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.run_log import STEPS_FILE, RunLog, read_steps
 from tests.lineage.test_follower import CLOSE_S, ListSink, close, follow, made, run_to_end
@@ -141,6 +143,21 @@ def run_log_to_end(folder: Path, log: MadeLog) -> FollowerReport:
     follower = Follower(folder, log, RunLog(folder, RunConfig()), LogFold(), first_pause_s=0.001)
     follower.start()
     return close(follower)
+
+
+def test_a_journal_that_was_restored_from_a_copy_is_what_the_run_log_says_in_the_end(tmp_path: Path) -> None:
+    run_log_to_end(tmp_path, made(7))
+    restored = made(3)  # the last steps are trained again, with other results
+    for step in range(3, 6):
+        batch = BatchRef(step, f"{step + 50:064x}", "c" * 64, 8, 2, 0, 0, 40, 0.5, {0: 8}, 5.0)
+        commit = StepCommit(step, step + 1, f"{step + 50:064x}", batch.digest, {"loss": 9.0}, True)
+        restored.commit(commit, batch, 3.0 + step)
+    for path in (tmp_path / FOLDER / "log.json", tmp_path / STEPS_FILE):
+        assert "remove" in run_log_to_end(tmp_path, restored).failures[-1]
+        path.unlink()
+    assert run_log_to_end(tmp_path, restored).failed == 0
+    digests = [line["weights_digest"] for line in read_steps(tmp_path)]
+    assert digests[3:] == [f"{step + 50:064x}" for step in range(3, 6)]
 
 
 def test_a_full_disk_does_not_damage_the_run_log(tmp_path: Path) -> None:

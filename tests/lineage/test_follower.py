@@ -17,7 +17,8 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError, Una
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import EvaluationRecord, Event
 from antiphon.lineage import follower as following
-from antiphon.lineage.follower import FOLDER, Follower, FollowerReport, recorded_version
+from antiphon.lineage.cursors import FOLDER, recorded_version
+from antiphon.lineage.follower import Follower, FollowerReport
 from antiphon.lineage.log_fold import LogFold
 
 CLOSE_S = 30.0

@@ -15,12 +15,13 @@ from antiphon.api.sink import LogRecord, RunEnd, SinkRun
 from antiphon.cli.app import execute
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
-from antiphon.lineage.follower import FOLDER, recorded_version
+from antiphon.lineage.cursors import FOLDER, recorded_version
 from antiphon.lineage.ledger import document_pins
 from antiphon.lineage.ledger.sink import LedgerSink
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.records import Records
 from antiphon.lineage.run_log import read_evaluations, read_steps
+from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.mlflow_sink import _client, tracking_uri
 from antiphon.services.coordinator.journal.journal import journal_place
 from antiphon.services.coordinator.journal.reading import JournalLog
@@ -156,6 +157,24 @@ def test_weights_without_a_ledger_survive_an_outage(tmp_path: Path) -> None:
     place = run.run_id, run.config, run.run_dir, run.home, run.store.root, run.log
     assert Records(*place, weights_file=weights, first_pause_s=0.01).close(60.0).complete
     assert (run.run_dir / "versions" / "v000000.safetensors").exists()
+
+
+def test_a_store_that_is_away_for_a_moment_leaves_no_gap_in_the_run_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RecordedRun(tmp_path)
+    recording(run, dvc=False)
+    run.tell(range(2))
+    real, failures = ArtifactStore.get, iter([UnavailableError("Input/output error")])
+
+    def get(self: ArtifactStore, digest: str) -> bytes:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return real(self, digest)
+
+    monkeypatch.setattr(ArtifactStore, "get", get)
+    complete(run)
+    assert [line["timings"]["workers"] for line in read_steps(run.run_dir)] == [{"w0": 1}, {"w0": 1}]
 
 
 class Mine:

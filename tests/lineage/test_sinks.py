@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.sink import SinkRun
+from antiphon.api.sink import LogRecord, SinkRun
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.lineage.records import KNOWN, make_sink
 from antiphon.lineage.run_log import read_steps
+from antiphon.lineage.tracking.charts import STEP_METRIC
 from tests.support.artifacts import RecordedRun
 
 STEPS = [0, 1, 2, 3]
@@ -26,6 +27,8 @@ class Points:
         self.logged: list[tuple[int, dict[str, Any]]] = []
         self.opened: list[dict[str, Any]] = []
         self.closed = 0
+        self.full_at = -1
+        """The point for which there is no space, once."""
 
 
 @pytest.fixture
@@ -38,6 +41,9 @@ def points(monkeypatch: pytest.MonkeyPatch) -> Points:
             found.opened.append({"folder": folder})
 
         def add_scalar(self, name: str, value: float, *, step: int, wall_time: float) -> None:
+            if len(found.scalars) == found.full_at:
+                found.full_at = -1
+                raise OSError(28, "No space left on device")
             found.scalars.append((name, value, step, wall_time))
 
         def flush(self) -> None:
@@ -113,6 +119,36 @@ def test_wandb_gets_each_record_at_its_own_place_in_the_log(tmp_path: Path, poin
     assert [values["step"] for values in steps.values() if "learning/loss" in values] == STEPS
     assert [values["step"] for values in steps.values() if "heldout/pass_at_1" in values] == [0, 4]
     assert len(points.logged) == 2 * len(steps) and points.closed == 2
+
+
+def test_neither_a_full_disk_nor_a_kill_within_a_step_doubles_or_loses_a_point(
+    tmp_path: Path, points: Points
+) -> None:
+    metrics = {"learning/entropy": 1.0, STEP_METRIC: 2.0, "learning/zeal": 3.0}
+    records = [LogRecord(1 + step, 1.0, "step.committed", step, {}, metrics) for step in range(2)]
+    for wanted in (records[:1], records):
+        sink = make_sink("tensorboard", SinkRun("r-1", tmp_path, RunConfig()))
+        sink.open()
+        points.full_at = len(points.scalars) + 1
+        with pytest.raises(OSError, match="No space left"):
+            sink.write(wanted)
+        sink.write(wanted)  # as the follower does
+        drawn = [(name, step) for name, _, step, _ in points.scalars]
+        assert sorted(drawn) == sorted((name, record.number) for record in wanted for name in metrics)
+        del points.scalars[-1]  # what a killed process had not drawn
+
+
+def test_an_outage_of_wandb_is_tried_again_and_a_stranger_is_not(
+    tmp_path: Path, points: Points, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, wanted in (("CommError", UnavailableError), ("UsageError", ConfigError)):
+
+        def fail(error: str = name, **how: Any) -> None:
+            raise type(error, (Exception,), {})("no")
+
+        monkeypatch.setattr(sys.modules["wandb"], "init", fail)
+        with pytest.raises(wanted, match="Weights & Biases"):
+            make_sink("wandb", SinkRun("r-1", tmp_path, RunConfig())).open()
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))

@@ -13,8 +13,9 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import SnapshotAnnounced
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, RowTiming, StepCommit, VersionSpan
 from antiphon.core.status import EvaluationRecord
+from antiphon.lineage.cursors import FOLDER
 from antiphon.lineage.export import Export
-from antiphon.lineage.follower import FOLDER, FollowerReport
+from antiphon.lineage.follower import FollowerReport
 from antiphon.lineage.records import Records, RecordsReport
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore

@@ -129,7 +129,7 @@ def test_a_crash_before_publishing_loses_nothing(project: Path) -> None:
 def test_a_journalled_entry_without_its_bytes_is_appended_anew(project: Path) -> None:
     first = Ledger(project, "ledger", "demo-1")
     md5 = first.append("a.json", b"{}")
-    del first
+    first.release()  # as a process that ends lets go of it
     (project / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).unlink()
     second = Ledger(project, "ledger", "demo-1")
     assert len(second) == 0
