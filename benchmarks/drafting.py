@@ -42,7 +42,6 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.services.rollout.engine.environment import child_environment
 
-CONCURRENCIES = (1, 4, 16, 64)
 SAMPLED_PROMPTS = {4: 6, 16: 16, 64: 32}
 """Concurrency -> groups of eight in one run of the load; about a second undrafted."""
 UNSEEN_PROMPTS = {1: 24, 4: 64, 16: 96, 64: 192}

@@ -147,18 +147,6 @@ async def _coordinator_on(
         await asyncio.wait({serving}, timeout=START_S)
 
 
-async def packed_events(coordinator: Coordinator) -> bytes:
-    """Return the journal's events so far, as the ledger keeps them.
-
-    Raises:
-        UnavailableError: when no page came in time.
-    """
-    packer = EventPacker()
-    async for page in coordinator.event_pages(packer.seq, follow=False):
-        packer.add(page)
-    return packer.finish()
-
-
 async def read_events(coordinator: Coordinator, view: RunView, packer: EventPacker | None = None) -> RunView:
     """Apply the journal's events to a view that has not got them yet, page by page, and pack them too.
 

@@ -9,10 +9,11 @@ import pytest
 
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.loop import events as e
+from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.run_events import EventPacker
-from antiphon.runs.attach import attached, packed_events
+from antiphon.runs.attach import attached, read_events
 from antiphon.runs.directory import is_finished, list_runs
 from antiphon.runs.finding import find_run, pulled_runs
 from antiphon.services.coordinator.journal.pinned import MODEL_FILES, pinned_values
@@ -55,7 +56,9 @@ def asked(directory: Path, home: Path) -> tuple[RunStatus, bytes]:
     async def ask() -> tuple[RunStatus, bytes]:
         async with asyncio.timeout(60.0), attached(directory, home / "store") as (coordinator, running):
             assert not running
-            return await coordinator.status(), await packed_events(coordinator)
+            packer = EventPacker()
+            await read_events(coordinator, RunView(), packer)
+            return await coordinator.status(), packer.finish()
 
     return asyncio.run(ask())
 
