@@ -25,11 +25,11 @@ from antiphon.core.loop.group_state import (
     Tally,
     heldout_group_id,
 )
+from antiphon.core.loop.loop_state import PromptSource
 from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Prompt, RowTiming, Trajectory
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.submissions import Submissions
-from antiphon.services.coordinator.prompts import PromptSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from antiphon.api.coordinator import Coordinator
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
+from antiphon.core.loop import events as e
+from antiphon.core.loop.loop_state import Decision
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     BatchRef,
@@ -254,3 +256,8 @@ async def run_parties(
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
     return refs, crew
+
+
+def decided(*events: e.JournalEvent) -> Decision[None]:
+    """Return the decision that these events happened."""
+    yield from events

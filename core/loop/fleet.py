@@ -10,9 +10,9 @@ from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.loop.leases import heartbeat_pause_s
+from antiphon.core.loop.running_leases import RunningLeases
 from antiphon.core.requests import WorkerHeartbeat
 from antiphon.core.status import WorkerRecord, WorkerState
-from antiphon.services.coordinator.running_leases import RunningLeases
 
 MISSED_HEARTBEATS = 5
 """A worker that missed this many in a row counts as lost."""
