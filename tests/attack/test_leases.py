@@ -227,12 +227,12 @@ def test_a_holder_that_registers_again_keeps_its_leases_over_a_restart(tmp_path:
             victim = await enter(site, house, "victim")
             leases = await victim.lease(3)
             rows = await site.state_machine.journal.read(0, 500)
-            assert not any(site.state_machine.lease_key.hex() in row.body for row in rows)
-            return leases, site.state_machine.lease_key
+            assert not any(site.state_machine.loop.lease_key.hex() in row.body for row in rows)
+            return leases, site.state_machine.loop.lease_key
 
     async def second(leases: list[Lease], key: bytes) -> None:
         async with secured(CONFIG, tmp_path, house) as site, asyncio.timeout(DEADLINE_S):
-            assert site.state_machine.lease_key == key and len(key) == 32
+            assert site.state_machine.loop.lease_key == key and len(key) == 32
             thief, victim = await enter(site, house, "thief"), await enter(site, house, "victim")
             finished, released, running = leases
             ids = tuple(lease.lease_id for lease in leases)

@@ -14,9 +14,9 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.decide import consequences
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.group_state import GroupPhase
+from antiphon.core.loop.loop_state import prefix_name
 from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward, StepCommit, VersionSpan
 from antiphon.core.status import WorkerState
-from antiphon.services.coordinator.journal.payloads import prefix_name
 from antiphon.services.rollout.worker import RolloutWorker
 from tests.support.light_engine import VOCABULARY, LightEngine
 from tests.support.light_parties import Served, served
