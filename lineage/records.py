@@ -24,7 +24,7 @@ from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.cursors import WEIGHT_SINKS, leave_off
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
-from antiphon.lineage.follower import FIRST_PAUSE_S, STILL_S, Follower, FollowerReport
+from antiphon.lineage.follower import FIRST_PAUSE_S, Follower, FollowerReport
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
 from antiphon.lineage.log_fold import LogFold
@@ -145,18 +145,7 @@ class Records:
 
     def standing(self) -> list[str]:
         """Return a sentence for each sink that stands still or refused records; the run goes on."""
-        said = [f"{follower.name}: {follower.failure}" for follower in self.followers if follower.failure]
-        said += [
-            f"{follower.name} refused records, {follower.refusal}; the next start hands them over again"
-            for follower in self.followers
-            if follower.refusal and not follower.failure
-        ]
-        return said + [
-            f"{sink.name} has not answered for {sink.still_s / 60.0:.0f} min; {sink.pending} records wait "
-            f"for it: {sink.failures[-1] if sink.failures else 'it does not return'}"
-            for sink in (follower.report() for follower in self.followers)
-            if sink.still_s >= STILL_S
-        ]
+        return [said for follower in self.followers if (said := follower.standing())]
 
     def report(self) -> RecordsReport:
         """Return how far the records are."""

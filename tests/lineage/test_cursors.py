@@ -2,6 +2,7 @@
 
 import json
 import resource
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -112,6 +113,31 @@ def test_one_behind_a_sink_that_stands_still_goes_on_and_status_names_it(
     assert standing(tmp_path) == ["ledger: the disk of the ledger is full"]
     first.before = lambda records: None
     assert close(ahead).done == 7 and standing(tmp_path) == []
+    close(behind)
+
+
+def test_a_sink_that_hangs_holds_up_no_other_and_status_names_it(tmp_path: Path) -> None:
+    log, first, second, gate, begun = made(), ListSink(), ListSink(), threading.Event(), threading.Event()
+    second.name = "second"  # type: ignore[misc]
+    now = [0.0]
+
+    def hang(records: Sequence[LogRecord]) -> None:
+        begun.set()
+        gate.wait(CLOSE_S)
+
+    first.before = hang
+    ahead = follow(tmp_path, log, first, clock=lambda: now[0])
+    behind = follow(tmp_path, log, second, behind=ahead, clock=lambda: now[0])
+    for follower in (ahead, behind):
+        follower.start()
+        follower.ask()
+    assert begun.wait(CLOSE_S) and ahead.standing() == "" and standing(tmp_path) == []
+    now[0] = following.STILL_S
+    assert behind.flush(CLOSE_S) and behind.report().done == 7
+    assert "it does not return" in ahead.standing() and behind.standing() == ""
+    assert standing(tmp_path) == ["ledger: it does not return"]
+    gate.set()
+    assert close(ahead).done == 7 and ahead.standing() == "" and standing(tmp_path) == []
     close(behind)
 
 
