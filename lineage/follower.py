@@ -160,10 +160,8 @@ class Follower:
             return ""
         reason = report.failures[-1] if report.failures else "it does not return"
         self._mark("delayed", reason)
-        return (
-            f"{self.name} has not answered for {report.still_s / 60.0:.0f} min; {report.pending} records wait "
-            f"for it: {reason}"
-        )
+        waits = f"{report.pending} records wait for it: {reason}"
+        return f"{self.name} has not answered for {report.still_s / 60.0:.0f} min; {waits}"
 
     def ask(self, end: RunEnd | None = None) -> None:
         """Ask for all that the log has now, of several followers the furthest first.

@@ -20,7 +20,6 @@ from antiphon.api.sink import LogRecord, LogSource, RunEnd, Sink, SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.deliveries import VersionDeliveries
-from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.cursors import WEIGHT_SINKS, leave_off
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
@@ -103,14 +102,14 @@ class Records:
         own = make_sinks(config.record.sinks, run)
         project = ledger_project(config.record, home, project)
         workers = _WorkerCounts(store)
-        self._log = RunLog(run_dir, config)
+        log_sink = RunLog(run_dir)
         self._run_id, self._end = run_id, RunEnd()
 
         def follower(sink: Sink, rest_s: float, behind: Follower | None) -> Follower:
             pauses = partial(Follower, rest_s=rest_s, first_pause_s=first_pause_s)
-            return pauses(run_dir, source, sink, LogFold(workers, self._log.line), behind=behind, held=held)
+            return pauses(run_dir, source, sink, LogFold(workers, log_sink.line), behind=behind, held=held)
 
-        log = follower(self._log, LOG_REST_S, None)
+        log = follower(log_sink, LOG_REST_S, None)
         self.followers = [log]
         """The run log's first, each behind those that it depends on."""
         ledger = None
@@ -138,10 +137,6 @@ class Records:
     def finish(self, events: bytes) -> None:
         """Hand the packed events of a finished run's journal to sinks at their end."""
         self._end = replace(self._end, complete=True, events=events)
-
-    def figures(self) -> RunFigures:
-        """Return the run's figures up to the last step that was recorded."""
-        return self._log.figures()
 
     def standing(self) -> list[str]:
         """Return a sentence for each sink that stands still or refused records; the run goes on."""
