@@ -22,7 +22,7 @@ from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.records import FinishReason
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.lineage.rollout_table import LeftOut, decode_batch, decode_left_out
+from antiphon.lineage.rollout_table import LeftOut, read_batch
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
@@ -79,7 +79,7 @@ class Trainer(Training):
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         begun = time.perf_counter()
-        rows, left_out = decode_batch(payload), decode_left_out(payload)
+        rows, left_out = read_batch(payload)
         trained = [row for row in rows if not row.failure]
         if algorithm.truncated_completions != "train":
             cut_off = [row for row in trained if row.finish_reason is FinishReason.LENGTH]

@@ -20,19 +20,19 @@ from typing import Literal
 
 import structlog
 
-from antiphon.api.coordinator import (
-    Coordinator,
+from antiphon.api.coordinator import Coordinator
+from antiphon.api.engine import Engine
+from antiphon.core.config import RunConfig, parse_config
+from antiphon.core.errors import RefusedError, UnavailableError
+from antiphon.core.loop.leases import finishes_in_time
+from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
+from antiphon.core.requests import (
     HeartbeatReply,
     LeaseRequest,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.api.engine import Engine
-from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.errors import RefusedError, UnavailableError
-from antiphon.core.loop.leases import finishes_in_time
-from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
