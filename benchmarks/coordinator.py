@@ -36,9 +36,9 @@ from antiphon.benchmarks.parts.measure import end_on_sigterm, started
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.loop import events as e
 from antiphon.core.loop.leases import heartbeat_pause_s
-from antiphon.core.loop.loop_state import PromptSource
 from antiphon.core.loop.run_state import new_state
 from antiphon.core.records import (
     PROTOCOL_VERSION,

@@ -25,9 +25,9 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.checks import check_submission
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.coordinator.workers import check_claims
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.decide.workers import check_claims
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     DraftingStatistics,

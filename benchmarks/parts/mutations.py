@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from antiphon.core.coordinator import consequences, groups, leases
+from antiphon.core.coordinator.running_leases import RunningLeases
 from antiphon.core.loop import acceptance, admission, assembly
 from antiphon.core.loop import events as e
-from antiphon.core.loop.decide import consequences, groups, leases
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.loop.running_leases import RunningLeases
 from antiphon.core.loop.staleness import StalenessBound, VersionWindow
 from antiphon.core.records import Lease, SubmitVerdict
 from antiphon.net.security import guard

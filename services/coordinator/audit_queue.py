@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import structlog
 from blake3 import blake3
 
+from antiphon.core.coordinator.consequences import strike
+from antiphon.core.coordinator.loop_state import LONGEST_REASON, Decision
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import sampling_of
-from antiphon.core.loop.decide.consequences import strike
-from antiphon.core.loop.loop_state import LONGEST_REASON, Decision
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupSubmission, GroupToAudit, SamplingParameters
 from antiphon.core.trust.audit import (

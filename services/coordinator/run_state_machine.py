@@ -17,12 +17,8 @@ from typing import Any, Generic, TypeVar, cast
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, BlockedError, IntegrityError, UnavailableError
-from antiphon.core.loop import assembly, speculation
-from antiphon.core.loop import events as e
-from antiphon.core.loop.decide import consequences
-from antiphon.core.loop.group_state import GroupPhase, heldout_group_id
-from antiphon.core.loop.loop_state import (
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.loop_state import (
     Decision,
     Effect,
     Forget,
@@ -32,6 +28,10 @@ from antiphon.core.loop.loop_state import (
     PromptSource,
     prefix_name,
 )
+from antiphon.core.errors import AntiphonError, BlockedError, IntegrityError, UnavailableError
+from antiphon.core.loop import assembly, speculation
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import GroupPhase, heldout_group_id
 from antiphon.core.loop.run_ahead import describe
 from antiphon.core.loop.run_state import RunState, fold
 from antiphon.lineage.rollout_table import encode_batch

@@ -12,8 +12,8 @@ import grpc
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.errors import AntiphonError
-from antiphon.core.loop.loop_state import PromptSource
 from antiphon.core.message_sizes import MESSAGE_BYTES, TRAJECTORY_BYTES
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.net import wire

@@ -1,6 +1,6 @@
 """Coordinator service: the contract's behaviour over the journal; it knows no gRPC.
 
-Each call runs a decision of `core.loop.decide` and answers when what it did is on the disk. Calls that wait
+Each call runs a decision of `core.coordinator` and answers when what it did is on the disk. Calls that wait
 are woken by what happens and never held longer than asked.
 """
 
@@ -10,16 +10,16 @@ from collections.abc import AsyncIterator, Sequence
 import structlog
 
 from antiphon.api.coordinator import Coordinator, KitPart
+from antiphon.core.coordinator import consequences, groups, leases, steps, workers
+from antiphon.core.coordinator.loop_state import manifest_name
+from antiphon.core.coordinator.overview import explained, stage_reply, status_of
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import assembly
 from antiphon.core.loop import events as e
-from antiphon.core.loop.decide import consequences, groups, leases, steps, workers
 from antiphon.core.loop.group_state import Tally
-from antiphon.core.loop.loop_state import manifest_name
-from antiphon.core.loop.overview import explained, stage_reply, status_of
 from antiphon.core.records import (
     GroupRewards,
     GroupSubmission,

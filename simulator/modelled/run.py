@@ -17,6 +17,7 @@ from functools import partial
 from blake3 import blake3
 
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.planner import RunAheadPlanner, WorkerSpeed
 from antiphon.core.errors import ConfigError
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import events as e
@@ -25,7 +26,6 @@ from antiphon.core.loop.assembly import SealPlan, dropped, plan_seal
 from antiphon.core.loop.events import BatchSealed
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.places import window_of
-from antiphon.core.loop.planner import RunAheadPlanner, WorkerSpeed
 from antiphon.core.loop.run_state import RunState, new_state
 from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.core.loop.work_account import WorkAccount
@@ -371,7 +371,7 @@ class ModelledRun:
         for number in list(self._asking):
             engine = self._engines[number]
             most = (self._places - engine.load) // group_size
-            # As `core.loop.decide.leases` limits openings.
+            # As `core.coordinator.leases` limits openings.
             room = unused = math.inf
             if plan is not None:
                 room = plan.room(state.batches * size + state.training_groups, self._newest_held, size)

@@ -14,9 +14,9 @@ import pytest
 
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.coordinator.loop_state import prefix_name
 from antiphon.core.loop.events import GroupSubmitted, WorkerStruck, load_event
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.loop.loop_state import prefix_name
 from antiphon.core.records import FinishReason, Lease, LeaseProgress, PartialTrajectory, VersionSpan
 from antiphon.core.requests import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.net.security.keys import LEARNER_KEY, load_key

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from antiphon.api.manifest import payload_digest
 from antiphon.core.checks import MOST_NUMBER
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.consequences import strike
 from antiphon.core.errors import AntiphonError
-from antiphon.core.loop.decide import consequences
-from antiphon.core.loop.decide.consequences import strike
 from antiphon.core.records import Lease, Payload
 from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.lineage.store.artifact_store import ArtifactStore

@@ -18,11 +18,11 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from antiphon.benchmarks.dishonest_workers import Prompts, house_config, sound_submission
 from antiphon.benchmarks.parts.kills.standins import open_light_learner
+from antiphon.core.coordinator import consequences
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import lease_id_of
-from antiphon.core.loop.decide import consequences
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupRewards,

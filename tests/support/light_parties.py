@@ -12,9 +12,9 @@ import numpy as np
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.loop_state import Decision
 from antiphon.core.errors import UnavailableError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.loop_state import Decision
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     BatchRef,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.loop.fleet import Fleet
+from antiphon.core.coordinator.fleet import Fleet
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.requests import WorkerHeartbeat
 

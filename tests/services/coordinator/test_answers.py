@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator import consequences
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.decide import consequences
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import (
     GroupSubmission,

@@ -11,6 +11,8 @@ import sqlalchemy as sa
 
 from antiphon.core.checks import MOST_PLACES
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.workers import check_claims
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import (
     ConfigError,
@@ -19,8 +21,6 @@ from antiphon.core.errors import (
     UnavailableError,
 )
 from antiphon.core.loop import admission
-from antiphon.core.loop.decide import consequences
-from antiphon.core.loop.decide.workers import check_claims
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import (
     GroupRewards,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.core.loop.decide import consequences
+from antiphon.core.coordinator import consequences
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.speculation import LEASES_NEEDED
 from antiphon.core.records import LeaseProgress, SubmitVerdict

@@ -149,7 +149,7 @@ def test_nothing_acknowledged_is_handed_to_the_learner_twice(tmp_path: Path) -> 
 
 
 def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.core.loop.decide.groups.REWARD_S", 0.3)
+    monkeypatch.setattr("antiphon.core.coordinator.groups.REWARD_S", 0.3)
     config = make_config(steps=2)
 
     async def run() -> None:

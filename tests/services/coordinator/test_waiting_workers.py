@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from antiphon.core.coordinator import consequences
 from antiphon.core.loop import admission
-from antiphon.core.loop.decide import consequences
 from antiphon.core.requests import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.service import CoordinatorService
 from tests.support.light_parties import hello, sample_lease, served

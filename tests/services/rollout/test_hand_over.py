@@ -11,10 +11,10 @@ import pytest
 
 from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.loop.decide import consequences
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.loop_state import prefix_name
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.loop.loop_state import prefix_name
 from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward, StepCommit, VersionSpan
 from antiphon.core.status import WorkerState
 from antiphon.services.rollout.worker import RolloutWorker

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 
+from antiphon.core.coordinator.fleet import Fleet
+from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.assembly import step_progress
-from antiphon.core.loop.fleet import Fleet
 from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState
-from antiphon.core.loop.loop_state import LoopState
 from antiphon.core.loop.run_ahead import describe
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.requests import StageReply

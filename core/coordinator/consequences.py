@@ -4,12 +4,19 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from antiphon.core.checks import check_piece
+from antiphon.core.coordinator.fleet import Member
+from antiphon.core.coordinator.loop_state import (
+    LONGEST_REASON,
+    Decision,
+    Forget,
+    Keep,
+    LoopState,
+    prefix_name,
+)
 from antiphon.core.loop import acceptance, admission, assembly
 from antiphon.core.loop import events as e
-from antiphon.core.loop.fleet import Member
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import HeldLease
-from antiphon.core.loop.loop_state import LONGEST_REASON, Decision, Forget, Keep, LoopState, prefix_name
 from antiphon.core.loop.partials import KeptGroup, false_author
 from antiphon.core.loop.places import place_to_move_to
 from antiphon.core.records import PartialTrajectory

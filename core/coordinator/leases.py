@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from antiphon.core.checks import MOST_PLACES, check_number
+from antiphon.core.coordinator.fleet import Member
+from antiphon.core.coordinator.loop_state import Decision, Forget, LoopState, prefix_name
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
-from antiphon.core.loop.fleet import Member
 from antiphon.core.loop.group_state import GroupState
-from antiphon.core.loop.loop_state import Decision, Forget, LoopState, prefix_name
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.loop.places import window_of
 from antiphon.core.message_sizes import group_bytes, page

@@ -5,20 +5,20 @@ from collections.abc import Collection
 
 from antiphon.core.checks import LONGEST_TEXT, MOST_PLACES, check_number
 from antiphon.core.config import dump_config, with_rule
-from antiphon.core.dissemination.plan import ORIGIN
-from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_address, check_report
-from antiphon.core.errors import ContractError
-from antiphon.core.loop import acceptance
-from antiphon.core.loop import events as e
-from antiphon.core.loop.decide.consequences import begin_again, check_of, lose, lose_named, strike, take_back
-from antiphon.core.loop.fleet import Member
-from antiphon.core.loop.loop_state import (
+from antiphon.core.coordinator.consequences import begin_again, check_of, lose, lose_named, strike, take_back
+from antiphon.core.coordinator.fleet import Member
+from antiphon.core.coordinator.loop_state import (
     LONGEST_REASON,
     NO_REASON,
     Decision,
     LoopState,
     Tell,
 )
+from antiphon.core.dissemination.plan import ORIGIN
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_address, check_report
+from antiphon.core.errors import ContractError
+from antiphon.core.loop import acceptance
+from antiphon.core.loop import events as e
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
 from antiphon.core.requests import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.core.sampling_config import Rule, decide_rule

@@ -3,12 +3,8 @@
 from collections.abc import Sequence
 
 from antiphon.core.checks import check_rewards
-from antiphon.core.errors import ContractError, RefusedError
-from antiphon.core.loop import acceptance
-from antiphon.core.loop.assembly import step_progress
-from antiphon.core.loop.decide.consequences import begin_again, move_back, strike
-from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.loop.loop_state import (
+from antiphon.core.coordinator.consequences import begin_again, move_back, strike
+from antiphon.core.coordinator.loop_state import (
     Decision,
     Forget,
     Keep,
@@ -17,6 +13,10 @@ from antiphon.core.loop.loop_state import (
     Rewarding,
     prefix_name,
 )
+from antiphon.core.errors import ContractError, RefusedError
+from antiphon.core.loop import acceptance
+from antiphon.core.loop.assembly import step_progress
+from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupRewards, GroupSubmission, GroupToReward, SubmitVerdict
 from antiphon.core.trust.worker_names import name_of_worker

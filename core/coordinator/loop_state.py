@@ -1,10 +1,11 @@
 """Loop state: all that decisions look at: the run's state, which is the fold of its events, and what memory
 alone holds: deadlines, what heartbeats said, unfinished groups, who has which group to reward.
 
-A decision (`core.loop.decide`) is a generator. It yields what is to be done, and each piece is applied before
-it goes on, so the next line sees it; what it returns is the reply. Whoever runs it puts all of it into one
-transaction. So a call is a function of the state, the request and the time, and after a restart the journal
-alone makes the same state again; every lease then begins with a fresh deadline, and each worker registers.
+A decision is a generator. It yields what is to be done, and each piece is applied before it goes on, so the
+next line sees it; what it returns is the reply. The executor (`services.coordinator.run_state_machine`) puts
+all of it into one transaction. So a call is a function of the state, the request and the time, and after a
+restart the journal alone makes the same state again; every lease then begins with a fresh deadline, and each
+worker registers.
 """
 
 from collections.abc import Callable, Generator
@@ -13,14 +14,14 @@ from typing import Any, Protocol, TypeVar
 
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.fleet import Fleet, Member
+from antiphon.core.coordinator.planner import RunAheadPlanner
+from antiphon.core.coordinator.running_leases import RunningLeases
 from antiphon.core.loop import admission
 from antiphon.core.loop import events as e
-from antiphon.core.loop.fleet import Fleet, Member
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
-from antiphon.core.loop.planner import RunAheadPlanner
 from antiphon.core.loop.run_state import new_state
-from antiphon.core.loop.running_leases import RunningLeases
 from antiphon.core.records import GroupSubmission, Prompt, SnapshotManifest
 from antiphon.core.status import EvaluationRecord
 

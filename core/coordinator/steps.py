@@ -2,11 +2,8 @@
 
 import dataclasses
 
-from antiphon.core.errors import ContractError
-from antiphon.core.loop import acceptance, admission, assembly
-from antiphon.core.loop import events as e
-from antiphon.core.loop.decide.consequences import settle
-from antiphon.core.loop.loop_state import (
+from antiphon.core.coordinator.consequences import settle
+from antiphon.core.coordinator.loop_state import (
     LONGEST_REASON,
     NO_REASON,
     Decision,
@@ -15,6 +12,9 @@ from antiphon.core.loop.loop_state import (
     LoopState,
     manifest_name,
 )
+from antiphon.core.errors import ContractError
+from antiphon.core.loop import acceptance, admission, assembly
+from antiphon.core.loop import events as e
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.records import SnapshotManifest, StepCommit
 from antiphon.core.voided_batch import VoidedBatch
