@@ -56,8 +56,10 @@ class _Shard:
     directory: Path
     entries: dict[str, tuple[Meta, HashInfo]] = field(default_factory=dict)
     """By path inside the directory, as DVC's tree has them."""
-    unpublished: int = 0
+    unpublished: set[str] = field(default_factory=set)
     """Entries that came or left since the tree was written."""
+    tree: str = ""
+    """Name of the tree that was written last."""
 
 
 class Ledger:
@@ -94,7 +96,7 @@ class Ledger:
     @property
     def unpublished(self) -> int:
         """Entries that came or left since the last `publish`."""
-        return sum(shard.unpublished for shard in self._shards)
+        return sum(len(shard.unpublished) for shard in self._shards)
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -138,7 +140,8 @@ class Ledger:
             if known is None or not target.exists():
                 self._place(payload, target, HashInfo("md5", md5))
                 shard.entries[rel] = Meta(size=target.stat().st_size), HashInfo("md5", md5)
-                shard.unpublished += known is None
+                if known is None:
+                    shard.unpublished.add(rel)
         self._homes[rel] = shard
         return md5
 
@@ -156,12 +159,13 @@ class Ledger:
             UnavailableError: when there is no space left for the tree.
         """
         with _explained(self.directory):
-            gone = []
+            gone, published = [], False
             for rel in rels:
                 shard = self._homes.pop(rel)
                 gone.append((shard.directory / rel, str(shard.entries.pop(rel)[1].value)))
-                shard.unpublished += 1
-            if gone:
+                published |= rel not in shard.unpublished
+                shard.unpublished ^= {rel}
+            if published:
                 self.publish()
             needed = {info.value for shard in self._shards for _, info in shard.entries.values()}
             for place, md5 in gone:
@@ -185,11 +189,14 @@ class Ledger:
                 for rel, (meta, info) in shard.entries.items():
                     tree.add(tuple(rel.split("/")), meta, info)
                 body = tree.as_bytes()
-                write_atomically(self._cached(tree_name(body)), body, _PROTECTED)
+                before, shard.tree = shard.tree, tree_name(body)
+                write_atomically(self._cached(shard.tree), body, _PROTECTED)
                 size = sum(meta.size or 0 for meta, _ in shard.entries.values())
                 place = kept_pointer_of(shard.directory) if self._kept else pointer
-                write_atomically(place, pointer_bytes(shard.directory, tree_name(body), size, len(tree)))
-                shard.unpublished = 0
+                write_atomically(place, pointer_bytes(shard.directory, shard.tree, size, len(tree)))
+                shard.unpublished.clear()
+                if before not in ("", shard.tree) and place.suffix != ".dvc":  # which git may know as it was
+                    self._cached(before).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Publish what is new and let go of the project's databases and of the ledger."""
@@ -232,7 +239,7 @@ class Ledger:
             if path.name.startswith(PREFIX) or path.suffix == ".tmp":
                 path.unlink()
         shard, files = _Shard(directory), files_in(directory)
-        for rel, md5 in self._published(directory, files).items():
+        for rel, md5 in self._published(shard, files).items():
             place = files.get(rel, self._cached(md5))
             size = place.stat().st_size if place.is_file() else 0
             shard.entries[rel] = Meta(size=size), HashInfo("md5", md5)
@@ -240,11 +247,11 @@ class Ledger:
             meta, info = hash_file(str(files[rel]), localfs, "md5", state=self._repo.state)
             self._cache_file(files[rel], info)
             shard.entries[rel] = Meta(size=meta.size), info
-            shard.unpublished += 1
+            shard.unpublished.add(rel)
         return shard
 
-    def _published(self, directory: Path, files: dict[str, Path]) -> dict[str, str]:
-        pointer = pointer_of(directory)
+    def _published(self, shard: _Shard, files: dict[str, Path]) -> dict[str, str]:
+        pointer = pointer_of(shard.directory)
         if not pointer.is_file():
             return {}
         try:
@@ -254,13 +261,14 @@ class Ledger:
                 "git has the file as it was" if pointer.suffix == ".dvc" else "remove it: the files are there"
             )
             raise IntegrityError(f"{pointer}: {error}; {fix}") from error
-        if (tree := read_tree(self._cached(out["md5"]))) is not None:
+        shard.tree = str(out["md5"])
+        if (tree := read_tree(self._cached(shard.tree))) is not None:
             return tree
         if len(files) < out["nfiles"]:
             raise UnavailableError(
                 f"{pointer} names a tree that is not in the DVC cache; run `dvc pull {pointer}` first"
             )
-        _log.warning("ledger.tree_rebuilt", shard=directory.name, entries=len(files))
+        _log.warning("ledger.tree_rebuilt", shard=shard.directory.name, entries=len(files))
         return {}
 
     def _cached(self, name: Any) -> Path:

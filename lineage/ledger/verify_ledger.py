@@ -48,7 +48,9 @@ class ShardCheck:
     def check(self) -> dict[str, Path | None]:
         """Read everything and return the entries: path -> file, None for one that is not as it was pinned."""
         files = files_in(self._directory)
-        out = self._read_pointer(self._unfinished and 0 < len(files) < PUBLISH_ENTRIES)
+        out = self._read_pointer(fresh := self._unfinished and 0 < len(files) < PUBLISH_ENTRIES)
+        if out is not None and not self._cached(str(out["md5"])).is_file():
+            out = self._read_pointer(fresh)  # the run that is going on may have written another one
         tree = None if out is None else self._read_tree(str(out["md5"]))
         entries = {rel: self._check_entry(rel, md5) for rel, md5 in sorted((tree or {}).items())}
         if out is not None and tree is not None and None not in entries.values():

@@ -223,3 +223,20 @@ def test_a_kill_at_any_point_loses_nothing(tmp_path: Path) -> None:
     for project in seen:
         found = files(project / "ledger")
         assert {p: b for p, b in found.items() if not p.startswith(".incoming-")} == whole, project.name
+
+
+def test_a_ledger_that_nobody_keeps_has_one_tree_in_the_cache(project: Path) -> None:
+    """Publishing now and then leaves nothing behind, and what left before it was published costs no tree."""
+    ledger, pointer = Ledger(project, "ledger", "demo-1", kept=False), project / "ledger/demo-1.pointer"
+    for number in range(4):
+        ledger.append(f"e{number}", str(number).encode())
+        ledger.publish()
+    before = pointer.read_bytes()
+    ledger.append("e4", b"4")
+    ledger.remove(["e4"])
+    assert pointer.read_bytes() == before and ledger.unpublished == 0
+    ledger.remove(["e3"])
+    assert pointer.read_bytes() != before
+    ledger.close()
+    assert len(list((project / ".dvc/cache").rglob("*.dir"))) == 1
+    assert set(files(project / "ledger/demo-1")) == {"e0", "e1", "e2"}
