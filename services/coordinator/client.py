@@ -9,15 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from antiphon.api.coordinator import (
-    Coordinator,
-    HeartbeatReply,
-    LeaseReply,
-    LeaseRequest,
-    WorkerHeartbeat,
-)
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import GroupSubmission, SubmitVerdict
+from antiphon.core.requests import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.status import Event
 from antiphon.net import wire
 from antiphon.net.rpc.serving import Duplex, error_from_code, stream
