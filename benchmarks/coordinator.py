@@ -32,7 +32,6 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.benchmarks.parts.measure import end_on_sigterm, started
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
@@ -52,6 +51,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.reporting.run_view import RunView
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.report.page import build_report
 from antiphon.runs.attach import read_events

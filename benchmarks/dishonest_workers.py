@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.api.snapshots import Broadcast
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
@@ -42,6 +41,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.core.trust.audit import NOTHING, Band, SampleStatistics, Sums, audit_group, by_author, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
 from antiphon.services.coordinator.run_state_machine import RunStateMachine

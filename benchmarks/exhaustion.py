@@ -37,7 +37,6 @@ import grpc
 import numpy as np
 import psutil
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.api.manifest import full_payload
 from antiphon.benchmarks.coordinator import LoadPrompts, make_config, manifest, sampled
 from antiphon.benchmarks.parts.measure import end_on_sigterm, started
@@ -46,6 +45,7 @@ from antiphon.cli.invite import invite
 from antiphon.core.config import dump_config, load_config
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress, PartialTrajectory, VersionSpan
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.core.status import WorkerState
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.net.rpc.serving import CHANNEL_OPTIONS, Security, start_server, stop_server

@@ -9,6 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -24,11 +25,12 @@ from prefect.exceptions import PrefectException
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.figures import RunFigures, share
+from antiphon.core.reporting.figures import RunFigures, figures_of, share
 from antiphon.core.reporting.run_display import status_rows
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.flows.told import ToldView
+from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.tracking.description import nearest_example
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.runs.context import RunContext, StageSpan
@@ -43,6 +45,9 @@ SLOW_LOOKS = 3
 
 ANSWER_S = 5.0
 """Longest wait for an answer of the coordinator."""
+
+FIGURES_GROWTH = 1.02
+"""Growth of the run from one reading of its log to the next."""
 
 TABLE_VERSIONS = 50
 """Newest versions in the table; the report has them all."""
@@ -124,6 +129,10 @@ class RunPage:
         with self._looking:
             self._ask()
         told = self._told
+        if whole and (self._over.is_set() or len(self._view.steps) > FIGURES_GROWTH * self._figures.steps):
+            with suppress(AntiphonError):  # the followers of the records say what is wrong with the run log
+                log = read_steps(self._run_dir), read_evaluations(self._run_dir)
+                self._figures = figures_of(*log, self._config)
         facts = PageFacts(
             run_id=self._run_dir.name,
             config=self._config,
@@ -151,7 +160,6 @@ class RunPage:
         except AntiphonError as error:
             _log.warning("page.failed", error=str(error))
             return
-        self._figures = RunFigures() if run.records is None else run.records.figures()
         for step in self._view.steps[self._steps :]:
             self._steps += 1
             self._told.say(step_line(step.commit, self._config.run.steps))

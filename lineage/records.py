@@ -20,11 +20,10 @@ from antiphon.api.sink import LogRecord, LogSource, RunEnd, Sink, SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.deliveries import VersionDeliveries
-from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.cursors import WEIGHT_SINKS, leave_off
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
-from antiphon.lineage.follower import FIRST_PAUSE_S, STILL_S, Follower, FollowerReport
+from antiphon.lineage.follower import FIRST_PAUSE_S, Follower, FollowerReport
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
 from antiphon.lineage.log_fold import LogFold
@@ -103,14 +102,14 @@ class Records:
         own = make_sinks(config.record.sinks, run)
         project = ledger_project(config.record, home, project)
         workers = _WorkerCounts(store)
-        self._log = RunLog(run_dir, config)
+        log_sink = RunLog(run_dir)
         self._run_id, self._end = run_id, RunEnd()
 
         def follower(sink: Sink, rest_s: float, behind: Follower | None) -> Follower:
             pauses = partial(Follower, rest_s=rest_s, first_pause_s=first_pause_s)
-            return pauses(run_dir, source, sink, LogFold(workers, self._log.line), behind=behind, held=held)
+            return pauses(run_dir, source, sink, LogFold(workers, log_sink.line), behind=behind, held=held)
 
-        log = follower(self._log, LOG_REST_S, None)
+        log = follower(log_sink, LOG_REST_S, None)
         self.followers = [log]
         """The run log's first, each behind those that it depends on."""
         ledger = None
@@ -139,24 +138,9 @@ class Records:
         """Hand the packed events of a finished run's journal to sinks at their end."""
         self._end = replace(self._end, complete=True, events=events)
 
-    def figures(self) -> RunFigures:
-        """Return the run's figures up to the last step that was recorded."""
-        return self._log.figures()
-
     def standing(self) -> list[str]:
         """Return a sentence for each sink that stands still or refused records; the run goes on."""
-        said = [f"{follower.name}: {follower.failure}" for follower in self.followers if follower.failure]
-        said += [
-            f"{follower.name} refused records, {follower.refusal}; the next start hands them over again"
-            for follower in self.followers
-            if follower.refusal and not follower.failure
-        ]
-        return said + [
-            f"{sink.name} has not answered for {sink.still_s / 60.0:.0f} min; {sink.pending} records wait "
-            f"for it: {sink.failures[-1] if sink.failures else 'it does not return'}"
-            for sink in (follower.report() for follower in self.followers)
-            if sink.still_s >= STILL_S
-        ]
+        return [said for follower in self.followers if (said := follower.standing())]
 
     def report(self) -> RecordsReport:
         """Return how far the records are."""

@@ -19,6 +19,7 @@ from antiphon.api import coordinator as api
 from antiphon.api import learner as learner_api
 from antiphon.api.manifest import decode_manifest, encode_manifest
 from antiphon.core import records as r
+from antiphon.core import requests as core_requests
 from antiphon.core import status as core_status
 from antiphon.core.dissemination.plan import Assignment, TransferPlan
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
@@ -245,16 +246,16 @@ codec(r.Prompt, records_pb2.Prompt)
 codec(r.KeptProgress, rollout_pb2.KeptProgress)
 codec(r.Lease, records_pb2.Lease)
 codec(api.KitPart, coordinator_pb2.KitPart)
-codec(api.WorkerHello, rollout_pb2.WorkerHello)
+codec(core_requests.WorkerHello, rollout_pb2.WorkerHello)
 codec(Assignment, coordinator_pb2.Assignment)
 codec(TransferPlan, coordinator_pb2.TransferPlan, _check_assignment)
 codec(DeliveryRecord, rollout_pb2.DeliveryRecord)
 codec(NetworkReport, rollout_pb2.NetworkReport)
-codec(api.WorkerWelcome, rollout_pb2.WorkerWelcome)
-codec(api.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat)
-codec(api.HeartbeatReply, rollout_pb2.HeartbeatReply, _check_pause)
-codec(api.LeaseRequest, rollout_pb2.LeaseRequest)
-codec(api.LeaseReply, rollout_pb2.LeaseReply)
+codec(core_requests.WorkerWelcome, rollout_pb2.WorkerWelcome)
+codec(core_requests.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat)
+codec(core_requests.HeartbeatReply, rollout_pb2.HeartbeatReply, _check_pause)
+codec(core_requests.LeaseRequest, rollout_pb2.LeaseRequest)
+codec(core_requests.LeaseReply, rollout_pb2.LeaseReply)
 
 
 # Sealed batches, commits and snapshots.
@@ -312,9 +313,9 @@ codec(SampleStatistics, records_pb2.SampleStatistics, _check_statistics)
 codec(core_status.EvaluationRecord, coordinator_pb2.EvaluationRecord)
 codec(core_status.CapacityRecord, coordinator_pb2.CapacityRecord)
 codec(core_status.WorkerRecord, coordinator_pb2.WorkerRecord)
-codec(api.StageReply, coordinator_pb2.StageReply)
+codec(core_requests.StageReply, coordinator_pb2.StageReply)
 codec(core_status.RunStatus, coordinator_pb2.RunStatus)
-codec(api.CommitsReply, coordinator_pb2.CommitsReply)
+codec(core_requests.CommitsReply, coordinator_pb2.CommitsReply)
 event_to_proto, event_from_proto = codec(core_status.Event, coordinator_pb2.Event)
 codec(core_status.LearnerProgress, learner_pb2.LearnerProgress)
 codec(learner_api.StepReply, learner_pb2.StepReply)

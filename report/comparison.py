@@ -14,7 +14,15 @@ from typing import Any
 
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.reporting.config_differences import differing
-from antiphon.core.reporting.figures import FIGURES, FiguresFold, RunFigures, VersionTotals, interval, share
+from antiphon.core.reporting.figures import (
+    FIGURES,
+    RunFigures,
+    VersionTotals,
+    figures_of,
+    interval,
+    share,
+    totals_of,
+)
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.starts import read_starts
 from antiphon.report.charts import CYCLE, SMOOTHING_STEPS, Chart, Panel, Series, plain_charts, smoothed
@@ -140,8 +148,6 @@ def read_run(run_dir: Path) -> ComparedRun:
         ConfigError: when its configuration cannot be read.
     """
     config, lines, held = load_config(run_dir / "config.yaml"), read_steps(run_dir), read_evaluations(run_dir)
-    fold = FiguresFold(config)
-    totals = [totals for line in lines for totals in fold.add(line)]
     starts = dict.fromkeys(
         f"{start.commit[:CODE_DIGITS]}{'+changes' * start.modified}"
         for start in read_starts(run_dir)
@@ -150,8 +156,8 @@ def read_run(run_dir: Path) -> ComparedRun:
     return ComparedRun(
         run_id=run_dir.name,
         config=config,
-        figures=fold.figures(held),
-        totals=totals,
+        figures=figures_of(lines, held, config),
+        totals=totals_of(lines, config),
         rewards=[
             (int(line["version"]), float(line["metrics"]["reward_mean"]))
             for line in lines

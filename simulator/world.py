@@ -13,13 +13,13 @@ from typing import Any
 
 from blake3 import blake3
 
-from antiphon.api.coordinator import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.events import load_event
 from antiphon.core.loop.run_state import fold, new_state
 from antiphon.core.records import GroupRewards, GroupSubmission, StepCommit, SubmitVerdict
+from antiphon.core.requests import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.services.coordinator.run_state_machine import RunStateMachine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.lineage.tracking.model_files import Exporter, add_files
-from antiphon.lineage.tracking.tracked_run import TrackedRun, model_name
+from antiphon.lineage.tracking.tracked_run import TrackedRun
 
 ALIAS = "champion"
 SCORE_TAG = "antiphon.reward"
@@ -37,7 +37,7 @@ def crown(
             version has no files.
         scratch: folder for what has to be uploaded.
     """
-    model_id = run.models.get(model_name(version))
+    model_id = run.models.get(version)
     if model_id is None:
         return False
     champion = _champion(run.client, registered)
@@ -54,7 +54,7 @@ def crown(
             ORIGIN_TAG: origin,
             "antiphon.version": str(version),
             "antiphon.prompts": str(prompts),
-            "antiphon.weights_digest": run.digests.get(model_name(version), ""),
+            "antiphon.weights_digest": run.digests.get(version, ""),
         }
         made = run.client.create_model_version(
             registered, source, run.run_id, tags=tags, model_id=model_id, await_creation_for=0

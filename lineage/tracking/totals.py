@@ -3,12 +3,13 @@
 All of it follows from the run log's lines, so a run that is recorded late or twice says the same.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphon.core.config import RunConfig
 from antiphon.core.metrics import REWARD_LEVELS
-from antiphon.core.reporting.figures import FiguresFold, VersionTotals
+from antiphon.core.reporting.figures import VersionTotals, figures_of, totals_of
 
 
 def total_metrics(totals: VersionTotals) -> dict[str, float]:
@@ -22,18 +23,16 @@ def total_metrics(totals: VersionTotals) -> dict[str, float]:
 
 
 def summarise(
-    lines: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]], config: RunConfig
+    steps: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], config: RunConfig
 ) -> dict[str, float]:
     """Return a run's summary under the names of `core.metrics.SUMMARY_METRICS`, each with `summary/`.
 
-    `lines` and `evaluations` are those of the run log, in order.
+    `steps` and `held` are lines of the run log, of steps and of evaluations, in order.
     """
-    steps, held = list(lines), list(evaluations)
-    fold = FiguresFold(config)
-    totals = {known.version: known for line in steps for known in fold.add(line)}
+    totals = {known.version: known for known in totals_of(steps, config)}
     if not totals:
         return {}
-    metrics = {**fold.figures(held).numbers(), **_levels(held, totals), **_workers(steps)}
+    metrics = figures_of(steps, held, config).numbers() | _levels(held, totals) | _workers(steps)
     return {f"summary/{name}": value for name, value in metrics.items()}
 
 
@@ -57,11 +56,10 @@ def _workers(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     mixes = [mix for line in steps if (mix := line["timings"].get("workers"))]
     if not mixes:
         return {}
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for mix in mixes:
-        for worker, count in mix.items():
-            counts[worker] = counts.get(worker, 0) + int(count)
-    total = sum(counts.values())
+        counts.update(mix)
+    total = counts.total()
     return {
         "workers": sum(map(len, mixes)) / len(mixes),
         "workers_seen": float(len(counts)),

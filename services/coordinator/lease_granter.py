@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest
 from antiphon.core.checks import MOST_PLACES, check_number
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import acceptance, admission, speculation
@@ -20,6 +19,7 @@ from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.loop.places import window_of
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import Lease
+from antiphon.core.requests import LeaseReply, LeaseRequest
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.fleet import Member
 from antiphon.services.coordinator.journal import payloads

@@ -7,7 +7,6 @@ next holder of a group may continue from waits here too.
 from collections import Counter
 from collections.abc import Sequence
 
-from antiphon.api.coordinator import WorkerHeartbeat
 from antiphon.core.config import RunConfig
 from antiphon.core.lengths.running import GroupEnds, RunningGroup
 from antiphon.core.loop import events as e
@@ -16,6 +15,7 @@ from antiphon.core.loop.leases import EngineSign, EngineWatch, HeldLease, LeaseT
 from antiphon.core.loop.partials import KeptGroup, PartialGroups
 from antiphon.core.loop.speculation import LeaseTimes
 from antiphon.core.records import LeaseProgress
+from antiphon.core.requests import WorkerHeartbeat
 
 
 class RunningLeases(LeaseTable):

@@ -10,18 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from antiphon.api.coordinator import (
-    CommitsReply,
-    Coordinator,
-    HeartbeatReply,
-    KitPart,
-    LeaseReply,
-    LeaseRequest,
-    StageReply,
-    WorkerHeartbeat,
-    WorkerHello,
-    WorkerWelcome,
-)
+from antiphon.api.coordinator import Coordinator, KitPart
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
@@ -39,6 +28,16 @@ from antiphon.core.records import (
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
+)
+from antiphon.core.requests import (
+    CommitsReply,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    StageReply,
+    WorkerHeartbeat,
+    WorkerHello,
+    WorkerWelcome,
 )
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from antiphon.api.coordinator import StageReply
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.assembly import step_progress
 from antiphon.core.loop.group_state import GroupPhase
+from antiphon.core.requests import StageReply
 from antiphon.services.coordinator.overview import Overview, evaluation_record
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.system.wakeup import wait_any

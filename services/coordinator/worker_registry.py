@@ -7,7 +7,6 @@ from functools import partial
 
 import structlog
 
-from antiphon.api.coordinator import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.core.checks import LONGEST_TEXT, MOST_PLACES, check_number, check_piece
 from antiphon.core.config import dump_config, with_rule
 from antiphon.core.dissemination.plan import ORIGIN
@@ -18,6 +17,7 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup, false_author
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress, PartialTrajectory
+from antiphon.core.requests import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.core.sampling_config import Rule, decide_rule
 from antiphon.core.trust.reputation import quarantine_reason
 from antiphon.core.trust.worker_names import WORKER_NAME, name_of_worker

@@ -23,7 +23,7 @@ from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.records import FinishReason
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.lineage.rollout_table import LeftOut, decode_batch, decode_left_out
+from antiphon.lineage.rollout_table import LeftOut, read_batch
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
@@ -105,7 +105,7 @@ class Trainer(Training):
     def _parts(self, payload: bytes, step: int) -> list[UpdatePart]:
         """Deal a batch to the step's updates; one that gets nothing to train on makes none."""
         algorithm = self._config.algorithm
-        rows, left_out = decode_batch(payload), decode_left_out(payload)
+        rows, left_out = read_batch(payload)
         trained = [row for row in rows if not row.failure]
         if algorithm.truncated_completions != "train":
             cut_off = [row for row in trained if row.finish_reason is FinishReason.LENGTH]

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from blake3 import blake3
 
-from antiphon.api.coordinator import Coordinator, KitPart, WorkerWelcome
+from antiphon.api.coordinator import Coordinator, KitPart
 from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.core.requests import WorkerWelcome
 from antiphon.core.sampling_config import decide_rule
 from antiphon.cpu.compiler import check_compiler
 from antiphon.lineage.documents.manifest import hardware, library_versions

@@ -19,8 +19,13 @@ from typing import Literal, Protocol, TypeVar
 
 import structlog
 
-from antiphon.api.coordinator import (
-    Coordinator,
+from antiphon.api.coordinator import Coordinator
+from antiphon.api.engine import Engine
+from antiphon.core.config import RunConfig, parse_config
+from antiphon.core.errors import UnavailableError
+from antiphon.core.loop.leases import finishes_in_time
+from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
+from antiphon.core.requests import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
@@ -28,11 +33,6 @@ from antiphon.api.coordinator import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.api.engine import Engine
-from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.errors import UnavailableError
-from antiphon.core.loop.leases import finishes_in_time
-from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ContractError, UnavailableError
@@ -26,6 +25,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator import audit_queue

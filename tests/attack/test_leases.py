@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from antiphon.api.coordinator import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop.admission import lease_id_of
 from antiphon.core.records import (
@@ -20,6 +19,7 @@ from antiphon.core.records import (
     SubmitVerdict,
     VersionSpan,
 )
+from antiphon.core.requests import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.weights.signature import sign_manifest

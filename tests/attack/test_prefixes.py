@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import GroupSubmitted, WorkerStruck, load_event
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import FinishReason, Lease, LeaseProgress, PartialTrajectory, VersionSpan
+from antiphon.core.requests import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.payloads import prefix_name

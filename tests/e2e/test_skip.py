@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHello
 from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config, dump_config
@@ -33,6 +32,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHello
 from antiphon.lineage.records import Records
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import Security, stop_server

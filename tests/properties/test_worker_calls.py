@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.api.manifest import payload_digest
 from antiphon.core.checks import MOST_NUMBER
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import Lease, Payload
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.wire import CALLS
 from antiphon.services.coordinator.run_state_machine import RunStateMachine

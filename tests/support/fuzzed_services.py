@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.benchmarks.dishonest_workers import Prompts, house_config, sound_submission
 from antiphon.benchmarks.parts.kills.standins import open_light_learner
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
@@ -34,6 +33,7 @@ from antiphon.core.records import (
     StepCommit,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.net.rpc.calls import Call
 from antiphon.net.rpc.serving import start_server, stop_server

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.api.coordinator import Coordinator, LeaseRequest, WorkerHello
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
@@ -25,6 +25,7 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHello
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.net.rpc.serving import stop_server

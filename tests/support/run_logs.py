@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.status import Event
 from antiphon.lineage.log_fold import LogFold
@@ -12,7 +11,7 @@ from antiphon.lineage.run_log import RunLog
 
 def write_run_log(run_dir: Path, events: Iterable[e.JournalEvent]) -> None:
     """Write the lines that the records of a run with these events would have."""
-    fold, log = LogFold(), RunLog(run_dir, RunConfig())
+    fold, log = LogFold(), RunLog(run_dir)
     for seq, event in enumerate(events, start=1):
         record = fold.take(Event(seq, float(seq), event.kind, e.dump_event(event)))
         log.write([] if record is None else [record])

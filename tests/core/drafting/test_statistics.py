@@ -268,15 +268,15 @@ def test_a_commit_says_what_drafting_did_and_nothing_without_it() -> None:
 
 
 def test_what_drafting_did_is_no_part_of_what_a_fixed_run_repeats() -> None:
-    from antiphon.core.records import StepCommit
+    from antiphon.core.loop.events import StepCommitted
 
     batch = dataclasses.replace(BATCH, drafting=HONEST)
-    commit = StepCommit(0, 1, "a" * 64, "b" * 64, {"loss": 0.5, **batch_metrics(batch)})
-    line = step_line(commit, batch, 0.0)
+    commit = StepCommitted(0, 1, "a" * 64, "b" * 64, {"loss": 0.5, **batch_metrics(batch)}, True)
+    line = step_line(commit, batch, 0.0, None)
     timings = line.pop("timings")
     assert {metric.name for metric in DRAFTING_METRICS} <= set(timings)
     without = dataclasses.replace(commit, metrics={"loss": 0.5, **batch_metrics(BATCH)})
-    bare = step_line(without, BATCH, 0.0)
+    bare = step_line(without, BATCH, 0.0, None)
     del bare["timings"]
     assert line == bare
     assert all(is_timing(metric.name) for metric in DRAFTING_METRICS)

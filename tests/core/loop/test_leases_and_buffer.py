@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.api.coordinator import WorkerHeartbeat
 from antiphon.core.loop.leases import LeaseTable
+from antiphon.core.requests import WorkerHeartbeat
 from antiphon.services.coordinator.fleet import Fleet
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.core.trust.access_tokens import Denial, Scope
 from antiphon.net.rpc.serving import open_channel, start_server
 from antiphon.net.security.certificates import issue

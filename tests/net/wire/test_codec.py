@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import HeartbeatReply, StageReply
 from antiphon.core.errors import ContractError
 from antiphon.core.records import StepCommit
+from antiphon.core.requests import HeartbeatReply, StageReply
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.net.rpc.codec import codec

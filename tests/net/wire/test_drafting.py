@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.checks import submission_digest
 from antiphon.core.records import BatchRef, DraftingStatistics, GroupSubmission
+from antiphon.core.requests import LeaseRequest
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.net import wire
 from antiphon.protos import records_pb2, rollout_pb2

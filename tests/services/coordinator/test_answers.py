@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.group_state import GroupPhase
@@ -22,6 +21,7 @@ from antiphon.core.records import (
     SubmitVerdict,
     VersionSpan,
 )
+from antiphon.core.requests import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.service import CoordinatorService
 from tests.support.light_parties import hello, sample_lease, served

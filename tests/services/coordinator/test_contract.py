@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.checks import MOST_PLACES
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.config import DraftingSection
@@ -29,6 +28,7 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
+from antiphon.core.requests import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import EnvironmentPrompts

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.capacity.provisioning_config import PoolClass, PriceFrom
 from antiphon.core.loop.events import WorkerPriced, WorkerRegistered, load_event
+from antiphon.core.requests import LeaseRequest
 from tests.services.coordinator.test_answers import CONFIG, Story, play
 from tests.support.light_parties import hello
 from tests.support.loop_model import light_manifest

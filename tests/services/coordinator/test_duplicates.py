@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.speculation import LEASES_NEEDED
 from antiphon.core.records import LeaseProgress, SubmitVerdict
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from tests.services.coordinator.test_answers import Story, piece
 from tests.support.light_parties import hello, served
 from tests.support.loop_model import light_manifest, make_config

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import CommitsReply
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
+from antiphon.core.requests import CommitsReply
 from antiphon.net.rpc.serving import stream
 from antiphon.net.wire import CALLS, event_to_proto
 from antiphon.services.coordinator import service as coordinator_service

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.loop.group_state import GroupState
@@ -28,6 +27,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseReply, LeaseRequest
 from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.archive import REPLY_BYTES, Archive

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import UnavailableError
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.leases import PAUSES_NEEDED
 from antiphon.core.records import Lease, LeaseProgress, SubmitVerdict
+from antiphon.core.requests import LeaseReply, LeaseRequest, WorkerHeartbeat
 from tests.services.coordinator.test_answers import Story, piece
 from tests.support.light_parties import hello, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.records import GroupRewards, SampleReward, SubmitVerdict
+from antiphon.core.requests import LeaseRequest
 from antiphon.lineage.rollout_table import decode_batch, decode_timings
 from tests.support.light_parties import hello, reward_all, run_parties, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config

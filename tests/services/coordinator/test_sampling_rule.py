@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.records import GroupSubmission, GroupToAudit, SamplingParameters
+from antiphon.core.requests import LeaseRequest
 from antiphon.protos import records_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from tests.support.light_parties import hello, sample_lease, served

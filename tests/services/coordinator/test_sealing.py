@@ -16,7 +16,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.lineage.rollout_table import LeftOut, decode_batch, decode_left_out
+from antiphon.lineage.rollout_table import LeftOut, decode_batch, read_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.sealing import Ingredient, looked_at, seal_batch
 
@@ -55,7 +55,7 @@ def sealed(folder: Path, filter_: str, truncated: str) -> tuple[list[BatchRow], 
     given = {group.group_id: known[group.group_id] for group in looked_at(plan, config)}
     store = ArtifactStore(folder)
     payload = store.get(seal_batch(plan, given, Tally(), config, store).digest)
-    return decode_batch(payload), decode_left_out(payload)
+    return read_batch(payload)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_statistics_are_those_of_the_members_that_were_scored(tmp_path: Path) ->
     rows = decode_batch(payload)
     assert [row.failure for row in rows] == ["", "it took too long", "", ""]
     assert [row.advantage for row in rows] == pytest.approx([1 / 3, 0.0, -2 / 3, 1 / 3])
-    assert decode_left_out(payload) == [LeftOut("g1", 2, LENGTHS[1] + LENGTHS[3])]
+    assert read_batch(payload)[1] == [LeftOut("g1", 2, LENGTHS[1] + LENGTHS[3])]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, StageReply, WorkerHeartbeat
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import BlockedError, ContractError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.records import GroupRewards, LeaseProgress, PartialTrajectory, SampleReward
+from antiphon.core.requests import LeaseRequest, StageReply, WorkerHeartbeat
 from antiphon.core.status import WorkerRecord, WorkerState
 from antiphon.services.coordinator.client import CoordinatorClient
 from tests.support.light_parties import Served, hello, sample_lease, served

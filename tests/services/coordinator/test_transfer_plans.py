@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import WorkerHeartbeat
 from antiphon.api.manifest import payload_digest
 from antiphon.core.dissemination.plan import ORIGIN
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import ContractError
 from antiphon.core.records import Payload
+from antiphon.core.requests import WorkerHeartbeat
 from tests.support.light_parties import hello, served
 from tests.support.loop_model import light_manifest, make_config
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest
 from antiphon.core.loop import admission
+from antiphon.core.requests import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.service import CoordinatorService
 from tests.support.light_parties import hello, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config

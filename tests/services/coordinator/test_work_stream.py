@@ -9,9 +9,9 @@ import grpc
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import SubmitVerdict
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.net import wire
 from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.coordinator.client import CoordinatorClient

@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.api.coordinator import StageReply
 from antiphon.api.manifest import full_payload
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import BlockedError, ConfigError, ContractError, IntegrityError, UnavailableError
@@ -29,6 +28,7 @@ from antiphon.core.records import (
     StepCommit,
     VersionSpan,
 )
+from antiphon.core.requests import StageReply
 from antiphon.lineage.rollout_table import LeftOut, encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import start_server, stop_server
