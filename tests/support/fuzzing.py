@@ -43,7 +43,7 @@ from antiphon.core.records import (
 )
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.documents.artifacts import read_document
-from antiphon.lineage.layout import Entry, journal_line, read_journal, read_pointer, read_tree
+from antiphon.lineage.layout import read_pointer
 from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
 from antiphon.net import wire
 from antiphon.net.rpc.codec import array_from_bytes, known
@@ -112,12 +112,6 @@ def texts() -> Iterator[Reader]:
     kinds = e.event_kinds()
     bodies = tuple(f"{kind} {json.dumps(event_fields(kind))}".encode() for kind in kinds)
     yield Reader("event", bodies, lambda b: e.load_event(*b.decode("latin-1").partition(" ")[::2]))
-    entry = Entry("versions/v000001.json", "0" * 32, 10)
-    tree = json.dumps([{"md5": entry.md5, "relpath": entry.rel}]).encode()
-    yield Reader("ledger tree", (tree,), read_tree)
-    yield Reader(
-        "ledger journal", (journal_line(entry).encode(),), lambda b: read_journal(b.decode("latin-1"))
-    )
     yield Reader("ledger pointer", (b"outs:\n- md5: 00.dir\n  size: 1\n",), read_pointer)
     yield Reader("document", (b'{"a":1}',), read_document)
 
