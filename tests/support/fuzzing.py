@@ -46,11 +46,11 @@ from antiphon.lineage.documents.artifacts import read_document
 from antiphon.lineage.layout import read_pointer
 from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
 from antiphon.net import wire
-from antiphon.net.rpc.unary import known
+from antiphon.net.rpc.codec import array_from_bytes, known
 from antiphon.net.security.access_tokens import load_claims, make_token
 from antiphon.net.security.credentials import load_credentials
 from antiphon.net.security.keys import signing_key
-from antiphon.net.wire import FLOAT32, array_from_bytes
+from antiphon.net.wire import FLOAT32
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -482,7 +482,7 @@ def translation_targets() -> Iterator[Target]:
         assert translations is not None, f"no record stands behind {name}"
         yield Target(f"translation {name}", messages(message.DESCRIPTOR), _only_ours(translations[1]))
     verdict = messages(classes["SubmitReply"].DESCRIPTOR)
-    yield Target("translation submit_verdict", verdict, _only_ours(wire.submit_verdict_from_proto))
+    yield Target("translation submit_verdict", verdict, _only_ours(wire.WORK_CALLS["submission"].read_reply))
     history = messages(classes["PromptHistory"].DESCRIPTOR)
     yield Target("translation prompt_history", history, _only_ours(wire.prompt_history_from_proto))
 
