@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 
+from antiphon.core.capacity.run_ahead import describe
 from antiphon.core.coordinator.fleet import Fleet
 from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.assembly import step_progress
 from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState
-from antiphon.core.loop.run_ahead import describe
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.requests import StageReply
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
@@ -69,7 +69,7 @@ def status_of(loop: LoopState, now: float, blocked: str) -> RunStatus:
             (s.unaudited_reason for s in state.standings.values() if s.unaudited_reason), ""
         ),
         unaudited_tokens=sum(standing.kept_cache for standing in state.standings.values()),
-        capacity=loop.planner.capacity.record,
+        capacity=loop.planner.capacity,
         work_done=loop.fleet.work_done,
         run_ahead=_run_ahead(loop),
         deliveries=tuple(loop.fleet.transfers.deliveries),

@@ -1,11 +1,14 @@
 """Planners: how many groups are in flight, and in which order they are leased, by what a run measures."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from antiphon.core.capacity.live import LiveCapacity
+from antiphon.core.capacity.loop_measures import LoopMeasures
+from antiphon.core.capacity.run_ahead import RunAhead, choose, first_plan, is_due
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import InfeasibleError
 from antiphon.core.lengths.memory import LengthMemory, predicts
 from antiphon.core.lengths.order import (
     AskingWorker,
@@ -16,8 +19,6 @@ from antiphon.core.lengths.order import (
 )
 from antiphon.core.loop.admission import Waiting
 from antiphon.core.loop.events import JournalEvent
-from antiphon.core.loop.loop_measures import LoopMeasures
-from antiphon.core.loop.run_ahead import RunAhead, first_plan, is_due, plan_anew
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.status import CapacityRecord
 
@@ -48,27 +49,30 @@ class RunAheadPlanner:
         self.active = config.loop.mode == "elastic" and config.loop.run_ahead == "measured"
         """Otherwise only the gate decides."""
         self.measures = LoopMeasures()
-        self.capacity = LiveCapacity(config)
+        self.capacity: CapacityRecord | None = None
+        """What the capacity model expected last; None before a batch was trained."""
         self._plan: RunAhead | None = None
 
     def observe(self, event: JournalEvent, state: RunState, now: float) -> None:
         """Take in an event that is about to be applied to `state`."""
         self.measures.observe(event, state, now)
-        self.capacity.observe(event, now)
 
     @property
     def plan(self) -> RunAhead | None:
         """Return what may be in flight; None where only the gate decides."""
         if self._plan is None and self.active:
-            return first_plan(self._config, self._places())
+            return first_plan(self._config.loop, self._places())
         return self._plan
 
     def assess(self) -> CapacityRecord | None:
         """Return what the capacity model expects by the batches that were trained; None before it can say."""
         if self.measures.batches > self._assessed:
             self._assessed = self.measures.batches
-            self.capacity.plan(self.measures, self._supply())
-        return self.capacity.record
+            measured = self.measures.measured(self._supply())
+            # A step that took no time that a clock shows is no measurement.
+            with contextlib.suppress(InfeasibleError):
+                self.capacity = measured.expected(self._config.loop) if measured else self.capacity
+        return self.capacity
 
     def due(self, now: float) -> Callable[[], RunAhead] | None:
         """Return what makes a new plan, which takes a while; None while none is due.
@@ -83,7 +87,7 @@ class RunAheadPlanner:
         if pace is None:
             return None
         self._planned, self._with_losses = batches, losses
-        return partial(plan_anew, pace, batches, self._config, self._places())
+        return partial(choose, pace, self._config.loop, self._places(), batches)
 
     def take(self, plan: RunAhead) -> None:
         """Go by a plan from now on."""

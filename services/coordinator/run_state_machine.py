@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import structlog
 
+from antiphon.core.capacity.run_ahead import describe
 from antiphon.core.config import RunConfig
 from antiphon.core.coordinator import consequences
 from antiphon.core.coordinator.loop_state import (
@@ -32,7 +33,6 @@ from antiphon.core.errors import AntiphonError, BlockedError, IntegrityError, Un
 from antiphon.core.loop import assembly, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, heldout_group_id
-from antiphon.core.loop.run_ahead import describe
 from antiphon.core.loop.run_state import RunState, fold
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore

@@ -14,7 +14,6 @@ from antiphon.core.coordinator import consequences, groups, leases, steps, worke
 from antiphon.core.coordinator.loop_state import manifest_name
 from antiphon.core.coordinator.overview import explained, stage_reply, status_of
 from antiphon.core.dissemination.plan import TransferPlan
-from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import assembly
@@ -276,23 +275,22 @@ class CoordinatorService(Coordinator):
         body = await self.state_machine.journal.payload(manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
 
-    async def plan_transfer(self, worker_id: str, version: int, payload_digest: str) -> TransferPlan:
+    async def plan_transfer(self, worker_id: str, version: int, payload: int) -> TransferPlan:
         self.state_machine.check()
         if self._config.broadcast.relay == "off":
             return FROM_ORIGIN
         manifest = await self.latest_manifest(version)
-        found = () if manifest is None else manifest.payloads
-        payload = next((payload for payload in found if payload.digest == payload_digest), None)
-        if payload is None:
-            raise ContractError(
-                f"version {version} has no payload {payload_digest[:64]!r}; ask for its manifest"
-            )
-        size = Size(payload.payload_bytes, payload.chunk_bytes)
+        if manifest is None or not 0 <= payload < len(manifest.payloads):
+            raise ContractError(f"version {version} has no payload {payload}; ask for its manifest")
         # Looked up now: it may have left while its manifest was read.
-        member = self._loop.fleet.get(worker_id)
-        if member is None:
+        fleet = self._loop.fleet
+        if (member := fleet.get(worker_id)) is None:
             return FROM_ORIGIN
-        return self._loop.fleet.plan_transfer(member, payload_digest, size)
+        living = fleet.living()
+        # Those that hold what it holds will probably want the same payload.
+        likely = [one.worker_id for one in living if one.held_version == member.held_version]
+        peers = {one.worker_id: one.relay_address for one in living}
+        return fleet.transfers.plan(worker_id, manifest.payloads[payload], peers, likely)
 
     async def skip_step(self, step: int, reason: str, operator: str) -> VoidedBatch:
         machine, plan = self.state_machine, assembly.SealPlan(step, (), ())
