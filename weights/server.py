@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import numpy as np
 
 from antiphon.api.snapshots import Broadcast
 from antiphon.net.rpc.serving import answers_errors
@@ -23,14 +22,10 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
     @answers_errors
     async def GetChunks(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Stream the chunks asked for."""
-        async for index, data in self._service.get_chunks(request.payload_digest, list(request.indices)):
+        async for index, data in self._service.get_chunks(
+            request.payload_digest, list(request.indices), request.held_only
+        ):
             yield broadcast_pb2.Chunk(index=index, data=data)
-
-    @answers_errors
-    async def GetHeld(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        """Answer which chunks are held."""
-        held = await self._service.held(request.payload_digest)
-        return broadcast_pb2.Held(chunks=len(held), bits=np.packbits(held, bitorder="little").tobytes())
 
     @answers_errors
     async def Where(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
