@@ -147,6 +147,7 @@ class StepAlarms:
     def __init__(self) -> None:
         self.count = 0
         """Commits so far, which come in step order."""
+        self.last: StepCommit | None = None
         self.idle: list[tuple[StepCommit, str]] = []
         """The newest steps in a row that trained nothing, and why."""
         self._recent: deque[StepCommit] = deque(maxlen=WINDOW)
@@ -157,9 +158,12 @@ class StepAlarms:
 
     def add(self, commit: StepCommit) -> None:
         """Take in the next commit."""
-        why = untrained(commit, self._recent[-1].weights_digest if self._recent else "")
-        self.idle = [*self.idle, (commit, why)] if why else []
-        self.count += 1
+        why = untrained(commit, "" if self.last is None else self.last.weights_digest)
+        if why:
+            self.idle.append((commit, why))
+        else:
+            self.idle.clear()
+        self.count, self.last = self.count + 1, commit
         self._recent.append(commit)
         self._trained.extend(_values([commit], "reward_mean"))
         self._rewards.append(commit.metrics.get("reward_mean", 0.0))
