@@ -74,9 +74,9 @@ class RunCheck:
                 self._findings.add(name, ledgers / self._run_id, "is missing", fix)
             unfinished = self._run_dir.is_dir() and not (self._run_dir / OUTCOME_FILE).exists()
             for directory in directories:
-                state = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
-                self._files.update(state.intact)
-                self._expected.update(state.expected)
+                entries = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
+                self._files.update({rel: path for rel, path in entries.items() if path is not None})
+                self._expected.update(entries)
         self._check_documents()
         self._check_contents()
         self._check_run_directory(pinned=ledgers is not None)

@@ -253,7 +253,7 @@ def test_a_stopped_worker_finishes_what_is_finished_soon(tmp_path: Path) -> None
     async def story() -> None:
         async with served(config, tmp_path) as site, hands(site) as make:
             first = await begun(site, make)
-            first.worker._work.token_rate.measure(0.001, 1)  # what a longer run would have measured
+            first.worker._work.seconds_per_token = 0.001  # what a longer run would have measured
             first.worker.stop(grace_s=DEADLINE_S)
             first.engine.open()
             await first.task
