@@ -19,9 +19,16 @@ from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
 from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
 from antiphon.lineage.ledger.pins import dvc_cache
-from antiphon.lineage.ledger.run_pins import OUTCOME_FILE
 from antiphon.lineage.ledger.verify_ledger import ShardCheck
-from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
+from antiphon.lineage.names import (
+    OUTCOME_FILE,
+    RUN,
+    batch_entry,
+    evaluation_entry,
+    kind_of,
+    name_of,
+    version_entry,
+)
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
