@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.api.snapshots import Blocks, Broadcast, Place
+from antiphon.net.rpc.calls import Client
 from antiphon.net.rpc.serving import call, stream
-from antiphon.net.rpc.unary import Client
 from antiphon.net.security.credentials import Credentials
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 

@@ -6,7 +6,6 @@ from typing import Any
 import grpc
 
 from antiphon.api.snapshots import Broadcast
-from antiphon.net.rpc.serving import answers_errors
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 
 SERVICE_NAME = "antiphon.Broadcast"
@@ -19,7 +18,6 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
     def __init__(self, service: Broadcast) -> None:
         self._service = service
 
-    @answers_errors
     async def GetChunks(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Stream the chunks asked for."""
         async for index, data in self._service.get_chunks(
@@ -27,13 +25,11 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
         ):
             yield broadcast_pb2.Chunk(index=index, data=data)
 
-    @answers_errors
     async def Where(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Answer where the payloads lie."""
         place = await self._service.where()
         return broadcast_pb2.Place(folder=str(place.folder), token=place.token)
 
-    @answers_errors
     async def GetBlocks(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Answer where the chunks are blocks."""
         found = await self._service.blocks(request.payload_digest)

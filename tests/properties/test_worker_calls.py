@@ -125,7 +125,7 @@ def test_no_call_of_a_worker_breaks_the_coordinator(story: list[tuple[str, str, 
         async with asyncio.timeout(60.0):
             await asyncio.gather(*running)
         assert site.machine.failure is None
-        CALLS["status"].reply.write([await site.service.status()])
+        CALLS["status"].write_reply(await site.service.status())
         await site.machine.close()
 
     asyncio.run(act())
