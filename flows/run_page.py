@@ -33,7 +33,8 @@ from antiphon.flows.told import ToldView
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.tracking.description import nearest_example
 from antiphon.lineage.tracking.pages import mlflow_links
-from antiphon.runs.context import RunContext, StageSpan
+from antiphon.runs.live_run import LiveRun
+from antiphon.runs.outcome import StageSpan
 
 _log = structlog.get_logger(__name__)
 
@@ -82,7 +83,7 @@ class RunPage:
         """Wait for `begin`; in the home directory `antiphon up` says what it serves."""
         self._config, self._told, self._flow_run_id, self._home = config, told, flow_run_id, home
         self._run_dir = home
-        self._run: RunContext | None = None
+        self._run: LiveRun | None = None
         self._status: RunStatus | None = None
         self._figures = RunFigures()
         self._view = RunView()
@@ -99,7 +100,7 @@ class RunPage:
         self._run_dir = run_dir
         self._thread.start()
 
-    def watch(self, run: RunContext) -> None:
+    def watch(self, run: LiveRun) -> None:
         """Look at the run, whose services are up, from now on."""
         self._run = run
 

@@ -16,7 +16,6 @@ from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import ALARMS, StepAlarms
 from antiphon.core.reporting.figures import RunFigures, share
 from antiphon.core.status import RunStatus
-from antiphon.runs.context import StageSpan
 from antiphon.runs.samples import samples_of
 from antiphon.system.files import write_atomically
 from antiphon.system.set_up import command
@@ -27,6 +26,16 @@ SHOWN = 3
 """Completions shown of a run that taught nothing."""
 LONGEST = 100
 """Characters of a prompt or an answer in a line; `antiphon evaluate --samples` has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpan:
+    """When one stage ran, in seconds of `time.perf_counter`; for reports and benchmarks."""
+
+    stage: str
+    number: int
+    started_s: float
+    ended_s: float
 
 
 @dataclass(frozen=True, slots=True)

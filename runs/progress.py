@@ -1,71 +1,52 @@
-"""Progress: reads a run's journal and looks at it about once a second, and shows both."""
+"""Progress: each look at a run is shown, with what changed since the one before."""
 
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import structlog
-
-from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.config import RunConfig
+from antiphon.core.reporting.alarms import StepAlarms
 from antiphon.core.reporting.run_display import RunDisplay, TokenRates, planes_of
-from antiphon.core.status import LearnerProgress
+from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.runs.alarm_watch import AlarmWatch
-from antiphon.runs.context import RunContext
-
-_log = structlog.get_logger(__name__)
 
 STATUS_S = 1.0
 """Seconds between two looks at the run."""
 
 
-def _learner(run: RunContext) -> LearnerProgress | None:
-    """Return what the learner does; None while it does not answer."""
-    try:
-        return run.clients.run(run.learner.status(), 5.0).progress
-    except UnavailableError:
-        return None
+class Progress:
+    """Shows the looks at one run."""
 
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        display: RunDisplay,
+        shown: StepAlarms,
+        voided: Callable[[], None],
+    ) -> None:
+        """Show them on `display`; `shown` is what all commits show, and the caller adds to it.
 
-def show_progress(run: RunContext, display: RunDisplay, voided: Callable[[], None]) -> Callable[[], None]:
-    """Feed the display about once a second until the returned function is called.
+        `voided` is called when an operator has voided a batch: services that could not work on it may now.
+        """
+        self._display, self._shown, self._voided = display, shown, voided
+        self._rates, self._known = TokenRates(), -1
+        self._alarms = AlarmWatch(config, run_dir, shown, time.perf_counter())
 
-    `voided` is called when an operator has voided a batch: services that could not work on it may now.
-    """
-    over = threading.Event()
-    rates = TokenRates()
-    alarms = AlarmWatch(run.config, run.run_dir, run.view.alarms, time.perf_counter())
+    def take(self, status: RunStatus, learner: LearnerProgress | None, late: Sequence[str]) -> None:
+        """Show a look.
 
-    def look(known: int | None) -> int:
-        status = run.clients.run(run.coordinator.status(), 5.0)
-        if known is not None and len(status.voided) > known:
-            voided()
-            display.message(f"batch {status.voided[-1].digest[:12]} was voided: {status.voided[-1].reason}")
-        learner = _learner(run)
-        display.status(status, planes_of(status, rates.take(status, time.perf_counter()), learner))
+        `learner` says what the learner does; None where it did not answer. `late` are sentences about sinks
+        of the records that stand still.
+        """
+        now = time.perf_counter()
+        if 0 <= self._known < len(status.voided):
+            self._voided()
+            batch = status.voided[-1]
+            self._display.message(f"batch {batch.digest[:12]} was voided: {batch.reason}")
+        self._known = len(status.voided)
+        self._display.status(status, planes_of(status, self._rates.take(status, now), learner))
         # The journal of a long run that is continued takes several looks, and its old steps are no alarm.
-        run.clients.run(run.read_journal(), 5.0)
-        if run.view.alarms.count >= status.committed_steps:
-            late = [] if run.records is None else run.records.standing()
-            for line in alarms.look(status, time.perf_counter(), learner, late):
-                display.message(line)
-        return len(status.voided)
-
-    def show() -> None:
-        known: int | None = None
-        while not over.wait(STATUS_S):
-            try:
-                known = look(known)
-            except UnavailableError:
-                continue  # the stages notice and say so; the display just waits
-            except AntiphonError as error:
-                _log.warning("view.failed", error=str(error))
-                return
-
-    thread = threading.Thread(target=show, name="view", daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        over.set()
-        thread.join(10.0)
-
-    return stop
+        if self._shown.count >= status.committed_steps:
+            for line in self._alarms.look(status, now, learner, late):
+                self._display.message(line)

@@ -19,9 +19,16 @@ from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
 from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
 from antiphon.lineage.ledger.pins import dvc_cache
-from antiphon.lineage.ledger.run_pins import OUTCOME_FILE
 from antiphon.lineage.ledger.verify_ledger import ShardCheck
-from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
+from antiphon.lineage.names import (
+    OUTCOME_FILE,
+    RUN,
+    batch_entry,
+    evaluation_entry,
+    kind_of,
+    name_of,
+    version_entry,
+)
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
@@ -74,9 +81,9 @@ class RunCheck:
                 self._findings.add(name, ledgers / self._run_id, "is missing", fix)
             unfinished = self._run_dir.is_dir() and not (self._run_dir / OUTCOME_FILE).exists()
             for directory in directories:
-                state = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
-                self._files.update(state.intact)
-                self._expected.update(state.expected)
+                entries = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
+                self._files.update({rel: path for rel, path in entries.items() if path is not None})
+                self._expected.update(entries)
         self._check_documents()
         self._check_contents()
         self._check_run_directory(pinned=ledgers is not None)

@@ -211,6 +211,15 @@ def server_password(home: Path) -> str:
     return path.read_text(encoding="ascii").strip()
 
 
+def page_links(home: Path) -> dict[str, str]:
+    """Return where the pages of the server of PREFECT_API_URL are, and their password if the home has it."""
+    api, password = os.environ.get("PREFECT_API_URL", ""), password_file(home)
+    links = {"prefect": api.removesuffix("/api").rstrip("/")} if api else {}
+    if api and password.exists() and os.environ.get("PREFECT_API_AUTH_STRING") == server_password(home):
+        links["password of that page"] = f"the line in {password}"
+    return links
+
+
 def write_shell_file(home: Path, url: str) -> Path:
     """Write what a shell reads so that `prefect` talks to the server at `url`; return the file."""
     path = home / "prefect" / "client.env"

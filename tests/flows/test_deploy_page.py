@@ -15,7 +15,7 @@ import structlog
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures
-from antiphon.core.reporting.run_display import SilentDisplay
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.core.reporting.run_view import EvaluationFacts, RunView, StepFacts
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.flows.prefect_resilience import end_services, find_run_of, how_to_continue, remember_flow_run
@@ -28,7 +28,7 @@ from antiphon.flows.run_page import (
     stage_seconds,
 )
 from antiphon.flows.told import ToldView, hear_logs
-from antiphon.runs.context import StageSpan
+from antiphon.runs.outcome import StageSpan
 
 
 def status(committed: int) -> RunStatus:
@@ -110,7 +110,7 @@ def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end() -> None
 def test_what_a_run_says_is_kept_for_its_page_and_shown_all_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Shown(SilentDisplay):
+    class Shown(RunDisplay):
         said: ClassVar[list[str]] = []
 
         def message(self, text: str) -> None:

@@ -18,7 +18,7 @@ from antiphon.core.reporting.replay_checks import (
     compare_metrics,
 )
 from antiphon.lineage.documents.replay_copy import environment_differences
-from antiphon.lineage.ledger.replay_pins import due
+from antiphon.lineage.retention import due
 from antiphon.sampling.keyed_sampler import RowSampling, draw, score
 
 FIGURES = st.dictionaries(st.sampled_from(["loss", "a", "b", "c"]), st.floats(), max_size=4)
