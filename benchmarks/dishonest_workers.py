@@ -152,7 +152,7 @@ class _Truncating(BroadcastService):
     """A relay that sends each chunk without its last byte, and one at a time."""
 
     async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
         async for index, piece in super().get_chunks(payload_digest, indices[:1]):
             yield index, piece[:-1]

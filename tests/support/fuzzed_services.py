@@ -406,6 +406,7 @@ def _arguments(call: Any) -> list[Any]:
     """Return arguments that change little, by the names of a method's parameters."""
     known = {
         "version": 0,
+        "payload": 0,
         "step": 0,
         "number": 0,
         "wait_s": 0.0,
