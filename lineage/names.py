@@ -33,9 +33,9 @@ RUN_FILES = (
 """Files of a run's folder that are pinned as they are, where the run has them: all that its report reads."""
 
 ORIGINS = {
+    "base model": MODEL,
     "code": CODE,
     "machine": MACHINE,
-    "base model": MODEL,
     "train split": TRAIN,
     "held-out split": HELDOUT,
 }

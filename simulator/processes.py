@@ -33,7 +33,6 @@ from antiphon.services.coordinator.journal.opening import showing_life
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import register_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.learner.announcing import keep_announced
 from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import register_learner
@@ -169,7 +168,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         shared.wall_clock,
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
-        note_quota=state_machine.fleet.note_quota,
+        note_quota=state_machine.loop.fleet.note_quota,
     )
     server = InProcessServer()
     audits = AuditQueue(state_machine, shared.audit_secret)
@@ -209,7 +208,7 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
     await restoring
     await service.publish_again()
     async with asyncio.TaskGroup() as beside:
-        beside.create_task(keep_announced(service, coordinator))
+        beside.create_task(service.keep_announced())
         auditor = ArithmeticAuditor(shared.learner_disk.payloads)
         beside.create_task(audit_forever(coordinator, auditor, f"learner-{origin}"))
 

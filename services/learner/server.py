@@ -29,7 +29,6 @@ from antiphon.net.security.keys import SigningKey
 from antiphon.net.wire import LEARNER, LEARNER_CALLS
 from antiphon.net.worker_kit import write_kit
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.learner.announcing import keep_announced
 from antiphon.services.learner.service import LearnerService
 from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual
@@ -185,7 +184,7 @@ async def serve_learner(
         if leave.is_set():
             return
         await working
-        begin(keep_announced(service, coordinator))
+        begin(service.keep_announced())
         if audits:
             from antiphon.services.learner.audits.audit_loop import audit_forever
             from antiphon.services.learner.audits.auditor import Auditor  # torch again

@@ -187,7 +187,7 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
     worst = max(report.distributions, key=lambda check: (not check.holds, check.z))
     _log.info(
         "engine.tested",
-        sampler=report.sampler,
+        sampler=settings.sampler,
         rule=settings.rule,
         distribution_z=round(worst.z, 2),
         bits_equal=report.bits_equal,
