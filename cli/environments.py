@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from antiphon.cli.arguments import Json
+from antiphon.cli.arguments import Json, columns
 
 if TYPE_CHECKING:
     from antiphon.environments.registry import Description
@@ -26,9 +26,7 @@ def environments(task: str | None = None, /, *, as_json: Json = False) -> int:
     if as_json:
         print(json.dumps([{"name": name, "about": about} for name, about in found], indent=2))
         return 0
-    width = max(len(name) for name, _ in found)
-    for name, about in found:
-        print(f"{name:<{width}}  {about}".rstrip())
+    print("\n".join(columns(found)))
     print(f"{len(found)} environments; `antiphon environments {found[0][0]}` shows one with a prompt")
     return 0
 
@@ -52,12 +50,11 @@ def lines(found: "Description") -> list[str]:
     if found.package:
         said.append(f"from {found.package}")
     said += ["", "parameters, with types and defaults:"]
-    width = max((len(name) for name in found.parameters), default=0)
-    kinds = {name: type(value).__name__ for name, value in found.parameters.items()}
-    said += [
-        f"  {name:<{width}}  {kinds[name]:<5}  {json.dumps(value, default=str)}"
+    rows = [
+        (name, f"{type(value).__name__:<5}", json.dumps(value, default=str))
         for name, value in found.parameters.items()
-    ] or ["  none"]
+    ]
+    said += [f"  {line}" for line in (columns(rows) if rows else ["none"])]
     said += ["", "a prompt:", *(f"  {line}" for line in found.prompt.splitlines())]
     said += ["", "its answer:", *(f"  {line}" for line in (found.answer or "(there are many)").splitlines())]
     said += ["", *_scoring(found.name), "", "to use it:"]

@@ -6,16 +6,19 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from antiphon.cli.arguments import Json
 from antiphon.core.errors import ConfigError
+from antiphon.core.reporting.figures import interval
 from antiphon.core.reporting.plain_text import plain
-
-if TYPE_CHECKING:
-    from antiphon.lineage.samples import Sample
+from antiphon.lineage.samples import Sample
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_run
+from antiphon.runs.samples import samples_of, version_of
+from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
 _SPLITS = {"heldout": "held-out", "train": "training"}
 
@@ -52,11 +55,6 @@ def evaluate(
         run, version = None, run
     if samples:
         return _show_samples(run, version, number, split, as_json)
-    from antiphon.core.reporting.figures import interval
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.finding import find_run
-    from antiphon.runs.samples import version_of
-    from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
     home = home_directory()
     directory = find_run(home, run)
@@ -77,9 +75,6 @@ def evaluate(
 
 
 def _show_samples(run: str | None, version: str | None, number: int, split: str | None, as_json: bool) -> int:
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.samples import samples_of, version_of
-
     if number < 1:
         raise ConfigError(f"--number {number} must be at least 1")
     home = home_directory()
@@ -93,7 +88,7 @@ def _show_samples(run: str | None, version: str | None, number: int, split: str 
     return 0
 
 
-def sample_lines(found: Iterable["Sample"]) -> Iterator[str]:
+def sample_lines(found: Iterable[Sample]) -> Iterator[str]:
     """Spell completions for a terminal, three or more lines each."""
     for sample in found:
         use = "" if sample.split == "heldout" else ", trained on" if sample.trained else ", filtered"
@@ -108,8 +103,6 @@ def sample_lines(found: Iterable["Sample"]) -> Iterator[str]:
 
 
 def _directory(home: Path, run: str | None) -> Path:
-    from antiphon.runs.finding import find_run
-
     if run is not None and not (home / "runs" / run / "config.yaml").exists():
         return home / "runs" / run  # perhaps it was pulled: its ledger is looked for
     return find_run(home, run)

@@ -2,6 +2,11 @@
 
 from pathlib import Path
 
+from antiphon.lineage.export import BEST, check_place, choose_version, export_version
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_artifacts
+from antiphon.system.logs import configure_logs
+
 
 def export(run: str, version: str, folder: Path | None = None, /) -> int:
     """Write a version of a run as a Hugging Face folder that transformers and vLLM load.
@@ -16,11 +21,6 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
         version: v12, or best, the version with the highest held-out score; best when it is left out.
         folder: a folder that does not exist yet, or is empty.
     """
-    from antiphon.lineage.export import BEST, check_place, choose_version, export_version
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.finding import find_artifacts
-    from antiphon.system.logs import configure_logs
-
     wanted, place = (version, folder) if folder is not None else (BEST, Path(version))
     artifacts, own = find_artifacts(home_directory(), run, None)
     chosen = choose_version(artifacts, wanted)

@@ -4,12 +4,24 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from antiphon.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from antiphon.core.trust.access_tokens import Scope
+from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.trust.access_tokens import Scope, TokenClaims
+from antiphon.core.trust.worker_names import WORKER_NAME
+from antiphon.net.security.access_tokens import load_claims, make_token, new_token_id, write_services_token
+from antiphon.net.security.certificates import ensure_authority, hosts_of, issue
+from antiphon.net.security.credentials import KEYS, SERVICES_NAME
+from antiphon.net.security.keys import (
+    LEARNER_KEY,
+    TOKEN_KEY,
+    ensure_key,
+    load_public,
+    make_private_folder,
+    write_private,
+)
+from antiphon.runs.attach import attached
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_run
 
 SERVICES_TOKEN_DAYS = 90
 """How long the token in the services' own bundle lasts; giving the command again renews it."""
@@ -77,20 +89,6 @@ def _make(
     days: int,
     keys: Path | None,
 ) -> int:
-    from antiphon.core.trust.access_tokens import TokenClaims
-    from antiphon.core.trust.worker_names import WORKER_NAME
-    from antiphon.net.security.access_tokens import make_token, new_token_id, write_services_token
-    from antiphon.net.security.certificates import ensure_authority, issue
-    from antiphon.net.security.credentials import KEYS, SERVICES_NAME
-    from antiphon.net.security.keys import (
-        LEARNER_KEY,
-        TOKEN_KEY,
-        ensure_key,
-        make_private_folder,
-        write_private,
-    )
-    from antiphon.runs.directory import home_directory
-
     if days < 1:
         raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")
     if not 0.0 < hours <= 24.0 * 366:
@@ -138,19 +136,11 @@ def _make(
 
 def _hosts(bundle: Path) -> list[str]:
     """Return the addresses that a bundle's certificate names, beside its bearer; none without one."""
-    from antiphon.net.security.certificates import hosts_of
-
     path = bundle / "cert.pem"
     return [host for host in hosts_of(path.read_bytes()) if host != bundle.name] if path.exists() else []
 
 
 def _show(token: Path) -> int:
-    from antiphon.core.errors import ContractError
-    from antiphon.net.security.access_tokens import load_claims
-    from antiphon.net.security.credentials import KEYS
-    from antiphon.net.security.keys import TOKEN_KEY, load_public
-    from antiphon.runs.directory import home_directory
-
     path = token / "token" if token.is_dir() else token
     try:
         text = path.read_text(encoding="ascii").strip()
@@ -176,13 +166,8 @@ def _show(token: Path) -> int:
 
 
 async def _decide(run: str | None, names: Sequence[str], reason: str, pardon: bool) -> int:
-    from antiphon.runs.attach import attached
-    from antiphon.runs.directory import home_directory, store_directory
-    from antiphon.runs.finding import find_run
-
-    home = home_directory()
-    directory = find_run(home, run)
-    async with attached(directory, store_directory(home)) as (coordinator, running):
+    directory = find_run(home_directory(), run)
+    async with attached(directory) as (coordinator, running):
         for name in names:
             await (coordinator.pardon if pardon else coordinator.revoke)(name, reason)
             said = "may try again" if pardon else "counts no more"
@@ -191,8 +176,6 @@ async def _decide(run: str | None, names: Sequence[str], reason: str, pardon: bo
 
 
 def _scopes(text: str) -> "tuple[Scope, ...]":
-    from antiphon.core.trust.access_tokens import Scope
-
     try:
         found = tuple(Scope(part.strip()) for part in text.split(",") if part.strip())
     except ValueError:

@@ -4,6 +4,9 @@ import asyncio
 import getpass
 
 from antiphon.core.errors import ConfigError
+from antiphon.runs.attach import attached
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_run
 
 
 def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) -> int:
@@ -23,13 +26,8 @@ def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) ->
 
 
 async def _skip(run: str, step: int, reason: str, operator: str) -> int:
-    from antiphon.runs.attach import attached
-    from antiphon.runs.directory import home_directory, store_directory
-    from antiphon.runs.finding import find_run
-
-    home = home_directory()
-    directory = find_run(home, run)
-    async with attached(directory, store_directory(home)) as (coordinator, running):
+    directory = find_run(home_directory(), run)
+    async with attached(directory) as (coordinator, running):
         voided = await coordinator.skip_step(step, reason, operator)
         paused = (await coordinator.status()).paused_reason
     print(f"step {step} is skipped, batch {voided.digest[:12]} of {voided.groups} groups: {voided.reason}")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import httpx
@@ -23,7 +23,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCr
 from prefect.exceptions import PrefectException
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.errors import AntiphonError
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures, figures_of, share
 from antiphon.core.reporting.run_display import status_rows
@@ -39,13 +39,13 @@ from antiphon.runs.outcome import StageSpan
 _log = structlog.get_logger(__name__)
 
 PAGE_S = 5.0
-"""Seconds between two looks at the run; each costs one question and one or three small requests."""
+"""Seconds between two looks at the run; each costs the server one or three small requests."""
 
 SLOW_LOOKS = 3
 """Looks from one rewriting of the table and the plan to the next."""
 
-ANSWER_S = 5.0
-"""Longest wait for an answer of the coordinator."""
+CLOSE_S = 20.0
+"""Longest wait for the page to be written a last time."""
 
 FIGURES_GROWTH = 1.02
 """Growth of the run from one reading of its log to the next."""
@@ -77,49 +77,29 @@ class PageContent:
 
 
 class RunPage:
-    """Keeps artifacts, name and log of one flow run up to date, from the run's claim to its end."""
+    """Keeps artifacts, name and log of one flow run up to date while it is entered, and at its end."""
 
-    def __init__(self, config: RunConfig, told: ToldView, flow_run_id: UUID, home: Path) -> None:
-        """Wait for `begin`; in the home directory `antiphon up` says what it serves."""
-        self._config, self._told, self._flow_run_id, self._home = config, told, flow_run_id, home
-        self._run_dir = home
-        self._run: LiveRun | None = None
-        self._status: RunStatus | None = None
+    def __init__(self, run: LiveRun, told: ToldView, flow_run_id: UUID) -> None:
+        """Show a run that is claimed, whose services may be up later or no more."""
+        self._run, self._told, self._flow_run_id = run, told, flow_run_id
         self._figures = RunFigures()
-        self._view = RunView()
         self._steps = self._scores = 0
-        self._spans: list[StageSpan] = []
         self._artifacts: dict[str, tuple[UUID, str]] = {}
         self._over = threading.Event()
-        self._looking = threading.Lock()
         self._away = False
         self._thread = threading.Thread(target=self._work, name="page", daemon=True)
 
-    def begin(self, run_dir: Path) -> None:
-        """Write what is asked for, and go on writing until `close`."""
-        self._run_dir = run_dir
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def watch(self, run: LiveRun) -> None:
-        """Look at the run, whose services are up, from now on."""
-        self._run = run
-
-    def leave(self) -> None:
-        """Look at the run a last time: its services are about to end."""
-        with self._looking:
-            self._ask()
-            self._run = None
-
-    def close(self) -> None:
-        """Write the page a last time and stop."""
+    def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join(4 * ANSWER_S)
+        self._thread.join(CLOSE_S)
 
     def _work(self) -> None:
         with get_client(sync_client=True) as client:
-            name = self._run_dir.name
-            self._try(lambda: client.update_flow_run(self._flow_run_id, name=name))
+            self._try(lambda: client.update_flow_run(self._flow_run_id, name=self._run.run_id))
             looks = 0
             while not self._over.wait(PAGE_S if looks else 0.0):
                 self._look(client, whole=looks % SLOW_LOOKS == 0)
@@ -127,20 +107,18 @@ class RunPage:
             self._look(client, whole=True)
 
     def _look(self, client: SyncPrefectClient, whole: bool) -> None:
-        with self._looking:
-            self._ask()
-        told = self._told
-        if whole and (self._over.is_set() or len(self._view.steps) > FIGURES_GROWTH * self._figures.steps):
+        run, told = self._run, self._told
+        self._say_news()
+        if whole and (self._over.is_set() or len(run.view.steps) > FIGURES_GROWTH * self._figures.steps):
             with suppress(AntiphonError):  # the followers of the records say what is wrong with the run log
-                log = read_steps(self._run_dir), read_evaluations(self._run_dir)
-                self._figures = figures_of(*log, self._config)
+                self._figures = figures_of(read_steps(run.run_dir), read_evaluations(run.run_dir), run.config)
         facts = PageFacts(
-            run_id=self._run_dir.name,
-            config=self._config,
-            status=self._status,
-            view=self._view,
-            spans=tuple(self._spans),
-            links=links(self._run_dir, self._home),
+            run_id=run.run_id,
+            config=run.config,
+            status=run.status,
+            view=run.view,
+            spans=tuple(run.spans),
+            links=links(run.run_dir, run.home),
             alarms=tuple(told.alarms),
             figures=self._figures,
             outcome=tuple(line for line in told.outcome if not line.startswith(_LINKED)),
@@ -148,23 +126,13 @@ class RunPage:
         self._try(lambda: self._write(client, page_content(facts), whole))
         self._try(lambda: self._send(client))
 
-    def _ask(self) -> None:
-        """Ask the coordinator how it goes, and keep a line for each new step and score."""
-        run = self._run
-        if run is None:
-            return
-        self._spans, self._view = list(run.spans), run.view
-        try:
-            self._status = run.clients.run(run.coordinator.status(), ANSWER_S)
-        except UnavailableError:
-            return  # the stages notice and say so; the page just waits
-        except AntiphonError as error:
-            _log.warning("page.failed", error=str(error))
-            return
-        for step in self._view.steps[self._steps :]:
+    def _say_news(self) -> None:
+        """Keep a line for each new step and score."""
+        view = self._run.view
+        for step in view.steps[self._steps :]:
             self._steps += 1
-            self._told.say(step_line(step.commit, self._config.run.steps))
-        for score in self._view.evaluations[self._scores :]:
+            self._told.say(step_line(step.commit, self._run.config.run.steps))
+        for score in view.evaluations[self._scores :]:
             self._scores += 1
             self._told.say(f"held-out pass@1 of version {score.version}: {share(score.reward_mean)}")
 
@@ -196,7 +164,7 @@ class RunPage:
         if known is None:
             made = client.create_artifact(
                 ArtifactCreate(
-                    key=artifact_key(name, self._run_dir.name),
+                    key=artifact_key(name, self._run.run_id),
                     type=kind,
                     data=data,
                     description=description,
