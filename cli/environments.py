@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from antiphon.environments.registry import Description
 
 
-def environments(task: str | None = None, /, *, as_json: Json = False) -> int:
+def environments(task: str | None = None, /, *, as_json: Json = False) -> None:
     """List the environments by name; of one, its parameters, a prompt and its answer, and the YAML to use it.
 
     Args:
@@ -25,23 +25,21 @@ def environments(task: str | None = None, /, *, as_json: Json = False) -> int:
     found = describe_all()
     if as_json:
         print(json.dumps([{"name": name, "about": about} for name, about in found], indent=2))
-        return 0
+        return
     print("\n".join(columns(found)))
     print(f"{len(found)} environments; `antiphon environments {found[0][0]}` shows one with a prompt")
-    return 0
 
 
-def _show(task: str, as_json: bool) -> int:
+def _show(task: str, as_json: bool) -> None:
     from antiphon.environments.registry import describe
 
     found = describe(task)
     if as_json:
         plain = {name: getattr(found, name) for name in found.__dataclass_fields__}
         print(json.dumps(plain, indent=2, default=str))
-        return 0
+        return
     for line in lines(found):
         print(line)
-    return 0
 
 
 def lines(found: "Description") -> list[str]:

@@ -34,7 +34,7 @@ def evaluate(
     results: Path | None = None,
     timeout_s: float = 600.0,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Print held-out scores; one that a running run has not measured yet is measured by its workers.
 
     With --samples completions are shown instead, with rewards and reasons: the best, the worst and random
@@ -63,7 +63,7 @@ def evaluate(
         write_scores(run_id, scores, results)
     if as_json:
         print(json.dumps(plain_scores(scores), indent=2))
-        return 0
+        return
     for score in scores:
         print(
             f"version {score.version}: held-out pass@1 {score.reward_mean:.4f} "
@@ -71,10 +71,11 @@ def evaluate(
         )
     if not scores:
         print("nothing was evaluated yet")
-    return 0
 
 
-def _show_samples(run: str | None, version: str | None, number: int, split: str | None, as_json: bool) -> int:
+def _show_samples(
+    run: str | None, version: str | None, number: int, split: str | None, as_json: bool
+) -> None:
     if number < 1:
         raise ConfigError(f"--number {number} must be at least 1")
     home = home_directory()
@@ -82,10 +83,9 @@ def _show_samples(run: str | None, version: str | None, number: int, split: str 
     found = samples_of(directory, home, version=version_of(directory, version), split=split, count=number)
     if as_json:
         print(json.dumps([asdict(sample) for sample in found], indent=2))
-        return 0
+        return
     print(f"run {directory.name}, {f'version {found[0].version}' if found else 'nothing was recorded yet'}")
     print("\n".join(sample_lines(found)))
-    return 0
 
 
 def sample_lines(found: Iterable[Sample]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from antiphon.runs.finding import find_artifacts
 from antiphon.system.logs import configure_logs
 
 
-def export(run: str, version: str, folder: Path | None = None, /) -> int:
+def export(run: str, version: str, folder: Path | None = None, /) -> None:
     """Write a version of a run as a Hugging Face folder that transformers and vLLM load.
 
     Its README.md names run, version, weights digest, held-out score, base model, recipe, and the command
@@ -38,4 +38,3 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
         f"weights {found.weights_digest[:12]}"
     )
     print(f"look at {place}/README.md; `vllm serve {place}` serves it")
-    return 0

@@ -29,7 +29,7 @@ def gc(
     home: Path | None = None,
     run: list[str] | None = None,
     dry_run: bool = False,
-) -> int:
+) -> None:
     """Remove artifacts that no run, ledger or upload needs any more.
 
     Args:
@@ -72,7 +72,6 @@ def gc(
         print(f"{verb} {len(found.unneeded) - SHOWN} more")
     total = f"{len(found.unneeded)} objects, {_readable(found.freed_bytes)}"
     print(f"{verb} {total}; {found.kept} objects are needed")
-    return 0
 
 
 def _steps_of_journal(directory: Path) -> int:

@@ -42,7 +42,7 @@ def invite(
     revoke: bool = False,
     pardon: bool = False,
     reason: str = "",
-) -> int:
+) -> None:
     """Make a private authority, the services' bundle and, for each worker, a bundle to send there.
 
     With --run an access token for that run is written into each worker's bundle. The authority and the
@@ -88,7 +88,7 @@ def _make(
     max_leases: int,
     days: int,
     keys: Path | None,
-) -> int:
+) -> None:
     if days < 1:
         raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")
     if not 0.0 < hours <= 24.0 * 366:
@@ -131,7 +131,6 @@ def _make(
         write_private(bundle / "token", make_token(claims, signer).encode() + b"\n")
         print(f"worker {name}: {bundle}, with token {claims.token_id} for run {run}, {hours:g} h")
     print(f"the authority {folder / 'ca.key'} and {folder / 'tokens.key'} stay on this machine")
-    return 0
 
 
 def _hosts(bundle: Path) -> list[str]:
@@ -140,7 +139,7 @@ def _hosts(bundle: Path) -> list[str]:
     return [host for host in hosts_of(path.read_bytes()) if host != bundle.name] if path.exists() else []
 
 
-def _show(token: Path) -> int:
+def _show(token: Path) -> None:
     path = token / "token" if token.is_dir() else token
     try:
         text = path.read_text(encoding="ascii").strip()
@@ -162,17 +161,15 @@ def _show(token: Path) -> int:
     print(f"scopes {', '.join(claims.scopes)}\nleases at most {claims.max_leases}")
     print(f"expired {-left_h:.1f} h ago" if left_h <= 0 else f"expires in {left_h:.1f} h")
     print(f"signature {signed}")
-    return 0
 
 
-async def _decide(run: str | None, names: Sequence[str], reason: str, pardon: bool) -> int:
+async def _decide(run: str | None, names: Sequence[str], reason: str, pardon: bool) -> None:
     directory = find_run(home_directory(), run)
     async with attached(directory) as (coordinator, running):
         for name in names:
             await (coordinator.pardon if pardon else coordinator.revoke)(name, reason)
             said = "may try again" if pardon else "counts no more"
             print(f"{name} {said} in run {directory.name}{'' if running else ', which is not running'}")
-    return 0
 
 
 def _scopes(text: str) -> "tuple[Scope, ...]":

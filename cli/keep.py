@@ -21,7 +21,7 @@ from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 def keep(
     run: str | None = None, /, *, records: bool = False, remote: bool = False, timeout_s: float = 600.0
-) -> int:
+) -> None:
     """Write the .dvc file of a run's ledger, which git and `dvc push` see; say what to do with it.
 
     With --records the run's records are completed instead: each of its sinks follows the log to its
@@ -41,10 +41,9 @@ def keep(
         _complete_records(home, run, timeout_s)
     if remote:
         _send(home, timeout_s)
-    return 0
 
 
-def _keep_ledger(home: Path, run: str | None) -> int:
+def _keep_ledger(home: Path, run: str | None) -> None:
     name = run or find_run(home, None).name
     folders = ledger_folders(home)
     kept = [path for folder in folders for path in layout.keep(folder, name)]
@@ -63,7 +62,6 @@ def _keep_ledger(home: Path, run: str | None) -> int:
     print(f"git and DVC track {files} now; others get the run with:")
     print(f"  git add {files} && git commit -m 'Keep {name}' && git push && {dvc} push {files}")
     print(f"  git pull && .venv/bin/dvc pull {files}     # in another clone; then ./antiphon report {name}")
-    return 0
 
 
 def _complete_records(home: Path, run: str | None, timeout_s: float) -> None:

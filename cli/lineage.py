@@ -45,7 +45,7 @@ def lineage(
     verify: bool = False,
     verify_version: int | None = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Show the parents and children of a run, a policy version, a batch or an evaluation.
 
     Args:
@@ -63,7 +63,8 @@ def lineage(
     if verify_version is not None and not (verify and named):
         raise ConfigError("--verify-version names a version for --verify of one run; give both, RUN --verify")
     if verify:
-        return _verify(home, named, rest, as_json) or _prove(home, named, verify_version, as_json)
+        _verify(home, named, rest, as_json)
+        return _prove(home, named, verify_version, as_json)
 
     pulled = None if named is None else pulled_runs(home).get(named)
     run_dir = find_run(home, named) if pulled is None else home / "runs" / str(named)
@@ -75,7 +76,6 @@ def lineage(
         print(json.dumps(_plain(graph, node, run_dir.name), indent=2, sort_keys=True))
     else:
         print("\n".join(_lines(graph, node, run_dir.name)))
-    return 0
 
 
 def _split(home: Path, words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
@@ -162,7 +162,7 @@ def _verified(what: str, run_dir: Path, project: Path | None, folder: str, home:
     return Verified(what, verify_run(run_dir, store_directory(home), project, folder))
 
 
-def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
+def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> None:
     if rest:
         raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")
     found = verify_all(home, named)
@@ -180,20 +180,19 @@ def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool)
             print(f"left out: {entry.left_out}", file=sys.stderr if as_json else sys.stdout)
     for what, result in checked:
         result.require_sound(what)
-    return 0
 
 
-def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> int:
+def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> None:
     """Make one version again that is recorded by its digest alone; without a run, or such a version, none."""
     if named is None or ledger_of(home / "runs" / named, home)[0] is None:
-        return 0
+        return
     artifacts, own = find_artifacts(home, named, None)
     others = artifacts.recorded_by_digest()
     if wanted is not None and wanted not in others:
         listed = f"from v{others[0]} to v{others[-1]}, {len(others)} in all" if others else "none"
         raise ConfigError(f"--verify-version {wanted} is not recorded by its digest alone; such are {listed}")
     if not others:
-        return 0
+        return
     from antiphon.services.learner.replay.versions import weights_of  # torch and DeepSpeed
 
     configure_logs("warning")
@@ -207,7 +206,6 @@ def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> 
             f"version {version} came out with the recorded digest {artifacts.weights_digest(version)[:16]}; "
             f"{len(others)} versions of {named} are recorded like it"
         )
-    return 0
 
 
 def _plain_result(what: str, result: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def plan(
     survives: float = 0.0,
     plot: Path | None = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Say how many workers a configuration needs for its staleness bound, and what a run takes and costs.
 
     Rates come from a run that was recorded here with the same model and environment; where there is none,
@@ -83,7 +83,6 @@ def plan(
         print(json.dumps(plain(config, made, notes), indent=2))
     else:
         print("\n".join(lines(config, made, notes)))
-    return 0
 
 
 def measured_run(config: RunConfig, run: str | None) -> "tuple[Measured, str, RunConfig] | None":

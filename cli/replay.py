@@ -26,7 +26,7 @@ def replay(
     model: Path | None = None,
     threads: int | None = None,
     results: Path | None = None,
-) -> int:
+) -> None:
     """Execute recorded steps again and compare weights and loss; the first difference is named.
 
     Args:
@@ -63,4 +63,3 @@ def replay(
     difference = summary.first_difference()
     if difference is not None:
         raise IntegrityError(difference)
-    return 0

@@ -21,7 +21,7 @@ MOST_IN_A_NAME = 3
 """Runs that the name of a page about several names."""
 
 
-def report(*runs: str, out: Path | None = None, as_json: Json = False) -> int:
+def report(*runs: str, out: Path | None = None, as_json: Json = False) -> None:
     """Write a run's page: learning curve, staleness, overlap timeline, throughput, where the seconds went.
 
     Of several runs it shows which parameters differ, their figures side by side, and their rewards.
@@ -41,7 +41,7 @@ def report(*runs: str, out: Path | None = None, as_json: Json = False) -> int:
     return _one_page(runs[0] if runs else None, out)
 
 
-def _one_page(run: str | None, out: Path | None) -> int:
+def _one_page(run: str | None, out: Path | None) -> None:
     from antiphon.report.page import build_report
 
     home = home_directory()
@@ -55,10 +55,9 @@ def _one_page(run: str | None, out: Path | None) -> int:
     store, target = ArtifactStore(store_directory(home)), out or directory / "report.html"
     build_report(directory, store, view, status, target, explainer(load_config(directory / "config.yaml")))
     print(target)
-    return 0
 
 
-def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> int:
+def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> None:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{twice} is named twice; a comparison needs different runs")
     home = home_directory()
@@ -83,7 +82,7 @@ def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> int:
             "page": str(page),
         }
         print(json.dumps(plain, indent=2))
-        return 0
+        return
     parameters = [[key, *map(json.dumps, values)] for key, values in found.parameters.items()]
     same = ["(all equal)", *("" for _ in names)]
     lines = columns([["parameter", *names], *(parameters or [same])], right=True)
@@ -94,4 +93,3 @@ def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> int:
     if rows := seed_rows(found):
         lines += ["", "means over seeds, with 95% intervals:", *columns([SEED_HEAD, *rows], right=True)]
     print("\n".join([*lines, *(f"note: {said}" for said in found.warnings), f"page: {page}"]))
-    return 0

@@ -12,7 +12,7 @@ from antiphon.runs.directory import home_directory, known_homes, list_runs
 from antiphon.system.set_up import command
 
 
-def runs(*, as_json: Json = False) -> int:
+def runs(*, as_json: Json = False) -> None:
     """List all runs: state, steps, held-out pass@1 before, after and at best, age, and time of the loop.
 
     Starts that were stopped before their first step are named below, and other homes that have runs.
@@ -24,7 +24,7 @@ def runs(*, as_json: Json = False) -> int:
     found, unreadable = overview(reversed(list_runs(home)))
     if as_json:
         print(json.dumps([_plain(run) for run in found], indent=2))
-        return 0
+        return
     for sentence in unreadable:
         print(f"not shown: {sentence}")
     others = {other: names for other in known_homes() if other != home and (names := list_runs(other))}
@@ -36,7 +36,7 @@ def runs(*, as_json: Json = False) -> int:
     if not found:
         print(f"there are no runs under {home / 'runs'}; start one with `{command()} demo`")
         print("\n".join(elsewhere), end="\n" * bool(elsewhere))
-        return 0
+        return
 
     began = [run for run in found if run.state in ("cancelled", "unfinished") and not run.figures.steps]
     found = [run for run in found if run not in began]
@@ -56,7 +56,6 @@ def runs(*, as_json: Json = False) -> int:
         print(f"stopped before the first step: {', '.join(run.run_id for run in began)}")
         print(f"  remove them: {command()} gc {' '.join(f'--run {run.run_id}' for run in began)}")
     print("\n".join(elsewhere), end="\n" * bool(elsewhere))
-    return 0
 
 
 _HEAD = ("run", "state", "steps", "before", "after", "best", "began", "time")

@@ -9,7 +9,7 @@ from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_run
 
 
-def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) -> int:
+def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) -> None:
     """Let a step that is not committed train nothing; the run goes on with the next one.
 
     The groups of its batch are spent and never train. Works on running and on stopped runs.
@@ -25,7 +25,7 @@ def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) ->
     return asyncio.run(_skip(run, step, reason.strip(), operator or getpass.getuser()))
 
 
-async def _skip(run: str, step: int, reason: str, operator: str) -> int:
+async def _skip(run: str, step: int, reason: str, operator: str) -> None:
     directory = find_run(home_directory(), run)
     async with attached(directory) as (coordinator, running):
         voided = await coordinator.skip_step(step, reason, operator)
@@ -34,4 +34,3 @@ async def _skip(run: str, step: int, reason: str, operator: str) -> int:
     if paused or not running:
         command = f"antiphon run {directory / 'config.yaml'} --resume {directory.name}"
         print(f"run {directory.name} is {'paused' if running else 'resting'}; continue it with `{command}`")
-    return 0

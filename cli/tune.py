@@ -24,7 +24,7 @@ LEAST_S = 0.5
 
 def tune(
     path: Path, /, *overrides: str, seconds: float = 8.0, alone: bool = False, as_json: Json = False
-) -> int:
+) -> None:
     """Find the settings of rollout engine and learner that make a run at the least cost on this machine.
 
     Tries precision, threads, cache blocks, prefix caching and compilation, each in an engine of its own on
@@ -86,7 +86,6 @@ def tune(
     else:
         said = "; ".join(map(describe, now))
         print(f"\nnothing is 5% better than what is set now: {said}")
-    return 0
 
 
 def _figures(trial: Trial, cost: float) -> str:

@@ -65,17 +65,6 @@ _LINKED = ("report: ", "look around: ", "beside another run: ", "beside other ru
 _AWAY = (PrefectException, httpx.HTTPError, OSError)
 
 
-@dataclass(frozen=True, slots=True)
-class PageContent:
-    """What the three artifacts say."""
-
-    percent: float
-    """Committed steps of all, 0..100."""
-    versions: list[dict[str, Any]]
-    plan: str
-    """Markdown."""
-
-
 class RunPage:
     """Keeps artifacts, name and log of one flow run up to date while it is entered, and at its end."""
 
@@ -123,7 +112,7 @@ class RunPage:
             figures=self._figures,
             outcome=tuple(line for line in told.outcome if not line.startswith(_LINKED)),
         )
-        self._try(lambda: self._write(client, page_content(facts), whole))
+        self._try(lambda: self._write(client, facts, whole))
         self._try(lambda: self._send(client))
 
     def _say_news(self) -> None:
@@ -150,14 +139,14 @@ class RunPage:
             )
             self._told.drop(lines)
 
-    def _write(self, client: SyncPrefectClient, content: PageContent, whole: bool) -> None:
-        self._put(client, "progress", "progress", content.percent, "Steps committed")
+    def _write(self, client: SyncPrefectClient, facts: "PageFacts", whole: bool) -> None:
+        self._put(client, "progress", "progress", facts.percent, "Steps committed")
         if whole:
-            versions = json.dumps(content.versions)
+            said = "What was asked, how it goes, what came of it"
+            self._put(client, "plan", "markdown", facts.plan(), said)
             self._put(
-                client, "plan", "markdown", content.plan, "What was asked, how it goes, what came of it"
+                client, "versions", "table", json.dumps(facts.versions()), "Policy versions, newest first"
             )
-            self._put(client, "versions", "table", versions, "Policy versions, newest first")
 
     def _put(self, client: SyncPrefectClient, name: str, kind: str, data: Any, description: str) -> None:
         known = self._artifacts.get(name)
@@ -213,15 +202,37 @@ class PageFacts:
     outcome: Sequence[str] = ()
     """Sentences of what came of it; empty before its end."""
 
+    @property
+    def percent(self) -> float:
+        """Committed steps of all, 0..100."""
+        return round(100.0 * len(self.view.steps) / self.config.run.steps, 1)
 
-def page_content(facts: PageFacts) -> PageContent:
-    """Draw a run's page from what is known at this moment; decides nothing and waits for nothing."""
-    steps, scores = facts.view.steps, {e.version: e.reward_mean for e in facts.view.evaluations}
-    return PageContent(
-        percent=round(100.0 * len(steps) / facts.config.run.steps, 1),
-        versions=[_row(step.commit, scores) for step in reversed(steps[-TABLE_VERSIONS:])],
-        plan=_plan(facts),
-    )
+    def versions(self) -> list[dict[str, Any]]:
+        """Return the rows of the newest versions, the newest first."""
+        scores = {score.version: score.reward_mean for score in self.view.evaluations}
+        return [_row(step.commit, scores) for step in reversed(self.view.steps[-TABLE_VERSIONS:])]
+
+    def plan(self) -> str:
+        """Return what was asked, how it goes and what came of it, as Markdown."""
+        base, fields = nearest_example(self.config)
+        state = "the services are starting; this usually takes less than two minutes"
+        rows = [] if self.status is None else status_rows(self.status)
+        now = [(row.label, row.text) for row in rows] or [("state", state)]
+        parts = [
+            f"# {self.run_id}",
+            "\n".join(f"- {line}" for line in self.outcome),
+            "" if self.outcome else _table("now", now),
+            "\n".join(f"- **{line}**" for line in self.alarms),
+            _table("figures up to the last recorded step", self.figures.rows() if self.figures.steps else ()),
+            _table("asked for", _asked(self.config).items()),
+            _table(f"differs from {base or 'the defaults'} in", fields.items()),
+            _table(
+                f"median of the last {RECENT_STEPS} steps, waiting included",
+                [(stage, f"{seconds:.2f} s") for stage, seconds in stage_seconds(self.spans).items()],
+            ),
+            _table("where", self.links.items()),
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def step_line(commit: StepCommit, steps: int) -> str:
@@ -253,31 +264,6 @@ def _row(commit: StepCommit, scores: Mapping[int, float]) -> dict[str, Any]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-def _plan(facts: PageFacts) -> str:
-    base, fields = nearest_example(facts.config)
-    parts = [
-        f"# {facts.run_id}",
-        "\n".join(f"- {line}" for line in facts.outcome),
-        _table("now", _now(facts.status)) if not facts.outcome else "",
-        "\n".join(f"- **{line}**" for line in facts.alarms),
-        _table("figures up to the last recorded step", facts.figures.rows() if facts.figures.steps else ()),
-        _table("asked for", _asked(facts.config).items()),
-        _table(f"differs from {base or 'the defaults'} in", fields.items()),
-        _table(
-            f"median of the last {RECENT_STEPS} steps, waiting included",
-            [(stage, f"{seconds:.2f} s") for stage, seconds in stage_seconds(facts.spans).items()],
-        ),
-        _table("where", facts.links.items()),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _now(status: RunStatus | None) -> list[tuple[str, str]]:
-    if status is None:
-        return [("state", "the services are starting; this usually takes less than two minutes")]
-    return [(row.label, row.text) for row in status_rows(status)]
 
 
 def _asked(config: RunConfig) -> dict[str, str]:
