@@ -51,8 +51,7 @@ from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.relay import fetch_payload
-from antiphon.weights.relay_service import Arrivals
-from antiphon.weights.service import BroadcastService
+from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.snapshot import weights_of, write_snapshot
 
 GROUP_TOKENS = 8

@@ -41,7 +41,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.learner.publish import SnapshotPublisher
 from antiphon.services.rollout.engine.thread import EngineThread
-from antiphon.weights import payload_files, snapshot
+from antiphon.weights import payload_store, snapshot
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.origin import OriginOrder, serving_origin
 from antiphon.weights.payload_store import PayloadStore
@@ -94,7 +94,7 @@ class Counts:
             return call
 
         flushes = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
-        modules: tuple[Any, ...] = (payload_files, snapshot, manifest_module)
+        modules: tuple[Any, ...] = (payload_store, snapshot, manifest_module)
         try:
             for module in modules:
                 module.blake3 = Counting

@@ -35,7 +35,6 @@ from antiphon.core.records import (
     StepCommit,
     VersionSpan,
 )
-from antiphon.lineage.layout import SHARD_ENTRIES
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
@@ -72,7 +71,6 @@ def main() -> int:
             f"publish_{arguments.entries}_ms": publish_ms(
                 Ledger(home, "ledger", "long-1"), arguments.entries
             ),
-            "shard_entries": SHARD_ENTRIES,
         }
     return finish(result, record=arguments.record, violated=[*missing, *missing_busy])
 

@@ -20,5 +20,5 @@ def _load(record: RecordSection) -> None:
     if record.mlflow:
         load_mlflow()
     if record.dvc:
-        import antiphon.lineage.ledger.document_pins  # it loads DVC
+        import antiphon.lineage.ledger.pins  # it loads DVC
     import antiphon.report.page  # noqa: F401 - it loads matplotlib

@@ -122,10 +122,10 @@ def closing_lines(shown: StepAlarms, run_dir: Path, home: Path, max_tokens: int 
 
     First a sentence with the fix, then a few completions of the newest version that has any.
     """
-    if not shown.count or shown.idle.count < shown.count:
+    if not shown.count or len(shown.idle) < shown.count:
         return []
     fix = next(kind.fix for kind in ALARMS if kind.name == "no_signal")
-    said = [f"no_signal: this run taught nothing; {shown.idle.words(max_tokens)}; {fix}"]
+    said = [f"no_signal: this run taught nothing; {shown.idle_words(max_tokens)}; {fix}"]
     try:
         found = samples_of(run_dir, home, count=1)[:SHOWN]
     except AntiphonError as error:

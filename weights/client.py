@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from antiphon.api.snapshots import Blocks, Broadcast, Place
 from antiphon.core.errors import IntegrityError
+from antiphon.net.rpc.calls import Client
 from antiphon.net.rpc.serving import call, stream
-from antiphon.net.rpc.unary import Client
 from antiphon.net.security.credentials import Credentials
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 

@@ -16,8 +16,8 @@ from antiphon.core.dissemination.plan import Assignment
 from antiphon.core.dissemination.requests import Request, Transfer
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.system.wakeup import Wakeup, end_tasks
-from antiphon.weights.payload_files import IncomingPayload
-from antiphon.weights.relay_service import Arrivals
+from antiphon.weights.payload_store import IncomingPayload
+from antiphon.weights.service import Arrivals
 
 _log = structlog.get_logger(__name__)
 
@@ -223,7 +223,17 @@ class _Receiver:
                 for at in run:
                     came = len(piece) if last == index else span(at)[1]
                     self._note(request.source, came, at, span(at)[1])
-                await self._keep(request, run, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                whole_run = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                try:
+                    # Digesting and writing take milliseconds, for which a worker must not stop sampling.
+                    await asyncio.to_thread(self._write, run, whole_run)
+                except AntiphonError as error:
+                    self._broken = error  # the disk's fault, no source's
+                    raise UnavailableError(str(error)) from error
+                self._delivery.first_chunk_s = self._delivery.first_chunk_s or self._clock() - self._begun_s
+                self._arrivals.notify(self._payload.digest)
+                if any([self._transfer.arrived(request, index) for index in run]):
+                    self._change.notify()
                 due.difference_update(run)
                 pieces, length = [], 0
         finally:
@@ -233,18 +243,6 @@ class _Receiver:
             raise _WrongError(f"sent {length} bytes for chunk {coming}, which has {span(coming)[1]}")
         if due:
             raise UnavailableError(f"the stream ended before chunk {min(due)}")
-
-    async def _keep(self, request: Request, run: range, data: bytes) -> None:
-        try:
-            # Digesting and writing take milliseconds, for which a worker must not stop sampling.
-            await asyncio.to_thread(self._write, run, memoryview(data))
-        except AntiphonError as error:
-            self._broken = error  # the disk's fault, no source's
-            raise UnavailableError(str(error)) from error
-        self._delivery.first_chunk_s = self._delivery.first_chunk_s or self._clock() - self._begun_s
-        self._arrivals.notify(self._payload.digest)
-        if any([self._transfer.arrived(request, index) for index in run]):
-            self._change.notify()
 
     def _write(self, run: range, data: memoryview) -> None:
         begin = self._payload.span(run[0])[0]

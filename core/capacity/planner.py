@@ -39,8 +39,7 @@ from antiphon.core.capacity.model import (
 )
 from antiphon.core.capacity.offers import Offers, WorkerClass, bytes_per_s
 from antiphon.core.config import RunConfig
-from antiphon.core.dissemination.plan import plan_topology
-from antiphon.core.dissemination.predict import Link, Size
+from antiphon.core.dissemination.plan import Link, Size, plan_tree
 from antiphon.core.errors import InfeasibleError
 
 _SECONDS_PER_HOUR = 3600.0
@@ -241,7 +240,7 @@ class Planner:
             for number in range(count)
         }
         origin = Link(bytes_per_s(learner.up_mbit_per_s), bytes_per_s(learner.down_mbit_per_s))
-        return plan_topology(size, origin, links).seconds
+        return plan_tree(size, origin, links).seconds
 
     def _model_known(self) -> bool:
         return (self.offers.model or self.config.model.path) in MODELS or bool(self.offers.parameters)

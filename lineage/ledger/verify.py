@@ -6,7 +6,7 @@ the files they describe; the run log must tell the same story. Nothing is change
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,19 @@ from typing import Any
 from antiphon.api.policy_file import policy_facts
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import VERSION_FACTS, evaluation_facts, parents_by_rule
-from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
+from antiphon.lineage.documents.artifacts import parents_by_rule
+from antiphon.lineage.documents.graph import LineageGraph, Node, logged_facts, node_of
 from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
 from antiphon.lineage.ledger.pins import dvc_cache
-from antiphon.lineage.ledger.run_pins import OUTCOME_FILE
 from antiphon.lineage.ledger.verify_ledger import ShardCheck
-from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
-from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
+from antiphon.lineage.names import (
+    OUTCOME_FILE,
+    RUN,
+    batch_entry,
+    kind_of,
+    name_of,
+)
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
 
@@ -74,9 +78,9 @@ class RunCheck:
                 self._findings.add(name, ledgers / self._run_id, "is missing", fix)
             unfinished = self._run_dir.is_dir() and not (self._run_dir / OUTCOME_FILE).exists()
             for directory in directories:
-                state = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
-                self._files.update(state.intact)
-                self._expected.update(state.expected)
+                entries = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
+                self._files.update({rel: path for rel, path in entries.items() if path is not None})
+                self._expected.update(entries)
         self._check_documents()
         self._check_contents()
         self._check_run_directory(pinned=ledgers is not None)
@@ -175,29 +179,13 @@ class RunCheck:
         if not self._run_dir.is_dir():
             return  # a ledger brought from elsewhere
         try:
-            lines = self._log_lines()
+            lines = [(rel, facts) for rel, facts, _ in logged_facts(self._run_dir)]
         except (ValueError, KeyError, TypeError) as error:
             path = self._run_dir / "metrics.jsonl"
             self._findings.add("run log", path, f"cannot be read: {error!r}", "restore it")
             return
         for rel, facts in lines:
             self._compare_line(rel, facts, pinned=pinned)
-
-    def _log_lines(self) -> Iterable[tuple[str, dict[str, Any]]]:
-        lines: list[tuple[str, dict[str, Any]]] = []
-        base = read_base(self._run_dir)
-        for line in (*([base] if base else []), *read_steps(self._run_dir)):
-            rel = version_entry(int(line["version"]))
-            lines.append((rel, {name: line[name] for name in VERSION_FACTS if name in line}))
-            if line.get("batch"):
-                digest, timings = line["batch_digest"], line["timings"]["timings_digest"]
-                facts = {"batch_digest": digest, "timings_digest": timings}
-                if "samples_digest" in line["batch"]:
-                    facts["samples_digest"] = line["batch"]["samples_digest"]
-                lines.append((batch_entry(int(line["step"])), facts))
-        for line in read_evaluations(self._run_dir):
-            lines.append((evaluation_entry(int(line["version"])), evaluation_facts(self._run_id, line)))
-        return lines
 
     def _compare_line(self, rel: str, facts: dict[str, Any], *, pinned: bool) -> None:
         node = self._nodes.get(rel)

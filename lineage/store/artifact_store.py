@@ -138,7 +138,7 @@ class ArtifactStore:
         if self.remote is not None:
             self._use()
             target.parent.mkdir(parents=True, exist_ok=True)
-            incoming = self.remote.fetch(digest, target.parent)
+            incoming = self.remote.bring(digest, target.parent)
             if incoming is not None:
                 incoming.chmod(_OBJECT_MODE)
                 os.replace(incoming, target)

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 
+from antiphon.core.capacity.run_ahead import describe
 from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState
-from antiphon.core.loop.run_ahead import describe
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
 from antiphon.core.trust.worker_names import name_of_worker
@@ -79,7 +79,7 @@ class Overview:
                 (s.unaudited_reason for s in state.standings.values() if s.unaudited_reason), ""
             ),
             unaudited_tokens=sum(standing.kept_cache for standing in state.standings.values()),
-            capacity=machine.planner.capacity.record,
+            capacity=machine.planner.capacity,
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
             deliveries=tuple(machine.fleet.transfers.deliveries),

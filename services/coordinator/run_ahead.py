@@ -1,13 +1,16 @@
 """Planners: how many groups are in flight, and in which order they are leased, by what a run measures."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 
 import structlog
 
-from antiphon.core.capacity.live import LiveCapacity
+from antiphon.core.capacity.loop_measures import LoopMeasures
+from antiphon.core.capacity.run_ahead import RunAhead, choose, describe, first_plan, is_due
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import InfeasibleError
 from antiphon.core.lengths.memory import LengthMemory, predicts
 from antiphon.core.lengths.order import (
     AskingWorker,
@@ -18,8 +21,6 @@ from antiphon.core.lengths.order import (
 )
 from antiphon.core.loop.admission import Waiting
 from antiphon.core.loop.events import JournalEvent
-from antiphon.core.loop.loop_measures import LoopMeasures
-from antiphon.core.loop.run_ahead import RunAhead, describe, first_plan, is_due, plan_anew
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.status import CapacityRecord
 
@@ -53,28 +54,30 @@ class RunAheadPlanner:
         self.active = config.loop.mode == "elastic" and config.loop.run_ahead == "measured"
         """Otherwise only the gate decides."""
         self.measures = LoopMeasures()
-        self.capacity = LiveCapacity(config)
+        self.capacity: CapacityRecord | None = None
+        """What the capacity model expected last; None before a batch was trained."""
         self._plan: RunAhead | None = None
 
     def observe(self, event: JournalEvent, state: RunState) -> None:
         """Take in an event that is about to be applied to `state`."""
-        now = self._clock()
-        self.measures.observe(event, state, now)
-        self.capacity.observe(event, now)
+        self.measures.observe(event, state, self._clock())
 
     @property
     def plan(self) -> RunAhead | None:
         """Return what may be in flight; None where only the gate decides."""
         if self._plan is None and self.active:
-            return first_plan(self._config, self._places())
+            return first_plan(self._config.loop, self._places())
         return self._plan
 
     def assess(self) -> CapacityRecord | None:
         """Return what the capacity model expects by the batches that were trained; None before it can say."""
         if self.measures.batches > self._assessed:
             self._assessed = self.measures.batches
-            self.capacity.plan(self.measures, self._supply())
-        return self.capacity.record
+            measured = self.measures.measured(self._supply())
+            # A step that took no time that a clock shows is no measurement.
+            with contextlib.suppress(InfeasibleError):
+                self.capacity = measured.expected(self._config.loop) if measured else self.capacity
+        return self.capacity
 
     async def plan_if_due(self) -> bool:
         """Choose again after the first steps, then now and then; return whether there is a new plan."""
@@ -87,7 +90,7 @@ class RunAheadPlanner:
         if pace is None:
             return False
         self._planned, self._with_losses = batches, losses
-        self._plan = plan = await asyncio.to_thread(plan_anew, pace, batches, self._config, places)
+        self._plan = plan = await asyncio.to_thread(choose, pace, loop, places, batches)
         words = describe(plan, loop.prompts_per_step, loop.max_staleness)
         _log.info("loop.planned", places=places, plan=words)
         return True

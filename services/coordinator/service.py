@@ -12,7 +12,6 @@ import structlog
 
 from antiphon.api.coordinator import Coordinator, KitPart
 from antiphon.core.dissemination.plan import TransferPlan
-from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import acceptance, admission, assembly
@@ -252,23 +251,22 @@ class CoordinatorService(Coordinator):
         body = await self.state_machine.journal.payload(payloads.manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
 
-    async def plan_transfer(self, worker_id: str, version: int, payload_digest: str) -> TransferPlan:
+    async def plan_transfer(self, worker_id: str, version: int, payload: int) -> TransferPlan:
         self.state_machine.check()
         if self._config.broadcast.relay == "off":
             return FROM_ORIGIN
         manifest = await self.latest_manifest(version)
-        found = () if manifest is None else manifest.payloads
-        payload = next((payload for payload in found if payload.digest == payload_digest), None)
-        if payload is None:
-            raise ContractError(
-                f"version {version} has no payload {payload_digest[:64]!r}; ask for its manifest"
-            )
-        size = Size(payload.payload_bytes, payload.chunk_bytes)
+        if manifest is None or not 0 <= payload < len(manifest.payloads):
+            raise ContractError(f"version {version} has no payload {payload}; ask for its manifest")
         # Looked up now: it may have left while its manifest was read.
-        member = self.state_machine.fleet.get(worker_id)
-        if member is None:
+        fleet = self.state_machine.fleet
+        if (member := fleet.get(worker_id)) is None:
             return FROM_ORIGIN
-        return self.state_machine.fleet.plan_transfer(member, payload_digest, size)
+        living = fleet.living()
+        # Those that hold what it holds will probably want the same payload.
+        likely = [one.worker_id for one in living if one.held_version == member.held_version]
+        peers = {one.worker_id: one.relay_address for one in living}
+        return fleet.transfers.plan(worker_id, manifest.payloads[payload], peers, likely)
 
     async def skip_step(self, step: int, reason: str, operator: str) -> VoidedBatch:
         state_machine = self.state_machine

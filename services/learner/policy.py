@@ -45,16 +45,13 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         proximal_logprobs: torch.Tensor | None = None,
     ) -> Any:
         """Return (loss, token metrics) of a micro-batch, or its logprobs [R, T] without `totals`."""
-        hidden = self._hidden(batch)
+        states = _states if self._shares else _padded_states
+        # [P, H]: those that predict the batch's pairs.
+        hidden = batch.pairs.take(states(self.causal_model, batch.input_ids, batch.shared))
         head = self.causal_model.get_output_embeddings().weight
         if totals is None:
             return self._objective.logprobs(hidden, head, batch)
         return self._objective.loss(hidden, head, batch, totals, proximal_logprobs)
-
-    def _hidden(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the states [P, H] that predict the batch's pairs."""
-        states = _states if self._shares else _padded_states
-        return batch.pairs.take(states(self.causal_model, batch.input_ids, batch.shared))
 
 
 def _states(model: Any, input_ids: torch.Tensor, shared: SharedRows) -> torch.Tensor:

@@ -43,8 +43,8 @@ from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual, collect_seldom
 from antiphon.system.processes import StopRequest
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.relay_service import Arrivals, RelayService
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.transport import Connections, RelayTransport
 
 _log = structlog.get_logger(__name__)
@@ -79,9 +79,7 @@ class WorkerRelay:
             clock = asyncio.get_running_loop().time
             guard = Guard(self._credentials.token_key, run_id, wall_clock, clock)
             security = Security(self._credentials, guard)
-        service = RelayService(
-            self._store, self.arrivals, uplink_bytes_per_s=config.broadcast.relay_bytes_per_s
-        )
+        service = BroadcastService(self._store, config.broadcast.relay_bytes_per_s, self.arrivals)
         # Behind a forwarded port or a second network card, the host that others dial is none of this machine.
         host = self._host if is_loopback(self._host) else "[::]" if self._host.startswith("[") else "0.0.0.0"
         self._server, _ = await start_server(
@@ -189,7 +187,7 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
     worst = max(report.distributions, key=lambda check: (not check.holds, check.z))
     _log.info(
         "engine.tested",
-        sampler=report.sampler,
+        sampler=settings.sampler,
         rule=settings.rule,
         distribution_z=round(worst.z, 2),
         bits_equal=report.bits_equal,
@@ -323,7 +321,9 @@ async def serve_worker(
         return await kit(config, welcome, arrived)
 
     async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
-        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
+        return await coordinator.plan_transfer(
+            worker.worker_id, manifest.version, manifest.payloads.index(payload)
+        )
 
     def relayed_source(config: RunConfig) -> WeightSource:
         timeout_s = config.broadcast.transfer_timeout_s

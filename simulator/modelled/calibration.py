@@ -1,7 +1,7 @@
 """Calibration: what a recorded run says of its engines, lengths, learner, broadcasts and prices.
 
-All of it is measured by `core.loop.loop_measures`, the code by which a run plans its own run-ahead, from the
-journal of the run. It is a small YAML file, which `antiphon simulate --from-run RUN --keep FILE` writes.
+All of it is measured by `core.capacity.loop_measures`, the code by which a run plans its own run-ahead, from
+the journal of the run. It is a small YAML file, which `antiphon simulate --from-run RUN --keep FILE` writes.
 """
 
 from collections import Counter
@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 import yaml
 from pydantic import Field, ValidationError
-from scipy.optimize import nnls
 
+from antiphon.core.capacity.loop_measures import LoopMeasures, fit_leases, token_s
 from antiphon.core.config import RunConfig
 from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import Section
 from antiphon.core.errors import ConfigError, InfeasibleError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.events import load_event
-from antiphon.core.loop.loop_measures import LoopMeasures
 from antiphon.core.loop.run_state import RunState, new_state
 from antiphon.services.coordinator.journal.journal import Journal, journal_place
 
@@ -82,6 +81,10 @@ class Calibration(Section):
     groups: tuple[SeenGroup, ...] = Field(min_length=1)
     """Lengths by prompt."""
 
+    def token_s(self, load: int) -> float:
+        """Return the seconds per token of a completion, `load` of them being sampled by a worker at once."""
+        return token_s(self.alpha_s, self.beta_s, load)
+
     def training_s(self, tokens: int) -> float:
         """Return the seconds of a learner step whose batch has this many completion tokens."""
         fixed = self.learner_fixed_share
@@ -142,10 +145,7 @@ def _measure(config: RunConfig, events: Sequence[TimedEvent]) -> _Measured:
         raise InfeasibleError("that run trained on no batch, so nothing can be measured by it; let it train")
     found = [one.leases(end_s) for one in measures.values()]
     seconds, tokens, load = (np.concatenate(column) for column in zip(*found, strict=True))
-    # Seconds of a lease = start + tokens (alpha + beta load), none of the three negative.
-    columns = np.stack([np.ones_like(tokens), tokens, tokens * load], axis=1)
-    start_s, alpha_s, beta_s = map(float, nnls(columns, seconds)[0])
-    return _Measured(start_s, alpha_s, beta_s, pace.learner_s, pace.broadcast_s, pace.losses, state)
+    return _Measured(*fit_leases(seconds, tokens, load), pace.learner_s, pace.broadcast_s, pace.losses, state)
 
 
 def calibrate(config: RunConfig, events: Iterable[TimedEvent], source: str = "") -> Calibration:

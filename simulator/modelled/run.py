@@ -116,26 +116,22 @@ class Engine:
     held: int = 0
     away: bool = False
 
-    def token_s(self, load: int) -> float:
-        """Return the seconds per token with this many completions."""
-        return max(1e-12, self.known.alpha_s + self.known.beta_s * load)
-
     def move(self, now: float) -> None:
         """Sample until `now`."""
         if self.load:
-            self.tokens += (now - self.at_s) * self.speed / self.token_s(self.load)
+            self.tokens += (now - self.at_s) * self.speed / self.known.token_s(self.load)
             self.busy_s += now - self.at_s
         self.at_s = now
 
     def next_s(self) -> float:
         """Return when the next completion ends."""
         left = max(0.0, self.running[0][0] - self.tokens)
-        return self.at_s + left * self.token_s(self.load) / self.speed
+        return self.at_s + left * self.known.token_s(self.load) / self.speed
 
     def begin(self, group_id: str, ends: Ends) -> Ends:
         """Begin a group, and return where its completions end."""
         load = sum(count for _, count in ends)
-        first = self.tokens + self.known.start_s / self.token_s(self.load + load)
+        first = self.tokens + self.known.start_s / self.known.token_s(self.load + load)
         absolute = [(first + left, count) for left, count in ends]
         for end, count in absolute:
             heapq.heappush(self.running, (end, group_id, count))
@@ -496,7 +492,7 @@ class ModelledRun:
             self._broadcast_s = max(self._now, self._broadcast_s) + self._known.broadcast_s
             self._push(self._broadcast_s, _HELD, step + 1)
         asyncio.run(self._planner.plan_if_due())
-        self.plans.append(self._planner.capacity.record)
+        self.plans.append(self._planner.capacity)
         self._wake()
         self._train()
 

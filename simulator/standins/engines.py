@@ -29,7 +29,7 @@ from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.weights.client import BroadcastClient
-from antiphon.weights.relay_service import Arrivals
+from antiphon.weights.service import Arrivals
 from antiphon.weights.transport import AskPlan, RelayTransport
 
 

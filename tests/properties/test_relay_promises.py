@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.dissemination.plan import ORIGIN, Assignment, Plan, plan_topology
-from antiphon.core.dissemination.predict import Link, Size
+from antiphon.core.dissemination.plan import ORIGIN, Assignment, Link, Plan, Size, Tree, tree_seconds
 from antiphon.weights.relay import Delivery
 from tests.support.virtual_peers import NEVER, Faults, Swarm, make_swarm, publish, virtual_loop
 
@@ -31,12 +30,18 @@ _BROKEN = st.one_of(
     st.builds(Faults, hangs=st.tuples(st.floats(0.0, 6.0), st.just(NEVER))),
     st.builds(lambda at, long: Faults(away=(at, at + long)), st.floats(0.0, 5.0), st.floats(0.5, 20.0)),
 )
-_TOPOLOGIES = st.sampled_from(["star", "chain", "tree", None])
+_TOPOLOGIES = st.sampled_from(["star", "chain", "tree"])
 
 
 def _plan(workers: int, topology: Any) -> Plan:
-    links = {f"w{number}": LINK for number in range(workers)}
-    return plan_topology(SIZE, LINK, links, topology)
+    tree, names = Tree(SIZE), [f"w{number}" for number in range(workers)]
+    for number, name in enumerate(names):
+        above = {"star": -1, "chain": number - 1, "tree": number // 2 - 1 if number > 1 else -1}[topology]
+        tree.add(name, {name: LINK, (names[above] if above >= 0 else ORIGIN): LINK})
+    return Plan(
+        tree_seconds(SIZE, tree.parents, dict.fromkeys([*names, ORIGIN], LINK))[names[-1]][0],
+        {name: tree.assignment(name, names) for name in names},
+    )
 
 
 def _run(swarm: Swarm, plan: Plan, bodies: list[bytes]) -> list[dict[str, Delivery]]:
@@ -150,7 +155,7 @@ def test_relays_that_drip_the_last_chunks_do_not_hold_a_worker_up(origin_slow: f
     swarm = make_swarm(
         dict.fromkeys(names, 10_000.0), {"h1": h1, "h2": h2, ORIGIN: Faults(slow=origin_slow)}, stall_s=30.0
     )
-    plan = Plan("chain", 20.0, {"w0": Assignment(("h1", "h2", ORIGIN), (), 3, 10_000.0)})
+    plan = Plan(20.0, {"w0": Assignment(("h1", "h2", ORIGIN), (), 3, 10_000.0)})
 
     async def fetch() -> Delivery:
         payload = publish(swarm, body, chunk_bytes)

@@ -90,8 +90,8 @@ class Site:
             "lease": lambda: self.lease(worker),
             "submit": lambda: self.submit(worker),
             "manifest": lambda: service.latest_manifest(None),
-            "plan": lambda: service.plan_transfer(worker, 0, PAYLOAD.digest),
-            "plan_more": lambda: service.plan_transfer(worker, 3, "c" * 64),
+            "plan": lambda: service.plan_transfer(worker, 0, 0),
+            "plan_more": lambda: service.plan_transfer(worker, 3, 1),
             "kit": lambda: service.worker_kit(2**62),
             "drain": lambda: service.drain(name),
             "revoke": lambda: service.revoke(name, "a test"),
@@ -125,7 +125,7 @@ def test_no_call_of_a_worker_breaks_the_coordinator(story: list[tuple[str, str, 
         async with asyncio.timeout(60.0):
             await asyncio.gather(*running)
         assert site.machine.failure is None
-        CALLS["status"].reply.write([await site.service.status()])
+        CALLS["status"].write_reply(await site.service.status())
         await site.machine.close()
 
     asyncio.run(act())
@@ -135,7 +135,7 @@ def test_who_leaves_while_it_asks_for_a_transfer_is_sent_to_the_origin() -> None
     async def act() -> None:
         site = Site(MemoryStore())
         await site.begin()
-        asking = asyncio.ensure_future(site.service.plan_transfer("w-1", 0, PAYLOAD.digest))
+        asking = asyncio.ensure_future(site.service.plan_transfer("w-1", 0, 0))
         await asyncio.sleep(0)
         await site.lose("w-1")
         assert (await asking).assignment.parents == ("",)

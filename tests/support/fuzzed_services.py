@@ -35,14 +35,14 @@ from antiphon.core.records import (
 )
 from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.net import wire
+from antiphon.net.rpc.calls import Call
 from antiphon.net.rpc.serving import start_server, stop_server
-from antiphon.net.wire import CALLS
+from antiphon.net.wire import CALLS, WORK_CALLS
 from antiphon.protos import coordinator_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
-from antiphon.services.coordinator.server import CoordinatorServicer, start_coordinator
+from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
@@ -274,7 +274,6 @@ class ClaimedRun:
         self._machine = RunStateMachine(config, RUN_ID, journal, store, Prompts(), clock)
         await self._machine.start()
         self._service = CoordinatorService(self._machine, audits=AuditQueue(self._machine, bytes(32)))
-        self._answers = CoordinatorServicer(self._service)
         await self._announce(0)
 
     async def _announce(self, version: int) -> None:
@@ -323,15 +322,16 @@ class ClaimedRun:
         if kind == "hello":
             self._names += 1
             hello = WorkerHello(f"x{self._names}", PROTOCOL_VERSION, RUN_ID, 4, relay_address="h:1")
-            return CALLS["register"].request.write([hello]), partial(CALLS["register"].answer, self._service)
+            return self._call(CALLS["register"], hello)
         if kind == "lease":
-            return wire.lease_request_to_proto(LeaseRequest(worker, version, 1, 0.0)), self._answers._lease
+            return self._call(WORK_CALLS["lease"], LeaseRequest(worker, version, 1, 0.0))
         lease, held = await self._lease(worker, version or 0)
         if kind == "submission":
-            return wire.group_submission_to_proto(
-                sound_submission(lease, worker, held)
-            ), self._answers._submit
-        return wire.worker_heartbeat_to_proto(_heartbeat(lease, worker, held)), self._answers._heartbeat
+            return self._call(WORK_CALLS["submission"], sound_submission(lease, worker, held))
+        return self._call(WORK_CALLS["heartbeat"], _heartbeat(lease, worker, held))
+
+    def _call(self, call: Call, request: Any) -> tuple[Any, Callable[[Any], Any]]:
+        return call.write_request(request), partial(call.answer, self._service)
 
     async def _lease(self, worker: str, version: int) -> tuple[Lease, int]:
         """Return a lease of a worker and the version it then holds, after it loaded what it was asked to and
@@ -356,7 +356,7 @@ class ClaimedRun:
         machine, service = self._machine, self._service
         step, version = len(machine.state.commits), machine.state.newest_version or 0
         requests: dict[str, list[Any]] = {
-            name: [call.request.write(_arguments(call))]
+            name: [call.write_request(*_arguments(call))]
             for name, call in CALLS.items()
             if name not in ("register", "finish", "pause", "worker_kit")
         }

@@ -18,7 +18,7 @@ from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.simulator.virtual.loop import VirtualLoop
 from antiphon.weights.relay import Delivery, TransferLimits, fetch_payload
-from antiphon.weights.relay_service import Arrivals, RelayService
+from antiphon.weights.service import Arrivals, BroadcastService
 
 NEVER = 1e9
 
@@ -103,7 +103,7 @@ class Peer:
     faults: Faults
     store: MemoryStore
     arrivals: Arrivals
-    service: RelayService
+    service: BroadcastService
     culprits: dict[str, str] = field(default_factory=dict)
     sent_bytes: int = 0
     sent_wrong: bool = False
@@ -214,7 +214,7 @@ def make_swarm(
     peers = {}
     for name, uplink in uplinks.items():
         store, arrivals = MemoryStore(), Arrivals()
-        service = RelayService(store, arrivals, stall_s, uplink)  # type: ignore[arg-type]
+        service = BroadcastService(store, uplink, arrivals, stall_s)  # type: ignore[arg-type]
         peers[name] = Peer(name, faults.get(name, Faults()), store, arrivals, service)
     return Swarm(peers, delay_s)
 

@@ -25,8 +25,8 @@ from antiphon.system.clock import wall_clock
 from antiphon.weights.client import BroadcastClient, spread
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.relay import TransferLimits, fetch_payload
-from antiphon.weights.relay_service import Arrivals, RelayService
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import Arrivals, BroadcastService
 from tests.support.loop_model import RUN_ID
 from tests.support.secured import House, make_house
 
@@ -48,7 +48,7 @@ class Holder:
     def __init__(self, folder: Path) -> None:
         self.store = PayloadStore(folder)
         self.arrivals = Arrivals()
-        self.service = RelayService(self.store, self.arrivals, stall_s=20.0)
+        self.service = BroadcastService(self.store, arrivals=self.arrivals, stall_s=20.0)
 
     async def fetch(
         self, payload: Payload, assignment: Assignment, **sources: list[BroadcastClient]
@@ -145,13 +145,13 @@ async def test_chunks_that_come_together_are_checked_one_by_one(
     assert sent[: len(alone)] == alone and sent[len(alone)] == (len(alone), 2 * chunk)
     assert sum(length for _, length in sent) == len(body)
 
-    class Spoiler(RelayService):
+    class Spoiler(BroadcastService):
         async def get_chunks(
             self, payload_digest: str, indices: Sequence[int]
         ) -> AsyncIterator[tuple[int, bytes]]:
             yield 0, body[: 4 * chunk] + bytes(chunk) + body[5 * chunk :]
 
-    spoiler = Spoiler(origin.store, origin.arrivals)
+    spoiler = Spoiler(origin.store)
     incoming = leaf.store.receive(payload)
     with pytest.raises(IntegrityError, match="the origin sent chunk 4 of payload"):
         await fetch_payload(incoming, {ORIGIN: [spoiler]}, FROM_ORIGIN, leaf.arrivals, {})
@@ -168,7 +168,7 @@ async def test_who_is_told_to_leave_as_the_last_chunk_comes_leaves(tmp_path: Pat
     payload, _ = _publish(origin, 3 * 1024, 1024)
     hung_up, gone = asyncio.Event(), asyncio.Event()
 
-    class Lingering(RelayService):
+    class Lingering(BroadcastService):
         async def get_chunks(
             self, payload_digest: str, indices: Sequence[int]
         ) -> AsyncIterator[tuple[int, bytes]]:
@@ -181,7 +181,7 @@ async def test_who_is_told_to_leave_as_the_last_chunk_comes_leaves(tmp_path: Pat
                 await gone.wait()
 
     incoming = leaf.store.receive(payload)
-    sources = {ORIGIN: [Lingering(origin.store, origin.arrivals)]}
+    sources = {ORIGIN: [Lingering(origin.store)]}
     fetching = asyncio.create_task(fetch_payload(incoming, sources, FROM_ORIGIN, leaf.arrivals, {}))
     await hung_up.wait()
     assert not incoming.missing()
@@ -199,7 +199,7 @@ async def test_a_message_of_many_chunks_is_looked_through_once(
     count = 1024
     payload, body = _publish(origin, 4 * count, 4)
 
-    class Together(RelayService):
+    class Together(BroadcastService):
         async def get_chunks(
             self, payload_digest: str, indices: Sequence[int]
         ) -> AsyncIterator[tuple[int, bytes]]:
@@ -214,7 +214,7 @@ async def test_a_message_of_many_chunks_is_looked_through_once(
 
     incoming = leaf.store.receive(payload)
     monkeypatch.setattr(Payload, "span", counted)
-    together = Together(origin.store, origin.arrivals)
+    together = Together(origin.store)
     await fetch_payload(incoming, {ORIGIN: [together]}, FROM_ORIGIN, leaf.arrivals, {})
     assert incoming.held.all() and asked < 16 * count
 
@@ -346,7 +346,7 @@ class _Boaster(Broadcast):
         raise UnavailableError("nowhere")
 
 
-class _Reluctant(RelayService):
+class _Reluctant(BroadcastService):
     """Refuses until a boaster was asked."""
 
     boaster: _Boaster
@@ -364,7 +364,7 @@ class _Reluctant(RelayService):
 async def test_whoever_answers_too_much_about_what_it_holds_is_named(tmp_path: Path) -> None:
     origin, leaf = Holder(tmp_path / "origin"), Holder(tmp_path / "leaf")
     payload, _ = _publish(origin, 1000, 100)
-    reluctant = _Reluctant(origin.store, origin.arrivals)
+    reluctant = _Reluctant(origin.store)
     reluctant.boaster = _Boaster()
     assignment = Assignment((ORIGIN,), ("boaster",), 1, 1e8)
     sources = {ORIGIN: [reluctant], "boaster": [reluctant.boaster]}

@@ -18,8 +18,7 @@ from antiphon.core.digests import check_digest
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace
-from antiphon.weights.payload_files import IncomingPayload
-from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.payload_store import IncomingPayload, PayloadStore
 from antiphon.weights.transport import Transport
 
 SPAN_BYTES = 8 << 20

@@ -25,7 +25,6 @@ from antiphon.core.reporting.replay_checks import (
     LogprobCheck,
     ReplaySummary,
     StepCheck,
-    TensorDifference,
     compare_metrics,
 )
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
@@ -225,7 +224,7 @@ class Replayer:
             recorded_digest=recorded.weights_digest,
             found_digest=found,
             metrics=compare_metrics(recorded.metrics, metrics),
-            tensor=self._compare_tensors(trained) if differs else None,
+            tensor=self._compare_tensors(trained) if differs else "",
             seconds=time.perf_counter() - begun,
         )
         self.summary.steps.append(check)
@@ -237,9 +236,9 @@ class Replayer:
             self._made[held.version] = self._work / f"v{held.version:06d}.safetensors"
             save_file(held.weights.copies(), self._made[held.version])
 
-    def _compare_tensors(self, trained: TrainedStep) -> TensorDifference | None:
+    def _compare_tensors(self, trained: TrainedStep) -> str:
         if self._copy.weights(trained.version) is None:
-            return None  # versions that were not published, or not kept, are recorded by digest alone
+            return ""  # versions that were not published, or not kept, are recorded by digest alone
         return first_tensor_difference(load_version(self._copy, trained.version), trained.weights.copies())
 
     def _score(self, step: int) -> LogprobCheck:
@@ -258,27 +257,24 @@ class Replayer:
         return "give the folder of the model the run began with, with --model"
 
 
-def first_tensor_difference(
-    recorded: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
-) -> TensorDifference | None:
-    """Return the first tensor, in the order of the model, that differs, and how many others do."""
+def first_tensor_difference(recorded: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> str:
+    """Say how the first tensor, in the model's order, differs, and how many others do; "" for equal ones.
+
+    >>> first_tensor_difference({"w": torch.tensor([1.5, 0.0])}, {"w": torch.tensor([1.5, 0.25])})
+    'tensor w differs in 1 of 2 elements by at most 0.25 (largest value 1.5)'
+    """
     names = [*found, *(name for name in recorded if name not in found)]
     unequal = [name for name in names if not _equal(recorded.get(name), found.get(name))]
     if not unequal:
-        return None
+        return ""
     name = unequal[0]
     old, new = recorded.get(name), found.get(name)
-    others = len(unequal) - 1
     if old is None or new is None or old.shape != new.shape:
-        return TensorDifference(name, 0, 0, float("inf"), 0.0, others)
-    gap = (old.double() - new.double()).abs()
-    return TensorDifference(
-        name=name,
-        elements=old.numel(),
-        different=int((old != new).sum()),
-        largest=float(gap.max()),
-        scale=float(old.double().abs().max()),
-        others=others,
+        return f"tensor {name} is missing or has another shape"
+    gap, more = (old.double() - new.double()).abs().max(), len(unequal) - 1
+    return (
+        f"tensor {name} differs in {int((old != new).sum())} of {old.numel()} elements by at most {gap:.3g} "
+        f"(largest value {old.double().abs().max():.3g}){f', {more} more differ' if more else ''}"
     )
 
 

@@ -92,9 +92,9 @@ def plain() -> Any:
 def test_columns_that_do_not_fit_are_refused(column: str, value: Any, sentence: str) -> None:
     message = plain()
     if isinstance(value, bytes):
-        setattr(message.completions, column, value)
+        setattr(message.trajectories, column, value)
     else:
-        del getattr(message.completions, column)[:]
-        getattr(message.completions, column).extend(value)
+        del getattr(message.trajectories, column)[:]
+        getattr(message.trajectories, column).extend(value)
     with pytest.raises(ContractError, match=sentence):
         wire.group_submission_from_proto(message)

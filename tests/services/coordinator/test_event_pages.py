@@ -66,7 +66,7 @@ def test_a_page_of_commits_is_no_larger_than_it_says() -> None:
     pages = asyncio.run(read())
     assert [commit for page in pages for commit in page.commits] == commits and len(pages) > 5
     for page in pages:
-        size = CALLS["commits_after"].reply.write([page]).ByteSize()
+        size = CALLS["commits_after"].write_reply(page).ByteSize()
         assert size <= 1.1 * coordinator_service.PAGE_BYTES
 
 

@@ -16,7 +16,6 @@ from antiphon.cli.invite import invite
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, TransferPlan
-from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
@@ -82,9 +81,7 @@ class Plans:
         self.transfers, self.peers = TransferPlans(), dict[str, str]()
 
     def ask(self, worker_id: str, payload: Payload) -> TransferPlan:
-        size = Size(payload.payload_bytes, payload.chunk_bytes)
-        found = self.transfers.plan(worker_id, payload.digest, size, self.peers, self.peers)
-        return TransferPlan(found, {one: self.peers[one] for one in (*found.parents[:-1], *found.others)})
+        return self.transfers.plan(worker_id, payload, self.peers, self.peers)
 
 
 @asynccontextmanager
