@@ -22,6 +22,7 @@ from antiphon.models.learning_rate import with_learning_rate
 from antiphon.runs.directory import home_directory, list_runs
 from antiphon.runs.finding import find_run
 from antiphon.system.free_space import free_bytes
+from antiphon.system.logs import without_native_output
 
 MOST_LOCAL = 64
 
@@ -65,7 +66,8 @@ def plan(
     measured, source, before = found or (None, "", with_learning_rate(load_config(path)))
     wanted = load_offers(offers) if offers is not None else _local(config, measured)
     planner = Planner(config, wanted, measured, Redundancy(confidence, survives))
-    made = planner.plan(idle, budget)
+    with without_native_output():  # HiGHS prints lines that no option of it ends
+        made = planner.plan(idle, budget)
     warning = staleness_warning(config, before)
     notes = [*made.notes, *([warning] if warning else [])]
     if (parameters := _parameters(config, wanted)) is not None:

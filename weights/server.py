@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import numpy as np
 
 from antiphon.api.snapshots import Broadcast
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
@@ -21,13 +20,10 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
 
     async def GetChunks(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Stream the chunks asked for."""
-        async for index, data in self._service.get_chunks(request.payload_digest, list(request.indices)):
+        async for index, data in self._service.get_chunks(
+            request.payload_digest, list(request.indices), request.held_only
+        ):
             yield broadcast_pb2.Chunk(index=index, data=data)
-
-    async def GetHeld(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        """Answer which chunks are held."""
-        held = await self._service.held(request.payload_digest)
-        return broadcast_pb2.Held(chunks=len(held), bits=np.packbits(held, bitorder="little").tobytes())
 
     async def Where(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Answer where the payloads lie."""

@@ -9,9 +9,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.dissemination.requests import LEAST_PIECE_BYTES, PIECE_BYTES, PiecePace
 from antiphon.core.errors import ContractError, UnavailableError
@@ -108,7 +105,7 @@ class BroadcastService(Broadcast):
         """Of everything that is sent from here."""
 
     async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
         """Yield (index, piece), a chunk after the other, no faster than the uplink cap.
 
@@ -130,7 +127,7 @@ class BroadcastService(Broadcast):
         try:
             payload = await asyncio.to_thread(store.find, payload_digest)
         except UnavailableError:  # it may be about to arrive: children may hear of it first
-            if not await self._arrives(payload_digest):
+            if held_only or not await self._arrives(payload_digest):
                 raise
             payload = await asyncio.to_thread(store.find, payload_digest)
         if wrong := [index for index in indices if not 0 <= index < len(payload.chunk_digests)]:
@@ -143,10 +140,11 @@ class BroadcastService(Broadcast):
             if self._arrivals is not None:  # one that is late keeps no other back
                 held = store.held(payload)
                 if not (here := [index for index in left if held[index]]):
-                    if not await self._arrives(payload.digest):
+                    if held_only or not await self._arrives(payload.digest):
+                        waited = "" if held_only else f", nor did it arrive for {self._stall_s:g} s"
                         raise UnavailableError(
-                            f"chunk {left[0]} of payload {payload.digest} did not arrive here for "
-                            f"{self._stall_s:g} s; take it from another holder"
+                            f"chunk {left[0]} of payload {payload.digest} is not held here{waited}; take it "
+                            "from another holder"
                         )
                     continue
             # Chunks that come together are handed on together: no more of them than hide a message's cost.
@@ -167,13 +165,6 @@ class BroadcastService(Broadcast):
     async def _arrives(self, payload_digest: str) -> bool:
         """Wait for something of a payload; False when nothing came in time, or none arrives here."""
         return self._arrivals is not None and await self._arrivals.wait(payload_digest, self._stall_s)
-
-    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
-        """Return, per chunk, whether it is held; empty when the payload is not known here."""
-        try:
-            return self._store.held(await asyncio.to_thread(self._store.find, payload_digest))
-        except UnavailableError:
-            return np.zeros(0, np.bool_)
 
     async def where(self) -> Place:
         """Return where the origin's payloads lie on this machine; no peer learns a worker's paths."""

@@ -7,6 +7,7 @@ payload is for: it brings the chunks that are missing, each checked against the 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import ORIGIN, TransferPlan
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
@@ -150,7 +152,7 @@ class RelayTransport(Transport):
         self._network.round_trip(clock() - asked_s)
         if not self._links or not await _adopted(payload, place, self._store):
             return False
-        self._network.delivered(manifest.version, clock() - begun_s)
+        self._network.delivered(DeliveryRecord(manifest.version, "", clock() - begun_s))
         self._network.holds(payload.digest, self._store.has)  # what was linked is handed on
         return True
 
@@ -184,14 +186,7 @@ class RelayTransport(Transport):
                 arrived=arrived,
             )
             await asyncio.to_thread(incoming.finish)
-            self._network.delivered(
-                manifest.version,
-                delivery.seconds,
-                delivery.first_chunk_s,
-                delivery.bytes_from,
-                delivery.best_bytes_per_s,
-                delivery.culprits,
-            )
+            self._network.delivered(replace(delivery, version=manifest.version))
         # So that it is handed on, also after a restart.
         self._store.note(payload)
         self._network.holds(payload.digest, self._store.has)

@@ -65,7 +65,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         "AnnounceSnapshot SkipStep Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit Drain",
     },
-    "Broadcast": {Scope.PULL: "GetChunks GetHeld Where GetBlocks"},
+    "Broadcast": {Scope.PULL: "GetChunks Where GetBlocks"},
     "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
 }
 SCOPE_OF: dict[str, Scope] = {
@@ -88,7 +88,6 @@ WORKER_NAMED_IN: dict[type[Any], str] = {
     coordinator_pb2.KitRequest: "",
     coordinator_pb2.TransferRequest: "worker_id",
     broadcast_pb2.ChunksRequest: "",
-    broadcast_pb2.HeldRequest: "",
     broadcast_pb2.PlaceRequest: "",
     broadcast_pb2.BlocksRequest: "",
 }

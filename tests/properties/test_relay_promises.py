@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, Link, Plan, Size, Tree, tree_seconds
-from antiphon.weights.relay import Delivery
+from antiphon.core.dissemination.reports import DeliveryRecord
 from tests.support.virtual_peers import NEVER, Faults, Swarm, make_swarm, publish, virtual_loop
 
 CHUNK_BYTES = 100
@@ -44,10 +44,10 @@ def _plan(workers: int, topology: Any) -> Plan:
     )
 
 
-def _run(swarm: Swarm, plan: Plan, bodies: list[bytes]) -> list[dict[str, Delivery]]:
+def _run(swarm: Swarm, plan: Plan, bodies: list[bytes]) -> list[dict[str, DeliveryRecord]]:
     """Bring each body to every worker, all at once; every byte that anyone holds then is right."""
 
-    async def everything() -> list[dict[str, Delivery]]:
+    async def everything() -> list[dict[str, DeliveryRecord]]:
         payloads = [publish(swarm, body, CHUNK_BYTES) for body in bodies]
         calls = [
             [asyncio.create_task(swarm.fetch(worker, payload, plan)) for worker in plan.assignments]
@@ -157,7 +157,7 @@ def test_relays_that_drip_the_last_chunks_do_not_hold_a_worker_up(origin_slow: f
     )
     plan = Plan(20.0, {"w0": Assignment(("h1", "h2", ORIGIN), (), 3, 10_000.0)})
 
-    async def fetch() -> Delivery:
+    async def fetch() -> DeliveryRecord:
         payload = publish(swarm, body, chunk_bytes)
         for relay in ("h1", "h2"):
             held = swarm.peers[relay].store.receive(payload)
