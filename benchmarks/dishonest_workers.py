@@ -25,6 +25,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.checks import check_submission
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.coordinator.workers import check_claims
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
 from antiphon.core.errors import ContractError
 from antiphon.core.records import (
@@ -46,7 +47,6 @@ from antiphon.core.trust.audit import NOTHING, Band, SampleStatistics, Sums, aud
 from antiphon.core.trust.reputation import Standing, quarantine_reason
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.coordinator.worker_registry import check_claims
 from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.weights.payload_store import PayloadStore

@@ -4,8 +4,10 @@ Legend: G trajectories of one group, T tokens of one completion. A worker is not
 field that a batch or a gradient depends on is compared with the lease before it is accepted.
 """
 
+from bisect import bisect_right
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from blake3 import blake3
@@ -171,10 +173,10 @@ def _check_completions(
         return
     tokens = np.concatenate([x.token_ids for x in completions])
     logprobs = np.concatenate([x.logprobs for x in completions])
-    ends = np.cumsum([x.token_ids.size for x in completions])
+    ends = list(accumulate(x.token_ids.size for x in completions))
 
     def holder(place: int) -> int:
-        return int(np.searchsorted(ends, place, "right"))
+        return bisect_right(ends, place)
 
     smallest, largest = int(tokens.min()), int(tokens.max())
     if smallest < 0:
@@ -194,14 +196,15 @@ def _check_completions(
         raise ContractError(f"{where}: token id {largest} is not in the vocabulary of {rules.vocabulary}")
     if not rules.end_tokens:
         return
-    # A model has a few end tokens, and each is found faster than all by `np.isin`.
-    ended = np.logical_or.reduce([tokens == token for token in rules.end_tokens])
+    ended = np.zeros(tokens.size, dtype=bool)
+    for token in rules.end_tokens:  # a model has a few, and each is found faster than all by `np.isin`
+        ended |= tokens == token
     for x, where, end in zip(completions, names, ends, strict=True):
         if x.finish_reason is FinishReason.STOP and not ended[end - 1]:
             raise ContractError(f"{where}: finish_reason=stop, but token {tokens[end - 1]} is no end token")
         if x.finish_reason is None and ended[end - 1]:  # else the next piece could go on after it
             raise ContractError(f"{where}: token {tokens[end - 1]} ends it, but it has no finish_reason")
-    ended[ends - 1] = False
+    ended[[end - 1 for end in ends]] = False
     if ended.any():
         place = int(ended.argmax())
         index = holder(place)

@@ -10,6 +10,7 @@ and a log line says so.
 import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import accumulate, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,15 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
         ContractError: when the columns do not fit each other.
     """
     tokens, logprobs = array_from_bytes(m.token_ids, INT32), array_from_bytes(m.behaviour_logprobs, FLOAT32)
-    lengths, counts = list(m.lengths), list(m.span_counts)
-    if not len(m.sample_indices) == len(m.seeds) == len(lengths) == len(counts) == len(m.finish_reasons):
+    columns: list[list[Any]] = [
+        list(column) for column in (m.lengths, m.sample_indices, m.seeds, m.span_counts, m.finish_reasons)
+    ]
+    lengths, indices, seeds, counts, reasons = columns
+    if len({len(column) for column in columns}) > 1:
         raise ContractError(
-            f"a group came with {len(lengths)} lengths, {len(m.sample_indices)} sample indices, "
-            f"{len(m.seeds)} seeds, {len(counts)} span counts and {len(m.finish_reasons)} finish reasons; "
-            "one each is needed for every completion"
+            f"a group came with {len(lengths)} lengths, {len(indices)} sample indices, {len(seeds)} seeds, "
+            f"{len(counts)} span counts and {len(reasons)} finish reasons; one each is needed for every "
+            "completion"
         )
     if min(lengths, default=0) < 0 or sum(lengths) != tokens.size:
         raise ContractError(f"completions of {sum(lengths)} tokens came with {tokens.size} tokens")
@@ -84,35 +88,32 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
         raise ContractError(
             f"{logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
         )
-    if not len(m.span_versions) == len(m.span_starts) == len(m.span_stops) == sum(counts) or (
-        min(counts, default=0) < 0
-    ):
-        raise ContractError(f"completions with {sum(counts)} version spans came with other columns of them")
     if max(counts, default=0) > MOST_SPANS:
         raise ContractError(
             f"a completion came with {max(counts)} version spans; at most {MOST_SPANS} can be within a bound"
         )
-    kept = list(m.span_kept_caches) or [False] * sum(counts)
-    if len(kept) != sum(counts):
-        raise ContractError(f"{len(kept)} marks of a kept cache came for {sum(counts)} version spans")
-    spans = tuple(map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops, kept))
-    found = []
-    at = span_at = 0
-    for index, seed, length, count, reason in zip(
-        m.sample_indices, m.seeds, lengths, counts, m.finish_reasons, strict=True
-    ):
-        found.append(
+    total, kept = sum(counts), list(m.span_kept_caches)
+    if min(counts, default=0) < 0 or {len(m.span_versions), len(m.span_starts), len(m.span_stops)} - {total}:
+        raise ContractError(f"completions with {total} version spans came with other columns of them")
+    if kept and len(kept) != total:
+        raise ContractError(f"{len(kept)} marks of a kept cache came for {total} version spans")
+    spans = map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops, kept or repeat(False))
+    ends = list(accumulate(lengths))
+    return tuple(
+        [
             r.Trajectory(
-                tokens[at : at + length],
-                logprobs[at : at + length],
-                spans[span_at : span_at + count],
+                tokens[end - length : end],
+                logprobs[end - length : end],
+                tuple(islice(spans, count)),
                 _finish_reason(reason),
                 sample_index=index,
                 seed=seed,
             )
-        )
-        at, span_at = at + length, span_at + count
-    return tuple(found)
+            for index, seed, length, end, count, reason in zip(
+                indices, seeds, lengths, ends, counts, reasons, strict=True
+            )
+        ]
+    )
 
 
 # Drafting.

@@ -168,7 +168,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         shared.wall_clock,
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
-        note_quota=state_machine.fleet.note_quota,
+        note_quota=state_machine.loop.fleet.note_quota,
     )
     server = InProcessServer()
     audits = AuditQueue(state_machine, shared.audit_secret)

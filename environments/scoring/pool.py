@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -30,12 +31,11 @@ from antiphon.environments.scoring.messages import (
     Failed,
     ScoringTask,
     Verdict,
-    answers_line,
     checked_reward,
     failure_of,
     hung,
+    line_of,
     parse_result,
-    task_line,
 )
 from antiphon.system.processes import KILL_S, SAME_ORDER
 from antiphon.system.sandbox import check_sandbox, interpreter_paths, sandboxed
@@ -231,7 +231,7 @@ class ScoringProcess:
                 limit=LINE_BYTES,
             )
             async with asyncio.timeout(START_S):
-                await self._send(task_line(self._task))
+                await self._send(line_of(asdict(self._task)))
                 line = await self._line()
         except (OSError, ContractError, TimeoutError) as error:
             said = self._said() or error
@@ -252,7 +252,7 @@ class ScoringProcess:
         Raises:
             ContractError: when the process ended, fell silent or wrote what is no result.
         """
-        request = answers_line(key, texts, hangs)
+        request = line_of({"key": key, "texts": list(texts), "hangs": hangs})
         for _ in texts:
             try:
                 async with asyncio.timeout(self._task.answer_timeout_s + GRACE_S):

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import structlog
 from blake3 import blake3
 
+from antiphon.core.coordinator.consequences import strike
+from antiphon.core.coordinator.loop_state import LONGEST_REASON, Decision
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import sampling_of
 from antiphon.core.message_sizes import group_bytes, page
@@ -31,8 +33,7 @@ from antiphon.core.trust.audit import (
 )
 from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
-from antiphon.services.coordinator.worker_registry import strike
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.system.wakeup import Wakeup
 
 UNAUDITED_LIMIT = 16
@@ -168,14 +169,14 @@ class AuditQueue:
             shared = set() if receipt is None else {author[0] for author in receipt.authors}
             own = [sample for sample in samples if sample.sample_index not in shared]
             self._blame(name_of_worker(worker_id), group_id, own, self.band)
-            await self._state_machine.record()
+            await self._state_machine.written()
             return
         waiting = self._waiting.get(group_id)
         if waiting is None:
             return
         if not any(sample.tokens for sample in samples):
             self._skip(group_id, reason or "no token could be scored")
-            await self._state_machine.record()
+            await self._state_machine.written()
             return
         self._take(group_id)
         band = self.band
@@ -191,8 +192,8 @@ class AuditQueue:
             event = e.GroupAudited(
                 group_id, name, sums.tokens, sums.missed, drift, sums.near, most, kept_cache=kept
             )
-            self._state_machine.record(event)
-        await self._state_machine.record()
+            self._state_machine.run(_recorded(event))
+        await self._state_machine.written()
 
     def _take(self, group_id: str) -> _Waiting | None:
         """Let go of a group, and let its worker have leases again if this held it back."""
@@ -211,7 +212,7 @@ class AuditQueue:
             return
         _log.warning("audit.skipped", worker=waiting.name, group=group_id, reason=reason)
         event = e.GroupAudited(group_id, waiting.name, 0, 0, 0.0, most=False, unaudited=reason)
-        self._state_machine.record(event)
+        self._state_machine.run(_recorded(event))
 
     def _skip_hopeless(self, now: float) -> None:
         """Let go of groups that auditors got often enough without an answer."""
@@ -228,8 +229,24 @@ class AuditQueue:
         if findings:
             worst = max(findings, key=lambda finding: finding.certain)
             gross = Sums.of(samples).gross
-            strike(self._state_machine, name, group_id, worst.check, worst.words, worst.certain, gross)
+            machine = self._state_machine
+            machine.run(
+                strike(
+                    machine.loop,
+                    name,
+                    group_id,
+                    worst.check,
+                    worst.words,
+                    machine.clock(),
+                    worst.certain,
+                    gross,
+                )
+            )
         return bool(findings)
+
+
+def _recorded(event: e.JournalEvent) -> Decision[None]:
+    yield event
 
 
 def _bytes(waiting: _Waiting) -> int:

@@ -30,11 +30,24 @@ CLOSE_S = 2.0
 _Method = TypeVar("_Method")
 
 
-class StreamClient(Client):
-    """The asking side of a worker's stream."""
+def _streams(ask: Any, name: str, like: _Method) -> _Method:
+    """Return the method `like` of the coordinator as a request of this name that `ask` sends in a stream."""
+    return cast("_Method", partialmethod(ask, WORK_CALLS[name]))
 
-    def __init__(self, address: str, timeout_s: float, credentials: Credentials | None, channel: Any) -> None:
+
+class CoordinatorClient(Client, Coordinator):
+    """A coordinator somewhere else."""
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 10.0,
+        *,
+        channel: Any = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         super().__init__(coordinator_pb2_grpc.CoordinatorStub, address, credentials, channel)
+        self.address = address
         self._timeout_s = timeout_s
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._outgoing = Outbox()
@@ -48,7 +61,7 @@ class StreamClient(Client):
         await super().close()
 
     async def ask(self, call: Call, request: Any) -> Any:
-        """Send one request in the stream and return what its reply says.
+        """Send one request in the worker's stream and return what its reply says.
 
         Raises:
             AntiphonError: what the server raised; UnavailableError when the stream broke or no
@@ -106,26 +119,6 @@ class StreamClient(Client):
                 if not waiting.done():
                     waiting.set_exception(problem)
 
-
-def _streams(name: str, like: _Method) -> _Method:
-    """Return the method `like` of the coordinator as a request of this name in a worker's stream."""
-    return cast("_Method", partialmethod(StreamClient.ask, WORK_CALLS[name]))
-
-
-class CoordinatorClient(StreamClient, Coordinator):
-    """A coordinator somewhere else."""
-
-    def __init__(
-        self,
-        address: str,
-        timeout_s: float = 10.0,
-        *,
-        channel: Any = None,
-        credentials: Credentials | None = None,
-    ) -> None:
-        super().__init__(address, timeout_s, credentials, channel)
-        self.address = address
-
     async def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
         clock, at = asyncio.get_running_loop().time, after_seq
         while True:
@@ -142,9 +135,9 @@ class CoordinatorClient(StreamClient, Coordinator):
                 if not follow or clock() - opened < FOLLOW_S:
                     raise
 
-    heartbeat = _streams("heartbeat", Coordinator.heartbeat)
-    lease_group = _streams("lease", Coordinator.lease_group)
-    submit_group = _streams("submission", Coordinator.submit_group)
+    heartbeat = _streams(ask, "heartbeat", Coordinator.heartbeat)
+    lease_group = _streams(ask, "lease", Coordinator.lease_group)
+    submit_group = _streams(ask, "submission", Coordinator.submit_group)
     register = asks(CALLS, Coordinator.register)
     pull_for_reward = asks(CALLS, Coordinator.pull_for_reward)
     submit_rewards = asks(CALLS, Coordinator.submit_rewards)

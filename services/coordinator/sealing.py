@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.loop.advantages import group_advantages
 from antiphon.core.loop.assembly import SealPlan
@@ -29,7 +30,6 @@ from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Promp
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.submissions import Submissions
-from antiphon.services.coordinator.prompts import PromptSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import grpc
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.message_sizes import MESSAGE_BYTES, TRAJECTORY_BYTES
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.net.rpc.calls import serve_contract
@@ -31,7 +32,7 @@ from antiphon.services.coordinator.journal.databases import HUNG_S, journal_gone
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, journal_place
 from antiphon.services.coordinator.journal.opening import open_journal, showing_life
 from antiphon.services.coordinator.metrics_page import metrics_page
-from antiphon.services.coordinator.prompts import PromptSource, load_prompts
+from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.work_stream import StreamServer
@@ -105,7 +106,7 @@ def coordinator_guard(
         wall_clock,
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
-        note_quota=state_machine.fleet.note_quota,
+        note_quota=state_machine.loop.fleet.note_quota,
     )
 
 

@@ -7,7 +7,6 @@ message by message. What is left out: messages that are lost or late, retries, e
 pause to load a version.
 """
 
-import asyncio
 import heapq
 import math
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ from functools import partial
 from blake3 import blake3
 
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.planner import RunAheadPlanner, WorkerSpeed
 from antiphon.core.errors import ConfigError
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import events as e
@@ -31,7 +31,6 @@ from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.core.loop.work_account import WorkAccount
 from antiphon.core.seeds import generator
 from antiphon.core.status import CapacityRecord
-from antiphon.services.coordinator.run_ahead import RunAheadPlanner, WorkerSpeed
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
 
 
@@ -228,7 +227,6 @@ class ModelledRun:
         self._now = 0.0
         self._planner = RunAheadPlanner(
             config,
-            lambda: self._now,
             lambda: self._there,
             lambda: self._state.lengths,
             self._supply,
@@ -369,7 +367,7 @@ class ModelledRun:
         for number in list(self._asking):
             engine = self._engines[number]
             most = (self._places - engine.load) // group_size
-            # As `services.coordinator.lease_granter` limits openings.
+            # As `core.coordinator.leases` limits openings.
             room = unused = math.inf
             if plan is not None:
                 room = plan.room(state.batches * size + state.training_groups, self._newest_held, size)
@@ -491,7 +489,8 @@ class ModelledRun:
             # One broadcast after the other, as in the schedule.
             self._broadcast_s = max(self._now, self._broadcast_s) + self._known.broadcast_s
             self._push(self._broadcast_s, _HELD, step + 1)
-        asyncio.run(self._planner.plan_if_due())
+        if (make := self._planner.due(self._now)) is not None:
+            self._planner.take(make())
         self.plans.append(self._planner.capacity)
         self._wake()
         self._train()
@@ -541,7 +540,7 @@ class ModelledRun:
         heapq.heappush(self._queue, (float(second), kind, number, stamp))
 
     def _emit(self, event: e.JournalEvent, about: str) -> None:
-        self._planner.observe(event, self._state)
+        self._planner.observe(event, self._state, self._now)
         self._state.apply(event)
         self._count += 1
         self._hash.update(f"{self._now!r} {event.kind} {about}\n".encode())

@@ -32,6 +32,7 @@ from antiphon.services.coordinator import audit_queue
 from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.weights.signature import sign_manifest
 from tests.support.audited import CONFIG, PLAIN, Guest, ScoringAuditor, enter, run, submission, until_audited
+from tests.support.light_parties import decided
 from tests.support.loop_model import light_manifest
 from tests.support.secured import House, SecuredSite, make_house
 
@@ -172,7 +173,7 @@ def test_versions_that_no_one_can_audit_are_refused(
         for step in range(2):
             sealed = e.BatchSealed(step, (), (), "ab" * 32, "ab" * 32, 0, 0, 0, 0, 0.0, 0.0, ())
             done = e.StepCommitted(step, step + 1, "cd" * 32, sealed.digest, {}, published=step == 1)
-            await site.state_machine.record(sealed, done)
+            await site.state_machine.do(decided(sealed, done))
         key = load_key(house.keys / "services", LEARNER_KEY)
         await flow.announce_snapshot(sign_manifest(light_manifest(2), key))
         assert set(state.snapshots) == {0, 2} and len(state.commits) == 2

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from antiphon.api.manifest import payload_digest
 from antiphon.core.checks import MOST_NUMBER
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.consequences import strike
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import Lease, Payload
 from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
@@ -17,7 +19,6 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.wire import CALLS
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.coordinator.worker_registry import strike
 from antiphon.simulator.virtual.disk import JournalDisk, MemoryJournal, MemoryStore
 from tests.support.light_parties import LightPrompts, hello, sample_lease
 from tests.support.loop_model import light_manifest, make_config
@@ -97,13 +98,17 @@ class Site:
             "revoke": lambda: service.revoke(name, "a test"),
             "pardon": lambda: service.pardon(name, "a test"),
             "lose": lambda: self.lose(worker),
-            "strike": lambda: strike(self.machine, name, "g", "refused", "a test", certain=True),
+            "strike": lambda: self.machine.do(
+                strike(self.machine.loop, name, "g", "refused", "a test", self.machine.clock(), certain=True)
+            ),
         }
         return calls[what]()
 
     async def lose(self, worker: str) -> None:
-        if (member := self.machine.fleet.get(worker)) is not None:
-            self.machine.lose(member, "no heartbeat")
+        if (member := self.machine.loop.fleet.get(worker)) is not None:
+            self.machine.run(
+                consequences.lose(self.machine.loop, member, "no heartbeat", self.machine.clock())
+            )
 
 
 @settings(max_examples=60)

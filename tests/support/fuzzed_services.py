@@ -18,6 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from antiphon.benchmarks.dishonest_workers import Prompts, house_config, sound_submission
 from antiphon.benchmarks.parts.kills.standins import open_light_learner
+from antiphon.core.coordinator import consequences
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.loop import events as e
@@ -88,8 +89,8 @@ class RunningServices:
 
         async def look() -> tuple[object, ...]:
             state_machine = self.state_machine
-            members = [(m.worker_id, m.state, m.held_version) for m in state_machine.fleet.living()]
-            leases = len(state_machine.leases.expired(float("inf")))
+            members = [(m.worker_id, m.state, m.held_version) for m in state_machine.loop.fleet.living()]
+            leases = len(state_machine.loop.leases.expired(float("inf")))
             version = (await self._learner.status()).version
             return state_machine.recorded, tuple(members), leases, state_machine.failure, version
 
@@ -307,12 +308,13 @@ class ClaimedRun:
         return f"after a {kind}, {wrong[0]}: {said}" if wrong else None
 
     async def _lose(self, reason: str) -> None:
-        self._machine.lose(self._machine.fleet.named(self._worker_id.rpartition("-")[0])[0], reason)
+        name, loop = self._worker_id.rpartition("-")[0], self._machine.loop
+        self._machine.run(consequences.lose_named(loop, name, reason, self._machine.clock()))
 
     async def _sound(self, kind: str) -> tuple[Any, Callable[[Any], Any]]:
         """Return a message as it should be, and who takes it in."""
         state = self._machine.state
-        if self._machine.fleet.get(self._worker_id) is None or state.barred(
+        if self._machine.loop.fleet.get(self._worker_id) is None or state.barred(
             self._worker_id.rpartition("-")[0]
         ):
             self._names += 1
@@ -388,7 +390,8 @@ class ClaimedRun:
             await self._service.submit_rewards([GroupRewards(group.group_id, rewards)])
         for asked in await self._service.pull_for_audit("learner-1", 8, 0.0):
             await self._service.submit_audit(asked.submission.group_id, (), reason="there is no model here")
-        await self._machine.planner.plan_if_due()
+        if (make := self._machine.loop.planner.due(self._machine.clock())) is not None:
+            self._machine.loop.planner.take(make())
         reply = await self._service.await_stage("reward", step, 0.0)
         if reply.batch is not None:
             made = f"{step + 1:064x}"

@@ -87,10 +87,10 @@ def readers(folder: Path) -> Iterator[Reader]:
         open_snapshot(manifest_from_bytes(payload), store)
 
     yield Reader("manifest", (manifest_to_bytes(manifest),), whole)
-    yield Reader("submission payload", (payloads.dump_submission(submission),), payloads.load_submission)
+    yield Reader("submission payload", (payloads.dump(submission),), payloads.load_submission)
     yield Reader(
         "manifest payload",
-        (payloads.dump_manifest(manifest),),
+        (payloads.dump(manifest),),
         lambda b: check_manifest(payloads.load_manifest(b)),
     )
     yield Reader("history payload", (payloads.dump_history(history),), payloads.load_history)

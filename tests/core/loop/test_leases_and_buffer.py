@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.coordinator.fleet import Fleet
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.requests import WorkerHeartbeat
-from antiphon.services.coordinator.fleet import Fleet
 
 
 def test_lease_expires_unless_extended() -> None:

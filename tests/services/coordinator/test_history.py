@@ -217,7 +217,7 @@ def test_another_configuration_cuts_what_is_kept(tmp_path: Path) -> None:
             await run_step(client, worker.worker_id, step)
 
     async def look(site: Served, client: CoordinatorClient) -> None:
-        await site.service.state_machine.record()
+        await site.service.state_machine.written()
 
     serve_and(tmp_path, act)
     assert archived(tmp_path) == {"train-0-0": {1, 2}, "train-0-1": {1, 2}}

@@ -56,7 +56,7 @@ def test_workers_are_sent_to_each_other_and_what_came_is_shown_and_journalled(tm
             assert last.worker_id == ids[1] and last.bytes_from == {ids[0]: 2}
             shown = (await client.status()).deliveries[:-1]
             assert shown == (replace(record, worker_id=ids[0]),)
-            await site.service.state_machine.record()  # what was noted is on the disk
+            await site.service.state_machine.written()  # what was noted is on the disk
             kinds = [event.kind async for event in client.watch_events(0, follow=False)]
             assert kinds.count("snapshot.delivered") == 2
             with pytest.raises(ContractError, match="has no payload"):

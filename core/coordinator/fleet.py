@@ -6,11 +6,11 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 
 from dataclasses import dataclass
 
+from antiphon.core.coordinator.running_leases import RunningLeases
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.loop.leases import heartbeat_pause_s
 from antiphon.core.requests import WorkerHeartbeat
 from antiphon.core.status import WorkerRecord, WorkerState
-from antiphon.services.coordinator.running_leases import RunningLeases
 
 MISSED_HEARTBEATS = 5
 """A worker that missed this many in a row counts as lost."""
