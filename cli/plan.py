@@ -57,6 +57,7 @@ def plan(
     from antiphon.models.learning_rate import with_learning_rate
     from antiphon.runs.directory import home_directory
     from antiphon.system.free_space import free_bytes
+    from antiphon.system.logs import without_native_output
 
     config = with_learning_rate(load_config(path, list(overrides)))
     for name, value in (("--idle", idle), ("--budget", budget)):
@@ -66,7 +67,8 @@ def plan(
     measured, source, before = found or (None, "", with_learning_rate(load_config(path)))
     wanted = load_offers(offers) if offers is not None else _local(config, measured)
     planner = Planner(config, wanted, measured, Redundancy(confidence, survives))
-    made = planner.plan(idle, budget)
+    with without_native_output():  # HiGHS prints lines that no option of it ends
+        made = planner.plan(idle, budget)
     warning = staleness_warning(config, before)
     notes = [*made.notes, *([warning] if warning else [])]
     if (parameters := _parameters(config, wanted)) is not None:

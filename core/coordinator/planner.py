@@ -11,11 +11,10 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import InfeasibleError
 from antiphon.core.lengths.memory import LengthMemory, predicts
 from antiphon.core.lengths.order import (
-    AskingWorker,
     LeaseOrder,
     WaitingGroup,
-    WaitingGroups,
     order_by_length,
+    take,
 )
 from antiphon.core.loop.admission import Waiting
 from antiphon.core.loop.events import JournalEvent
@@ -147,13 +146,11 @@ class OrderPlanner:
         predicted = [memory.predict(group.prompt_index) for group in waiting]
         known = [tokens for tokens in predicted if tokens is not None]
         usual = math.fsum(known) / len(known) if known else 0.0  # of a prompt that was never sampled
-        groups = WaitingGroups(
-            order,
-            (
-                WaitingGroup(place, group.step, usual if tokens is None else tokens)
-                for place, (group, tokens) in enumerate(zip(waiting, predicted, strict=True))
-            ),
-        )
+        groups = [
+            WaitingGroup(place, group.step, usual if tokens is None else tokens)
+            for place, (group, tokens) in enumerate(zip(waiting, predicted, strict=True))
+        ]
         speeds = {name: speed for name, speed, _ in self._fleet()}
         fastest, own = max(speeds.values(), default=0.0), speeds.get(worker_id, 0.0)
-        return groups.take(AskingWorker(max(1, len(speeds)), own / fastest if own and fastest else 1.0), most)
+        share = own / fastest if own and fastest else 1.0
+        return take(order, groups, most, max(1, len(speeds)), share)

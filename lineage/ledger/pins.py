@@ -12,7 +12,6 @@ without them, then DVC's cache, and the file last. A long run of an earlier rele
 of the same form, its shards; they are read, and the last one is written on.
 """
 
-import fcntl
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ from antiphon.lineage.layout import (
     shard_directories,
     tree_name,
 )
-from antiphon.system.files import PREFIX, write_atomically
+from antiphon.system.files import PREFIX, hold, write_atomically
 
 _PROTECTED = 0o444
 """DVC trusts a cached file of this mode without reading it again."""
@@ -289,19 +288,15 @@ def dvc_cache(project: Path) -> Iterator[Callable[[str], Path]]:
         repo.close()
 
 
-def _lock(directory: Path, place: Path) -> IO[str]:
+def _lock(directory: Path, place: Path) -> IO[bytes]:
     name = hashlib.md5(str(directory).encode(), usedforsecurity=False).hexdigest()
-    place.mkdir(parents=True, exist_ok=True)
-    handle = (place / f"antiphon-{name}.lock").open("a", encoding="utf-8")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.close()
+    held = hold(place / f"antiphon-{name}.lock")
+    if held is None:
         raise ConfigError(
             f"another process is writing the ledger {directory}; two runs of one name cannot share it: "
             "wait for that one, or give this one another run.name or record.ledger"
-        ) from None
-    return handle
+        )
+    return held
 
 
 def _open_project(project: Path) -> Repo:

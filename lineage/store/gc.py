@@ -6,9 +6,7 @@ whose bytes a ledger pins stays too, and so does what a remote store still lacks
 may be kept in vain, but none that a run still needs goes.
 """
 
-import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from antiphon.lineage.layout import (
     shard_directories,
 )
 from antiphon.lineage.store.outbox import waiting_objects
+from antiphon.system.files import hold
 
 DOCUMENT_BYTES = 16 << 20
 """Largest JSON object of the store that is searched for further names."""
@@ -118,19 +117,13 @@ def alone(root: Path) -> Iterator[None]:
     Raises:
         ConfigError: when a process uses the store.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{root} is in use by a run; wait until it is over, or stop it, "
-                "then give the same command again"
-            ) from None
+    held = hold(root / "lock")
+    if held is None:
+        raise ConfigError(
+            f"{root} is in use by a run; wait until it is over, or stop it, then give the same command again"
+        )
+    with held:
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _reach(objects: Path, named: set[str]) -> set[str]:
