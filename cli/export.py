@@ -28,7 +28,7 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
     if artifacts.weights(chosen) is not None:
         found = export_version(artifacts, chosen, place)
     else:
-        from antiphon.services.learner.replay.versions import weights_of  # torch and DeepSpeed
+        from antiphon.services.learner.replay.steps import weights_of  # torch and DeepSpeed
 
         configure_logs("warning")
         with weights_of(artifacts, chosen, own, lambda said: print(said, flush=True)) as weights:

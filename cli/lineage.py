@@ -193,7 +193,7 @@ def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> 
         raise ConfigError(f"--verify-version {wanted} is not recorded by its digest alone; such are {listed}")
     if not others:
         return 0
-    from antiphon.services.learner.replay.versions import weights_of  # torch and DeepSpeed
+    from antiphon.services.learner.replay.steps import weights_of  # torch and DeepSpeed
     from antiphon.system.logs import configure_logs
 
     configure_logs("warning")

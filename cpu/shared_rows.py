@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphon.cpu.chunks import CHUNK, Chunks, make_chunks
-from antiphon.cpu.copies import Copies, copies_of
+from antiphon.cpu.copies import Copies, copies_of, padded_parts
 
 ATTENTION = "antiphon_shared_rows"
 """Name under which models find `attend`."""
@@ -118,15 +118,8 @@ def _blocks(
     positions: Sequence[npt.NDArray[np.int64]],
 ) -> tuple[tuple[tuple[int, int], ...], npt.NDArray[np.int64]]:
     """Return R and S of each block, and the position in each slot [K], -1 in padding."""
-    parts: list[list[npt.NDArray[np.int64]]] = []
-    padding = 0
-    for row in sorted(positions, key=len, reverse=True):
-        padding += len(parts[-1][0]) - len(row) if parts else 0
-        if parts and padding <= BLOCK_PADDING:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-            padding = 0
+    lengths = [len(row) for row in positions]
+    parts = [[positions[place] for place in part] for part in padded_parts(lengths, BLOCK_PADDING)]
     slots = []
     for part in parts:
         block = np.full((len(part), len(part[0])), -1, dtype=np.int64)

@@ -28,7 +28,6 @@ import numpy.typing as npt
 
 from antiphon.core.drafting import kernels
 from antiphon.core.drafting.arena import DraftArena, grown
-from antiphon.core.drafting.chains import draft_rows, learn_rows
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FloatArray, IntArray
 
@@ -381,7 +380,7 @@ class DraftForest:
         if rows > len(self._counts):
             self._reserve_rows(rows)
         drafts, counts, chances = self._drafts[:rows], self._counts[:rows], self._chances[:rows]
-        draft_rows(
+        kernels.draft_rows(
             self._arena.texts, self._node, self._memory, self._requests, self._group_table, self._gram,
             contiguous(slots, np.int64), contiguous(token_ids, np.int32), contiguous(lengths, np.int64),
             contiguous(limits, np.int64), float(floor), drafts, counts, chances,
@@ -396,7 +395,7 @@ class DraftForest:
             accepted: [B] int64, tokens of the last draft that were accepted. All of it must have been
                 verified: the first token that was not accepted counts as rejected.
         """
-        learn_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
+        kernels.learn_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
 
     def _table(self, group: int) -> tuple[int, int]:
         head, mask, _ = self._group_table[group].tolist()

@@ -28,13 +28,7 @@ from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.retry import OUTAGE_S, retry_unavailable
-from antiphon.services.learner.training import (
-    Publishing,
-    TrainedStep,
-    Training,
-    check_repeated,
-    read_weights,
-)
+from antiphon.services.learner.training import Publishing, TrainedStep, Training, read_weights
 from antiphon.system import failpoints
 
 MOST_WAIT_S = 30.0
@@ -413,8 +407,12 @@ class LearnerService(Learner):
             wanted = held.version > oldest and held.version not in stored
             digest, _ = await self._on_thread(partial(self._read, held, wanted))
             progress.add()
-            if held.version:
-                check_repeated(commits[held.version - 1], digest)
+            if held.version and (committed := commits[held.version - 1].weights_digest) != digest:
+                raise IntegrityError(
+                    f"version {held.version} was committed with weights {committed}, but repeating "
+                    f"its steps gave {digest}; the machine, the libraries or learner.threads differ "
+                    "from those of the run"
+                )
 
         held = await self._on_thread(lambda: trainer.start(first()))
         await check(held)
