@@ -182,7 +182,7 @@ def make_batch(step: int, chance: np.random.Generator, store: ArtifactStore) -> 
 
 def remake(copy: ReplayCopy, version: int, folder: Path) -> dict[str, Any]:
     """Make a version again and export it; return whether it is the recorded one, and what that took."""
-    from antiphon.services.learner.replay.versions import make_version
+    from antiphon.services.learner.replay.steps import make_version
 
     folder.mkdir()
     path = folder / "made.safetensors"

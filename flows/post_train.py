@@ -140,16 +140,14 @@ def post_train(
     told = shown if isinstance(shown, ToldView) else ToldView(RunDisplay())
     if entered is not None and entered.interrupt is not None:
         entered.interrupt.listen()
-    page = RunPage(config, told, flow_run_id, home)
     with ExitStack() as stack:
         stack.enter_context(hear_logs(told))
-        stack.callback(page.close)
         try:
             run = entered or claim_run(config, run_id or None, home, told)
             remember_flow_run(run.run_dir, str(flow_run_id))
-            page.begin(run.run_dir)
+            stack.enter_context(RunPage(run, told, flow_run_id))
             with nullcontext() if entered else run:
-                outcome = _drive(run, flow_run_id, page)
+                outcome = _drive(run, flow_run_id)
         except FlowCancelled as error:
             told.stopped(str(error))
             return Cancelled(message=str(error))
@@ -163,9 +161,8 @@ def post_train(
     return outcome.summary()
 
 
-def _drive(run: LiveRun, flow_run_id: UUID, page: RunPage) -> RunOutcome:
+def _drive(run: LiveRun, flow_run_id: UUID) -> RunOutcome:
     """Submit all stages of a run whose services are up and return what came of it."""
-    page.watch(run)
     watcher = threading.Thread(target=watch_cancellation, args=(run, flow_run_id), name="cancel", daemon=True)
     watcher.start()
     try:
@@ -177,7 +174,6 @@ def _drive(run: LiveRun, flow_run_id: UUID, page: RunPage) -> RunOutcome:
             raise FlowCancelled("The run was cancelled; start it again to continue it.") from error
         raise
     finally:
-        page.leave()
         run.stop("the flow ended")
         watcher.join(2 * CANCEL_POLL_S)
 

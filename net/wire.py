@@ -71,7 +71,7 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
     Raises:
         ContractError: when the columns do not fit each other.
     """
-    tokens, logprobs = array_from_bytes(m.token_ids, INT32), array_from_bytes(m.behaviour_logprobs, FLOAT32)
+    token_bytes, logprob_bytes = m.token_ids, m.behaviour_logprobs
     columns: list[list[Any]] = [
         list(column) for column in (m.lengths, m.sample_indices, m.seeds, m.span_counts, m.finish_reasons)
     ]
@@ -82,12 +82,13 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
             f"{len(counts)} span counts and {len(reasons)} finish reasons; one each is needed for every "
             "completion"
         )
-    if min(lengths, default=0) < 0 or sum(lengths) != tokens.size:
-        raise ContractError(f"completions of {sum(lengths)} tokens came with {tokens.size} tokens")
-    if logprobs.size != tokens.size:
+    if min(lengths, default=0) < 0 or {len(token_bytes), len(logprob_bytes)} - {4 * sum(lengths)}:
         raise ContractError(
-            f"{logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
+            f"completions of {sum(lengths)} tokens came with {len(token_bytes)} bytes of tokens and "
+            f"{len(logprob_bytes)} of behaviour logprobs; four each are needed for every token"
         )
+    tokens = np.frombuffer(token_bytes, INT32).astype(np.int32)
+    logprobs = np.frombuffer(logprob_bytes, FLOAT32).astype(np.float32)
     if max(counts, default=0) > MOST_SPANS:
         raise ContractError(
             f"a completion came with {max(counts)} version spans; at most {MOST_SPANS} can be within a bound"

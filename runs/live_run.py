@@ -178,6 +178,8 @@ class LiveRun(ServiceCalls):
         self.records: Records | None = None
         self.uploader: Uploader | None = None
         self.spans: list[StageSpan] = []
+        self.status: RunStatus | None = None
+        """The newest look at it; None before its services were up."""
         self.view = RunView()
         """What the journal says, up to the last `read_journal`."""
         self.packer = EventPacker()
@@ -282,13 +284,13 @@ class LiveRun(ServiceCalls):
             return status, learner
 
         with suppress(UnavailableError):  # the stages notice and say so; the display just waits
-            status, learner = self.clients.run(ask(), ANSWER_S)
+            self.status, learner = self.clients.run(ask(), ANSWER_S)
             late = [] if self.records is None else self.records.standing()
-            self._progress.take(status, learner, late)
+            self._progress.take(self.status, learner, late)
 
     def finish(self) -> RunOutcome:
         """Close a run whose last step is done: records, report, outcome."""
-        status = self.call(lambda: self.coordinator.status())
+        status = self.status = self.call(lambda: self.coordinator.status())
         self.call(self.read_journal, None)
         commits = [step.commit for step in self.view.steps]
         records = self._flush_records()

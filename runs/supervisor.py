@@ -37,7 +37,7 @@ from antiphon.system.processes import (
 
 _log = structlog.get_logger(__name__)
 
-WATCH_S = 0.1
+WATCH_S = 0.2
 """Pause between two looks at the children."""
 
 STOP_GRACE_S = 20.0

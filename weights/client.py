@@ -11,7 +11,7 @@ from antiphon.net.security.credentials import Credentials
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 
 _ANSWER_S = 10.0
-"""Longest wait for the answer what a holder has, or where it keeps it."""
+"""Longest wait for the answer where a holder keeps its payloads."""
 
 
 class BroadcastClient(Client, Broadcast):

@@ -35,42 +35,9 @@ class TransferLimits:
     """Without progress from anyone, while every source is away or refuses: others may be known by now."""
 
 
-async def fetch_payload(
-    incoming: IncomingPayload,
-    sources: Mapping[str, Sequence[Broadcast]],
-    assignment: Assignment,
-    arrivals: Arrivals,
-    culprits: MutableMapping[str, str],
-    limits: TransferLimits = TransferLimits(),
-    *,
-    arrived: Callable[[int], None] = lambda count: None,
-) -> DeliveryRecord:
-    """Bring all chunks that `incoming` lacks; it is not finished here.
+class Receiver:
+    """Brings one payload here; whatever happens, what has arrived stays, and another goes on from there."""
 
-    Whatever happens, what has arrived stays, and another call goes on from there.
-
-    Args:
-        incoming: the payload; chunks are verified and written by it, on threads.
-        sources: name -> connections to it, over which requests are spread; those that `assignment` names
-            and that are not here are not asked.
-        assignment: whom to ask.
-        arrivals: told of each chunk, for those who wait here for it.
-        culprits: who sent something wrong in this run, and is not asked; added to.
-        limits: how long sources are waited for.
-        arrived: called with the bytes of each piece that came.
-
-    Returns:
-        What it took; the version and who fetched it are for the caller to name.
-
-    Raises:
-        IntegrityError: when every source sent something wrong; names them.
-        UnavailableError: when nothing but a drip came for `limits.give_up_s`, or the disk is full.
-    """
-    receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, limits, arrived)
-    return await receiver.run()
-
-
-class _Receiver:
     def __init__(
         self,
         incoming: IncomingPayload,
@@ -78,9 +45,22 @@ class _Receiver:
         assignment: Assignment,
         arrivals: Arrivals,
         culprits: MutableMapping[str, str],
-        limits: TransferLimits,
-        arrived: Callable[[int], None],
+        limits: TransferLimits = TransferLimits(),
+        *,
+        arrived: Callable[[int], None] = lambda count: None,
     ) -> None:
+        """Prepare, in a running loop.
+
+        Args:
+            incoming: the payload; chunks are verified and written by it, on threads. It is not finished here.
+            sources: name -> connections to it, over which requests are spread; those that `assignment` names
+                and that are not here are not asked.
+            assignment: whom to ask.
+            arrivals: notified of each chunk, for those who wait here for it.
+            culprits: who sent something wrong in this run, and is not asked; added to.
+            limits: how long sources are waited for.
+            arrived: called with the bytes of each piece that came.
+        """
         self._incoming, self._sources, self._arrivals = incoming, sources, arrivals
         self._payload = incoming.payload
         self._limits, self._arrived = limits, arrived
@@ -112,7 +92,12 @@ class _Receiver:
         self._wrong_ones: dict[str, str] = {}
 
     async def run(self) -> DeliveryRecord:
-        """Ask until everything is here."""
+        """Ask until everything is here, and return what that took, without the version and who fetched it.
+
+        Raises:
+            IntegrityError: when every source sent something wrong; names them.
+            UnavailableError: when nothing but a drip came for `limits.give_up_s`, or the disk is full.
+        """
         transfer = self._transfer
         try:
             while not transfer.complete:

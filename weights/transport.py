@@ -23,7 +23,7 @@ from antiphon.net.rpc.serving import open_channel
 from antiphon.net.security.credentials import Credentials
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import TOKEN, PayloadStore
-from antiphon.weights.relay import TransferLimits, fetch_payload
+from antiphon.weights.relay import Receiver, TransferLimits
 from antiphon.weights.service import Arrivals
 
 ADDRESSES_KEPT = 16
@@ -176,7 +176,7 @@ class RelayTransport(Transport):
                     _log.warning("relay.unusable", worker=name, reason=str(error))
             incoming = await asyncio.to_thread(self._store.receive, payload)
             self._arrivals.notify(payload.digest)
-            delivery = await fetch_payload(
+            delivery = await Receiver(
                 incoming,
                 sources,
                 plan.assignment,
@@ -184,7 +184,7 @@ class RelayTransport(Transport):
                 self._network.culprits,
                 self._limits,
                 arrived=arrived,
-            )
+            ).run()
             await asyncio.to_thread(incoming.finish)
             self._network.delivered(replace(delivery, version=manifest.version))
         # So that it is handed on, also after a restart.

@@ -162,7 +162,8 @@ def _pair(field: Any, hint: Any) -> Pair | None:
         hint = next(part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is np.ndarray:
         dtype = np.dtype(get_args(get_args(hint)[1])[0]).newbyteorder("<")
-        return lambda x: np.asarray(x, dtype).tobytes(), partial(array_from_bytes, dtype=dtype)
+        write = _compiled("lambda x: asarray(x, dtype).tobytes()", {"asarray": np.asarray, "dtype": dtype})
+        return write, partial(array_from_bytes, dtype=dtype)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return str, reader_of(hint, field.name)
     return None

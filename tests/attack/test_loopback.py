@@ -194,7 +194,7 @@ def test_a_resting_run_that_is_looked_at_answers_its_owner_alone(run_dir: Path, 
 
     async def attack() -> None:
         before = listening()
-        async with attached(run_dir, tmp_path / "store") as (client, running):
+        async with attached(run_dir) as (client, running):
             assert not running and (await client.status()).run_id == RUN_ID
             (port,) = listening() - before
             for who in strangers(run_dir, tmp_path / "elsewhere").values():
@@ -222,7 +222,7 @@ def test_a_port_that_went_to_another_program_is_no_coordinator(run_dir: Path, tm
         await server.start()
         (run_dir / "services").mkdir()
         (run_dir / "services" / "coordinator.json").write_text(json.dumps({"pid": 1, "port": port}))
-        async with attached(run_dir, tmp_path / "store") as (_, running):
+        async with attached(run_dir) as (_, running):
             assert not running
         await server.stop(0)
 

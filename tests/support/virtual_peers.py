@@ -18,7 +18,7 @@ from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.simulator.virtual.loop import VirtualLoop
-from antiphon.weights.relay import TransferLimits, fetch_payload
+from antiphon.weights.relay import Receiver, TransferLimits
 from antiphon.weights.service import Arrivals, BroadcastService
 
 NEVER = 1e9
@@ -194,7 +194,7 @@ class Swarm:
         peer, assignment = self.peers[worker], plan.assignments[worker]
         incoming = peer.store.receive(payload)
         peer.arrivals.notify(payload.digest)
-        return await fetch_payload(
+        return await Receiver(
             incoming,  # type: ignore[arg-type]
             {
                 name: [Line(self.peers[name], self.delay_s)]
@@ -204,7 +204,7 @@ class Swarm:
             peer.arrivals,
             peer.culprits,
             TransferLimits(stall_s=2.0, give_up_s=give_up_s),
-        )
+        ).run()
 
 
 def make_swarm(

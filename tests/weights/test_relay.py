@@ -22,7 +22,7 @@ from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import TransferLimits, fetch_payload
+from antiphon.weights.relay import Receiver, TransferLimits
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
 from tests.support.loop_model import RUN_ID
@@ -54,9 +54,9 @@ class Holder:
         named = {name.removeprefix("origin"): lanes for name, lanes in sources.items()}
         incoming = self.store.receive(payload)
         self.arrivals.notify(payload.digest)
-        found = await fetch_payload(
+        found = await Receiver(
             incoming, named, assignment, self.arrivals, {}, TransferLimits(10.0, give_up_s=20.0)
-        )
+        ).run()
         incoming.finish()
         return found
 
@@ -151,9 +151,9 @@ async def test_chunks_that_come_together_are_checked_one_by_one(
     spoiler = Spoiler(origin.store)
     incoming = leaf.store.receive(payload)
     with pytest.raises(IntegrityError, match="the origin sent chunk 4 of payload"):
-        await fetch_payload(incoming, {ORIGIN: [spoiler]}, FROM_ORIGIN, leaf.arrivals, {})
+        await Receiver(incoming, {ORIGIN: [spoiler]}, FROM_ORIGIN, leaf.arrivals, {}).run()
     assert np.flatnonzero(incoming.held).tolist() == [0, 1, 2, 3]
-    await fetch_payload(incoming, {ORIGIN: [origin.service]}, FROM_ORIGIN, leaf.arrivals, {})
+    await Receiver(incoming, {ORIGIN: [origin.service]}, FROM_ORIGIN, leaf.arrivals, {}).run()
     incoming.finish()
     assert bytes(leaf.store.map(payload.digest)) == body
 
@@ -179,7 +179,7 @@ async def test_who_is_told_to_leave_as_the_last_chunk_comes_leaves(tmp_path: Pat
 
     incoming = leaf.store.receive(payload)
     sources = {ORIGIN: [Lingering(origin.store)]}
-    fetching = asyncio.create_task(fetch_payload(incoming, sources, FROM_ORIGIN, leaf.arrivals, {}))
+    fetching = asyncio.create_task(Receiver(incoming, sources, FROM_ORIGIN, leaf.arrivals, {}).run())
     await hung_up.wait()
     assert not incoming.missing()
     fetching.cancel()
@@ -212,7 +212,7 @@ async def test_a_message_of_many_chunks_is_looked_through_once(
     incoming = leaf.store.receive(payload)
     monkeypatch.setattr(Payload, "span", counted)
     together = Together(origin.store)
-    await fetch_payload(incoming, {ORIGIN: [together]}, FROM_ORIGIN, leaf.arrivals, {})
+    await Receiver(incoming, {ORIGIN: [together]}, FROM_ORIGIN, leaf.arrivals, {}).run()
     assert incoming.held.all() and asked < 16 * count
 
 
@@ -272,9 +272,9 @@ async def test_others_give_what_they_hold_while_no_parent_answers(tmp_path: Path
     assignment = Assignment((ORIGIN,), ("part",), 1, 1e8)
     sources: dict[str, list[Broadcast]] = {ORIGIN: [nobody], "part": [part.service]}
     with pytest.raises(UnavailableError, match="6 of 10 chunks"):
-        await fetch_payload(
+        await Receiver(
             leaf.store.receive(payload), sources, assignment, leaf.arrivals, {}, TransferLimits(1.0, 2.0)
-        )
+        ).run()
     await nobody.close()
     assert leaf.store.receive(payload).missing() == [3, 4, 5, 7, 8, 9]
 
@@ -314,9 +314,9 @@ async def test_nobody_there_is_said_after_the_patience_and_what_came_stays(tmp_p
     with pytest.raises(
         UnavailableError, match=r"9 of 10 chunks .* nothing came for 0.3 s from any of the origin"
     ):
-        await fetch_payload(
+        await Receiver(
             incoming, {ORIGIN: [nobody]}, FROM_ORIGIN, holder.arrivals, {}, TransferLimits(0.1, give_up_s=0.3)
-        )
+        ).run()
     await nobody.close()
     assert holder.store.receive(payload).missing() == [0, 1, 2, 3, 5, 6, 7, 8, 9]
 

@@ -24,7 +24,7 @@ from antiphon.net.security.credentials import load_credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import TransferLimits, fetch_payload
+from antiphon.weights.relay import Receiver, TransferLimits
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.transport import Connections
@@ -95,14 +95,14 @@ class Peer:
         cpu_s = time.process_time()
         incoming = await asyncio.to_thread(self.store.receive, payload)
         self.arrivals.notify(payload.digest)
-        delivery = await fetch_payload(
+        delivery = await Receiver(
             incoming,
             clients,
             assignment,
             self.arrivals,
             self.culprits,
             TransferLimits(asked["stall_s"], 60.0),
-        )
+        ).run()
         await asyncio.to_thread(incoming.finish)
         ended_s = time.monotonic()
         return {"ended_s": ended_s, "cpu_s": time.process_time() - cpu_s, **asdict(delivery)}
