@@ -23,7 +23,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_whe
 
 from antiphon.api.sink import LogRecord, LogSource, RunEnd, Sink
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
-from antiphon.lineage.cursors import FOLDER, position_of, read_cursor, write_cursor
+from antiphon.lineage.cursors import FOLDER, read_cursor, write_cursor
 from antiphon.lineage.log_fold import LogFold
 
 FIRST_PAUSE_S = 0.5
@@ -309,7 +309,8 @@ class Follower:
             self.answered_seq, self._since_s = self._seq, None
             self._changed.notify_all()
         # Until the next process hands over again what was refused, the cursor says from where.
-        self._save({"refused": before.get("refused") or position_of(before)} if self.refusal else {})
+        place = {name: before[name] for name in ("seq", "at", "fold") if name in before}
+        self._save({"refused": before.get("refused", place)} if self.refusal else {})
 
     def _deliver_singly(self) -> None:
         for record in self._waiting:  # one that is refused keeps no other out

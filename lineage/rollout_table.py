@@ -142,8 +142,7 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    with _readable(payload, "batch"):
-        table = _read(payload, BATCH_SCHEMA)
+    with _table(payload, BATCH_SCHEMA) as table:
         columns = {name: table.column(name).to_pylist() for name in _BATCH_PLAIN}
         columns["finish_reason"] = map(FinishReason, columns["finish_reason"])
         columns["spans"] = [
@@ -167,8 +166,8 @@ def sampled_versions(payload: bytes) -> tuple[int, ...]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    with _readable(payload, "batch"):
-        spans = _read(payload, BATCH_SCHEMA, ("spans",)).column("spans").combine_chunks().flatten()
+    with _table(payload, BATCH_SCHEMA, ("spans",)) as table:
+        spans = table.column("spans").combine_chunks().flatten()
         return tuple(sorted(set(spans.field("version").to_pylist())))
 
 
@@ -184,8 +183,8 @@ def decode_timings(payload: bytes) -> list[RowTiming]:
     Raises:
         IntegrityError: when the bytes are no timings table.
     """
-    with _readable(payload, "timings"):
-        return [RowTiming(**row) for row in _read(payload, TIMINGS_SCHEMA).to_pylist()]
+    with _table(payload, TIMINGS_SCHEMA) as table:
+        return [RowTiming(**row) for row in table.to_pylist()]
 
 
 def count_workers(payload: bytes) -> dict[str, int]:
@@ -194,25 +193,8 @@ def count_workers(payload: bytes) -> dict[str, int]:
     Raises:
         IntegrityError: when the bytes are no timings table.
     """
-    with _readable(payload, "timings"):
-        workers = _read(payload, TIMINGS_SCHEMA, ("worker_id",)).column("worker_id").to_pylist()
-    return dict(sorted(Counter(workers).items()))
-
-
-@contextmanager
-def _readable(payload: bytes, name: str) -> Iterator[None]:
-    """Say what is wrong with a file whose damage shows only now: a column's text, or a field's name.
-
-    Raises:
-        IntegrityError: instead of whatever reading raised.
-    """
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise IntegrityError(
-            f"{len(payload)} bytes are no readable {name} table: {' '.join(str(error).split())[:200]}; "
-            "fetch the file again"
-        ) from error
+    with _table(payload, TIMINGS_SCHEMA, ("worker_id",)) as table:
+        return dict(sorted(Counter(table.column("worker_id").to_pylist()).items()))
 
 
 def _check_row(row: BatchRow) -> None:
@@ -244,16 +226,27 @@ def _write(columns: Mapping[str, Any], schema: Any, facts: Mapping[bytes, bytes]
     return bytes(sink.getvalue())
 
 
-def _read(payload: bytes, schema: Any, columns: Sequence[str] = ()) -> Any:
+@contextmanager
+def _table(payload: bytes, schema: Any, columns: Sequence[str] = ()) -> Iterator[Any]:
+    """Yield a table, or some of its columns; damage may show only while the rows are made of it.
+
+    Raises:
+        IntegrityError: when it is another table, and instead of whatever reading raised.
+    """
     name = schema.metadata[b"antiphon.table"].decode()
-    with _readable(payload, name):
+    try:
         file = pq.ParquetFile(pa.BufferReader(payload))
         names = file.schema_arrow.names
         table = file.read(columns=list(columns) or None, use_threads=False)
-    found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
-    if (found, names) != (name, schema.names):
+        found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
+        if (found, names) != (name, schema.names):
+            raise IntegrityError(
+                f"a {found or 'foreign'} table with columns {names} was given where a {name} table "
+                "is needed; pass the digest of the right file"
+            )
+        yield table
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise IntegrityError(
-            f"a {found or 'foreign'} table with columns {names} was given where a {name} table "
-            "is needed; pass the digest of the right file"
-        )
-    return table
+            f"{len(payload)} bytes are no readable {name} table: {' '.join(str(error).split())[:200]}; "
+            "fetch the file again"
+        ) from error

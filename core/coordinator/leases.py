@@ -22,13 +22,12 @@ from antiphon.core.trust.worker_names import name_of_worker
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request for leases is answered if nothing changes."""
+class Wait:
+    """There is nothing to lease now; the request waits for a change."""
 
     reply: LeaseReply
-    at_once: bool = True
-    """Otherwise the request waits for a change."""
-    should_load: bool = False
+    """If nothing changes."""
+    should_load: bool
     """Only another version can help this worker, so the wait is short."""
 
 
@@ -48,13 +47,13 @@ def ask(loop: LoopState, request: LeaseRequest, now: float) -> Decision[None]:
         yield e.WorkerLoaded(member.worker_id, request.held_version or 0)
 
 
-def grant(loop: LoopState, request: LeaseRequest, reminded: bool, now: float) -> Decision[Answer]:
+def grant(loop: LoopState, request: LeaseRequest, reminded: bool, now: float) -> Decision[LeaseReply | Wait]:
     """Grant up to `request.groups` leases; `reminded`: the worker was just asked to load another version."""
     run, leases, member = loop.run, loop.leases, loop.fleet.get(request.worker_id)
     if member is None:
-        return Answer(_nothing(loop, f"worker {request.worker_id!r} is not registered; register again"))
+        return _nothing(loop, f"worker {request.worker_id!r} is not registered; register again")
     if member.held_version != request.held_version:
-        return Answer(_nothing(loop, "the worker has loaded another version; ask again with that"))
+        return _nothing(loop, "the worker has loaded another version; ask again with that")
     # What others of its requests were granted meanwhile counts too.
     held_back = loop.held_back(member.name)
     wanted = _wanted(loop, member, now)
@@ -66,9 +65,9 @@ def grant(loop: LoopState, request: LeaseRequest, reminded: bool, now: float) ->
         run, loop.config, request.held_version, groups, elsewhere, *_openings(loop, member)
     )
     if plan.group_ids and not (held_back or goes_back):
-        return Answer((yield from _grant(loop, plan, request, now)))
+        return (yield from _grant(loop, plan, request, now))
     if groups > 0 and (group_id := _duplicate(loop, request, now)) is not None:
-        return Answer((yield from _grant_duplicate(loop, group_id, request, now)))
+        return (yield from _grant_duplicate(loop, group_id, request, now))
     reason = plan.reason
     if not groups and (seconds := leases.engines.stands_still_s(member.worker_id)):
         reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
@@ -81,8 +80,8 @@ def grant(loop: LoopState, request: LeaseRequest, reminded: bool, now: float) ->
     reply = _nothing(loop, held_back or reason, wanted)
     if run.finished or reminded or (member.sent_newest, member.sent_wanted) != versions:
         member.sent_newest, member.sent_wanted = versions
-        return Answer(reply)
-    return Answer(reply, at_once=False, should_load=_should_load(loop, wanted, request))
+        return reply
+    return Wait(reply, _should_load(loop, wanted, request))
 
 
 def _nothing(loop: LoopState, reason: str, wanted: int | None = None) -> LeaseReply:
@@ -248,7 +247,7 @@ def _lease(
     return Lease(
         lease_id=lease_id,
         group_id=group.group_id,
-        prompt=loop.prompt_of(group),
+        prompt=loop.prompts.prompt(group.split, group.prompt_index),
         epoch=group.epoch,
         seeds=loop.seeds(group),
         sampling=admission.sampling_of(loop.config, group),

@@ -84,12 +84,15 @@ def _rule(loop: LoopState, hello: WorkerHello) -> Rule:
 
 def heartbeat(
     loop: LoopState, heartbeat: WorkerHeartbeat, now: float, wall_s: float, blocked: bool
-) -> Decision[HeartbeatReply]:
+) -> Decision[tuple[HeartbeatReply, bool]]:
     """Extend the worker's leases, keep what they made so far, and say what to give up.
 
     The lease of another worker is left as it is, and a group with progress that no completion can have
     begins again; both are a strike, and so are numbers that cannot be. `blocked`: nothing can be recorded
     now, so that what was finished cannot be handed in.
+
+    Returns:
+        The reply, and whether it must be true after a crash too.
 
     Raises:
         ContractError: when a number cannot be, or the weights that sample were never announced.
@@ -99,7 +102,7 @@ def heartbeat(
         if now - loop.begun_s < loop.config.coordinator.lease_s:
             # A coordinator that was just started knows its leases, and it lives. Later it must register.
             leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
-        return HeartbeatReply(False, (), run.newest_version, run.finished)
+        return HeartbeatReply(False, (), run.newest_version, run.finished), False
     try:
         check_claims(heartbeat, loop.config.loop.group_size)
     except ContractError as error:
@@ -136,7 +139,7 @@ def heartbeat(
         yield from strike(loop, member.name, held.group_id, "refused", reason, now)
     for group_id, worker_id, reason in refused.values():
         yield from strike(loop, name_of_worker(worker_id), group_id, "refused", reason, now)
-    return HeartbeatReply(
+    reply = HeartbeatReply(
         known=True,
         cancelled_leases=(*gone, *(held.lease_id for held in hung), *refused),
         newest_version=run.newest_version,
@@ -146,6 +149,8 @@ def heartbeat(
         leave=member.draining,
         wanted_version=wanted,
     )
+    # A worker that gave leases up or leaves ends with the answer.
+    return reply, bool(heartbeat.released_leases or heartbeat.leaving or foreign or refused)
 
 
 def _take_network(loop: LoopState, member: Member, report: NetworkReport) -> Decision[None]:

@@ -52,17 +52,16 @@ class Verification:
 class RunCheck:
     """Checks one run."""
 
-    def __init__(self, run_dir: Path, store_root: Path, reader: FileReader, findings: Findings) -> None:
+    def __init__(self, run_dir: Path, store_root: Path) -> None:
         self._run_dir = run_dir
         self._run_id = run_dir.name
         self._store = ArtifactStore(store_root)
-        self._reader = reader
-        self._findings = findings
+        self._reader, self._findings = FileReader(), Findings()
         self._files: dict[str, Path] = {}
         self._expected: set[str] = set()
         self._nodes: dict[str, Node] = {}
 
-    def check(self, ledgers: Path | None, cached: Callable[[str], Path]) -> None:
+    def check(self, ledgers: Path | None, cached: Callable[[str], Path]) -> Verification:
         """Read the run's ledger, its objects in the store, and its own directory.
 
         `ledgers` is the folder of ledgers, None for a run that keeps none; `cached` gives the
@@ -82,6 +81,7 @@ class RunCheck:
         self._check_documents()
         self._check_contents()
         self._check_run_directory(pinned=ledgers is not None)
+        return Verification(self._reader.files, self._reader.bytes, self._findings.all())
 
     def _check_documents(self) -> None:
         for rel, path in self._files.items():
@@ -226,9 +226,7 @@ def check_run(
     run_dir: Path, store_root: Path, ledgers: Path | None, cached: Callable[[str], Path]
 ) -> Verification:
     """Check every artifact of one run, with the DVC project open already; see `RunCheck.check`."""
-    reader, findings = FileReader(), Findings()
-    RunCheck(run_dir, store_root, reader, findings).check(ledgers, cached)
-    return Verification(reader.files, reader.bytes, findings.all())
+    return RunCheck(run_dir, store_root).check(ledgers, cached)
 
 
 def verify_store(store_root: Path) -> Verification:

@@ -9,15 +9,18 @@ import logging
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from antiphon.api.sink import LogRecord, RunEnd, SinkRun
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.schedule import is_evaluated
-from antiphon.core.reporting.figures import VersionTotals, next_totals, totals_of
+from antiphon.core.metrics import REWARD_LEVELS
+from antiphon.core.reporting.figures import VersionTotals, figures_of, next_totals, totals_of
 from antiphon.lineage.documents.artifacts import BATCH_FACTS
 from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.names import batch_entry, version_entry
@@ -29,7 +32,6 @@ from antiphon.lineage.tracking.database import make_tables, prepare_database
 from antiphon.lineage.tracking.description import display_name, nearest_example, note, origin_tags
 from antiphon.lineage.tracking.model_files import Exporter
 from antiphon.lineage.tracking.system_metrics import SystemSample, SystemSampler
-from antiphon.lineage.tracking.totals import summarise, total_metrics
 from antiphon.lineage.tracking.tracked_run import NOTE_TAG, TrackedRun, open_tracked_run, points
 from antiphon.system.files import sqlite_url
 from antiphon.system.spared import without
@@ -267,6 +269,61 @@ class MlflowSink:
             if gone:
                 raise ConfigError(f"{gone}; the run continues without MLflow") from error
             raise
+
+
+def total_metrics(totals: VersionTotals) -> dict[str, float]:
+    """Return what a version had cost under the names of `core.metrics.TOTAL_METRICS`."""
+    return {
+        "tokens_total": float(totals.tokens_sampled),
+        "tokens_trained_total": float(totals.tokens_trained),
+        "wall_s": totals.wall_s,
+        "cost_dollars": totals.dollars,
+    }
+
+
+def summarise(
+    steps: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], config: RunConfig
+) -> dict[str, float]:
+    """Return a run's summary under the names of `core.metrics.SUMMARY_METRICS`, each with `summary/`.
+
+    `steps` and `held` are lines of the run log, of steps and of evaluations, in order.
+    """
+    totals = {known.version: known for known in totals_of(steps, config)}
+    if not totals:
+        return {}
+    metrics = figures_of(steps, held, config).numbers() | _levels(held, totals) | _workers(steps)
+    return {f"summary/{name}": value for name, value in metrics.items()}
+
+
+def _levels(
+    evaluations: Sequence[Mapping[str, Any]], totals: Mapping[int, VersionTotals]
+) -> dict[str, float]:
+    metrics = {}
+    for level in REWARD_LEVELS:
+        reached = next((line for line in evaluations if float(line["reward_mean"]) >= level), None)
+        spent = totals.get(int(reached["version"])) if reached is not None else None
+        if spent is not None:
+            metrics[f"steps_to_reward_{level:g}"] = float(spent.version)
+            metrics[f"wall_s_to_reward_{level:g}"] = spent.wall_s
+            metrics[f"tokens_to_reward_{level:g}"] = float(spent.tokens_sampled)
+            metrics[f"tokens_trained_to_reward_{level:g}"] = float(spent.tokens_trained)
+            metrics[f"dollars_to_reward_{level:g}"] = spent.dollars
+    return metrics
+
+
+def _workers(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    mixes = [mix for line in steps if (mix := line["timings"].get("workers"))]
+    if not mixes:
+        return {}
+    counts = Counter[str]()
+    for mix in mixes:
+        counts.update(mix)
+    total = counts.total()
+    return {
+        "workers": sum(map(len, mixes)) / len(mixes),
+        "workers_seen": float(len(counts)),
+        **{f"worker_share.{worker}": count / total for worker, count in sorted(counts.items())},
+    }
 
 
 def open_run(

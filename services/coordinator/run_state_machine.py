@@ -10,9 +10,8 @@ used at all, the state machine fails as a whole and a restart continues from the
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 import structlog
 
@@ -52,7 +51,6 @@ from antiphon.services.coordinator.prompts import RestingPrompts
 from antiphon.services.coordinator.sealing import (
     answers_of,
     finish_evaluation,
-    gather,
     left_out_rows,
     seal_batch,
 )
@@ -68,27 +66,6 @@ LONGEST_TICK_S = 1.0
 _log = structlog.get_logger("coordinator")
 _Event = TypeVar("_Event", bound=e.JournalEvent)
 _Reply = TypeVar("_Reply")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[_Reply]):
-    """What became of a decision."""
-
-    events: tuple[e.JournalEvent, ...]
-    written: "asyncio.Future[None]"
-    """Done when all of it, and what was enqueued before, is on the disk."""
-    answer: _Reply | AntiphonError
-
-    @property
-    def reply(self) -> _Reply:
-        """Return the reply, or raise what the decision raised."""
-        self.raised()
-        return cast("_Reply", self.answer)
-
-    def raised(self) -> None:
-        """Raise what the decision raised, if it did."""
-        if isinstance(self.answer, AntiphonError):
-            raise self.answer
 
 
 class RunStateMachine:
@@ -156,7 +133,7 @@ class RunStateMachine:
         for event in opening:
             self.loop.apply(event, self.clock())
         await self.journal.enqueue(opening, keep, history=self.archive.load(self.journal.history()))
-        await self.run(consequences.settle(self.loop)).written
+        await self.do(consequences.settle(self.loop))
         background = (
             self._seal_batches,
             self._finish_evaluations,
@@ -210,71 +187,61 @@ class RunStateMachine:
         if reason := self.blocked_reason:
             raise BlockedError(reason)
 
-    def run(self, decision: Decision[_Reply]) -> Outcome[_Reply]:
-        """Do what a decision yields, now; await `written` of the result to know that it is on the disk.
+    def run(self, decision: Decision[_Reply]) -> _Reply:
+        """Do what a decision yields and return its reply; await `written` to know that it is on the disk.
 
         Raises:
-            AntiphonError: when the state machine failed before. What the decision raises is in the result.
+            AntiphonError: when the state machine failed before, and what the decision raises.
         """
         self.check()
-        now, effects = self.clock(), list[Effect]()
-        answer: _Reply | AntiphonError
+        now, events, keep, forget = self.clock(), list[e.JournalEvent](), dict[str, bytes](), list[str]()
+        history: HistoryEdit | None = None
+        trained: TrainedRow | None = None
         try:
             while True:
                 effect = next(decision)
                 if isinstance(effect, e.JournalEvent):
                     self.loop.apply(effect, now)
-                effects.append(effect)
+                    events.append(effect)
+                    if isinstance(effect, e.StepCommitted):
+                        trained = _trained(self.state, effect)
+                elif isinstance(effect, Keep):
+                    keep[effect.name] = payloads.dump(effect.record)
+                    self.submissions.remember(effect.record)
+                elif isinstance(effect, Forget):
+                    self.submissions.forget(effect.names)
+                    if not effect.only_at_hand:
+                        forget.extend(effect.names)
+                elif isinstance(effect, KeepHistory):
+                    found = effect.prompt_key, effect.group, effect.submission, effect.rewards
+                    history = self.archive.take(*found)
+                else:
+                    self.work.tell(effect.worker_id)
         except StopIteration as ended:
-            answer = ended.value
-        except AntiphonError as error:
-            answer = error
+            reply: _Reply = ended.value
+            return reply
         finally:  # whatever happens, what was applied is journalled
-            events, written = self._journal(effects)
-        return Outcome(events, written, answer)
+            if events or keep or forget or history:
+                dump = self._snapshots.due(len(events))
+                self.journal.enqueue(events, keep, forget, history, trained, dump)
+                self._notify(events)
 
     async def do(self, decision: Decision[_Reply]) -> _Reply:
-        """Run a decision and return its reply once it is on the disk; raise what it raises."""
-        outcome = self.run(decision)
-        if outcome.events or not isinstance(outcome.answer, AntiphonError):
-            await outcome.written
-        return outcome.reply
+        """Run a decision and return its reply, or raise what it raises, once what it did is on the disk."""
+        before = self.journal.last_seq
+        try:
+            reply = self.run(decision)
+        except AntiphonError:
+            if self.journal.last_seq > before:
+                await self.written()
+            raise
+        await self.written()
+        return reply
 
     def written(self) -> "asyncio.Future[None]":
         """Return what is done when everything that was enqueued before is on the disk."""
         self.check()
         return self.journal.enqueue(())
-
-    def _journal(self, effects: list[Effect]) -> tuple[tuple[e.JournalEvent, ...], "asyncio.Future[None]"]:
-        events, keep, forget = list[e.JournalEvent](), dict[str, bytes](), list[str]()
-        history: HistoryEdit | None = None
-        trained: TrainedRow | None = None
-        tell: list[str] = []
-        for effect in effects:
-            if isinstance(effect, e.JournalEvent):
-                events.append(effect)
-                if isinstance(effect, e.StepCommitted):
-                    trained = _trained(self.state, effect)
-            elif isinstance(effect, Keep):
-                keep[effect.name] = payloads.dump(effect.record)
-                self.submissions.remember(effect.record)
-            elif isinstance(effect, Forget):
-                self.submissions.forget(effect.names)
-                if not effect.only_at_hand:
-                    forget.extend(effect.names)
-            elif isinstance(effect, KeepHistory):
-                history = self.archive.take(
-                    effect.prompt_key, effect.group, effect.submission, effect.rewards
-                )
-            else:
-                tell.append(effect.worker_id)
-        dump = self._snapshots.due(len(events)) if events else None
-        written = self.journal.enqueue(events, keep, forget, history, trained, dump)
-        for worker_id in tell:
-            self.work.tell(worker_id)
-        if events:
-            self._notify(events)
-        return tuple(events), written
 
     def _notify(self, events: list[e.JournalEvent]) -> None:
         """Wake those for whom something changed, and say in the log what people should know."""
@@ -312,7 +279,8 @@ class RunStateMachine:
                 case e.RunPaused() | e.RunFinished() | e.BatchVoided():
                     self.wake_all()
             if (fields := _LOGGED.get(type(event))) is not None:
-                _log.warning(event.kind, **{name: getattr(event, name) for name in fields})
+                log = _log.info if type(event) in _USUAL else _log.warning
+                log(event.kind, **{name: getattr(event, name) for name in fields})
         # In fixed mode what one worker should load depends on what the others do.
         if news or ((offered or relevant) and self.config.loop.mode == "fixed"):
             self.work.notify()
@@ -356,11 +324,16 @@ class RunStateMachine:
 
     async def _seal(self, plan: assembly.SealPlan) -> None:
         self.loop.sealing = frozenset(group.group_id for group in (*plan.used, *plan.filtered))
-        ingredients = await gather(plan, self.config, self.submissions, self.prompts)
+        # Of filtered groups only where cut-off completions do not count: then their lengths are looked at.
+        masks = self.config.algorithm.truncated_completions == "mask"
+        sampled = {
+            group.group_id: (await self.submissions.get(group.group_id), self.loop.prompt_of(group))
+            for group in ((*plan.used, *plan.filtered) if masks else plan.used)
+        }
         tally = self.state.since_seal.copy()
         looked_up = self.submissions, self.prompts
         kept = await left_out_rows(plan, tally, *looked_up) if self.config.record.samples else []
-        sealing = partial(seal_batch, plan, ingredients, tally, self.config, self.store, kept)
+        sealing = partial(seal_batch, plan, sampled, tally, self.config, self.store, kept)
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
 
@@ -440,6 +413,7 @@ _LOGGED: dict[type[e.JournalEvent], tuple[str, ...]] = {
     e.RunPaused: ("reason",),
 }
 """What the log says of an event, by its fields."""
+_USUAL = (e.LeaseExpired, e.GroupMovedBack, e.WorkerRegistered, e.WorkerPriced)
 
 
 def _all(*effects: Effect) -> Decision[None]:

@@ -11,13 +11,12 @@ import structlog
 
 from antiphon.api.coordinator import Coordinator, KitPart
 from antiphon.core.coordinator import consequences, groups, leases, steps, workers
-from antiphon.core.coordinator.loop_state import manifest_name
+from antiphon.core.coordinator.loop_state import Decision, manifest_name
 from antiphon.core.coordinator.overview import explained, stage_reply, status_of
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import assembly
-from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import Tally
 from antiphon.core.records import (
     GroupRewards,
@@ -106,11 +105,16 @@ class CoordinatorService(Coordinator):
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         machine, now = self.state_machine, self.state_machine.clock()
         wall_s, blocked = machine.journal.wall_clock(), bool(machine.blocked_reason)
-        outcome = machine.run(workers.heartbeat(self._loop, heartbeat, now, wall_s, blocked))
-        struck = any(isinstance(event, e.WorkerStruck) for event in outcome.events)
-        if heartbeat.released_leases or heartbeat.leaving or struck:
-            await outcome.written  # the worker ends with the answer: it must be true after a crash
-        return outcome.reply
+        before = machine.journal.last_seq
+        try:
+            reply, must_last = machine.run(workers.heartbeat(self._loop, heartbeat, now, wall_s, blocked))
+        except ContractError:
+            if machine.journal.last_seq > before:  # it is a strike
+                await machine.written()
+            raise
+        if must_last:
+            await machine.written()
+        return reply
 
     async def drain(self, name: str) -> None:
         for member in self._loop.fleet.named(name):
@@ -129,27 +133,26 @@ class CoordinatorService(Coordinator):
         machine, loop = self.state_machine, self._loop
         now = machine.clock()
         deadline, reminded = now + _within(request.wait_s), False
-        machine.run(leases.ask(loop, request, now)).raised()
+        machine.run(leases.ask(loop, request, now))
         with machine.work.call(request.worker_id) as call:
             while True:
                 machine.check_open()
                 now = machine.clock()
-                outcome = machine.run(leases.grant(loop, request, reminded, now))
-                answer = outcome.reply
-                if answer.reply.leases:
-                    call.took(len(answer.reply.leases))
+                found = machine.run(leases.grant(loop, request, reminded, now))
+                if isinstance(found, LeaseReply):
+                    call.took(len(found.leases))
                     break
-                if answer.at_once:
-                    return answer.reply
-                reminded = answer.should_load
+                reminded = found.should_load
                 pause_s = min(REMIND_S, deadline - now) if reminded else deadline - now
                 if not await call.wait(pause_s) and not reminded:
-                    return answer.reply
-        granted = answer.reply.leases
+                    return found.reply
+        granted, written = found.leases, machine.written()
+        if not granted:
+            return found
         try:
             if request.wants_history:
                 granted = tuple(await machine.archive.attach(granted))
-            await outcome.written
+            await written
         except asyncio.CancelledError:
             # The worker hung up and will never get these.
             machine.run(consequences.give_back(loop, [lease.lease_id for lease in granted], machine.clock()))
@@ -161,13 +164,13 @@ class CoordinatorService(Coordinator):
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
         machine = self.state_machine
         machine.check_open()
-        outcome = machine.run(groups.submit(self._loop, submission, machine.clock()))
-        if outcome.answer is SubmitVerdict.ACCEPTED and self._audits is not None:
-            self._audits.choose(submission)
-        # What was accepted a moment ago may still be on its way to the disk.
-        if outcome.events or not isinstance(outcome.answer, Exception):
-            await outcome.written
-        return outcome.reply
+        return await machine.do(self._submit(submission, machine.clock()))
+
+    def _submit(self, submission: GroupSubmission, now: float) -> Decision[SubmitVerdict]:
+        verdict = yield from groups.submit(self._loop, submission, now)
+        if verdict is SubmitVerdict.ACCEPTED and self._audits is not None:
+            yield from self._audits.choose(submission)
+        return verdict
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         machine, loop = self.state_machine, self._loop
@@ -175,7 +178,7 @@ class CoordinatorService(Coordinator):
         gathered_s = 0.0 if limit > 1 and wait_s > 0 else GATHER_S
         while True:
             now = machine.clock()
-            waiting = machine.run(groups.to_reward(loop, limit, now)).reply
+            waiting = machine.run(groups.to_reward(loop, limit, now))
             if (
                 waiting
                 and gathered_s < GATHER_S
@@ -214,11 +217,11 @@ class CoordinatorService(Coordinator):
                 machine.check_open()
                 kept = machine.archive.keeps and groups.unanswered(loop, rewards.group_id)
                 submission = await machine.submissions.find(rewards.group_id) if kept else None
-                outcome = machine.run(groups.take_rewards(loop, rewards, submission, machine.clock()))
-                if isinstance(outcome.answer, ContractError):
-                    refused = refused or outcome.answer
-                elif outcome.reply:
-                    taken.append(rewards.group_id)
+                try:
+                    if machine.run(groups.take_rewards(loop, rewards, submission, machine.clock())):
+                        taken.append(rewards.group_id)
+                except ContractError as error:
+                    refused = refused or error
         finally:  # also when the caller hangs up meanwhile
             if taken:
                 machine.run(consequences.settle(loop))

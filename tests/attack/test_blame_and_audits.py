@@ -270,7 +270,8 @@ def test_an_answer_about_what_was_dropped_blames_no_one_for_what_came_instead(
         assert await good.work(workers.honest(sampler))
         (group,) = await flow.pull_for_audit("auditor", 4, 5.0)
         group_id, size = group.submission.group_id, group.submission.trajectories[0].token_ids.size
-        site.trust.choose(await site.state_machine.submissions.get(group_id))  # as if it was sampled again
+        submission = await site.state_machine.submissions.get(group_id)
+        site.state_machine.run(site.trust.choose(submission))  # as if it was sampled again
         liars = [SampleStatistics(0, size, size, 0, 3.0, size, size)]
         await flow.submit_audit(group_id, liars)
         standing = site.state_machine.state.standings["good"]

@@ -7,7 +7,7 @@ import pytest
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.metrics import SUMMARY_METRICS, TOTAL_METRICS
 from antiphon.core.reporting.figures import FIGURES, figures_of, totals_of
-from antiphon.lineage.tracking.totals import summarise, total_metrics
+from antiphon.lineage.tracking.mlflow_sink import summarise, total_metrics
 
 
 def config(**record: float) -> RunConfig:

@@ -68,7 +68,7 @@ def test_evaluation_is_sampled_and_audited_by_its_own_keys(tmp_path: Path) -> No
                 expected = whole if own is None else own.parameters(config.sampling)
                 assert lease.sampling == wanted.setdefault(lease.group_id, expected)
                 for queue in queues:  # each draws other groups
-                    queue.choose(sample_lease(lease, worker_id, 0))
+                    state_machine.run(queue.choose(sample_lease(lease, worker_id, 0)))
             found = [group for queue in queues for group in await queue.pull(100, 0.0)]
             assert len({group.sampling for group in found}) == 2
             for group in found:
