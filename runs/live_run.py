@@ -22,6 +22,7 @@ import psutil
 import structlog
 
 from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import RecordSection
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_display import RunDisplay, unscored_words
@@ -33,6 +34,7 @@ from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
+from antiphon.lineage.tracking.mlflow_sink import load_mlflow
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.models.codec import decoder
 from antiphon.models.learning_rate import with_learning_rate
@@ -41,14 +43,13 @@ from antiphon.net.security.keys import LEARNER_KEY, ensure_key
 from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.report.cpu_section import write_cpu_seconds
 from antiphon.runs import directory as run_directory
+from antiphon.runs.alarm_watch import STATUS_S, Progress
 from antiphon.runs.attach import read_events
 from antiphon.runs.clients import ANSWER_S, ClientLoop, CoordinatorLog, ServiceCalls, repeated
 from antiphon.runs.directory import RunPlace
 from antiphon.runs.interrupt import Interrupt
-from antiphon.runs.libraries import load_libraries
 from antiphon.runs.outcome import RunOutcome, StageSpan, closing_lines, write_results
 from antiphon.runs.preflight import preflight
-from antiphon.runs.progress import STATUS_S, Progress
 from antiphon.runs.provisioning.launcher import LocalLauncher
 from antiphon.runs.provisioning.provisioner import LOOK_S, provisioner_of
 from antiphon.runs.samples import explainer
@@ -437,3 +438,21 @@ def ways_to_join(config: RunConfig, address: str, run_id: str) -> tuple[str, ...
         f"{joining} --name NAME --credentials FOLDER",
         f"where FOLDER is keys/workers/NAME of this home, after `{command()} invite NAME --run {run_id}`",
     )
+
+
+def load_libraries(record: RecordSection) -> threading.Thread:
+    """Begin to import what the writers of a run's records and its report need; return the thread that does.
+
+    Nothing is written. The writer that needs a library that cannot be loaded says so.
+    """
+    thread = threading.Thread(target=_load, args=(record,), name="antiphon-libraries", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load(record: RecordSection) -> None:
+    if record.mlflow:
+        load_mlflow()
+    if record.dvc:
+        import antiphon.lineage.ledger.pins  # it loads DVC
+    import antiphon.report.page  # noqa: F401 - it loads matplotlib
