@@ -18,8 +18,8 @@ from typing import Any
 from blake3 import blake3
 
 from antiphon.api.policy_file import DTYPES, policy_header
-from antiphon.core.digests import check_digest
-from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.digests import is_digest
+from antiphon.core.errors import IntegrityError
 from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
 
 DTYPE_BYTES = {
@@ -88,10 +88,8 @@ def check_manifest(manifest: SnapshotManifest) -> None:
         raise _broken(manifest, f"it lists {len(manifest.tensors)} tensors, more than {_TENSORS_LIMIT}")
     if not 0 < len(manifest.payloads) <= _PAYLOADS_LIMIT:
         raise _broken(manifest, f"it lists {len(manifest.payloads)} payloads, not 1..{_PAYLOADS_LIMIT}")
-    _check_hex(manifest, manifest.weights_digest, "weights_digest")
     _check_tensors(manifest)
-    for payload in manifest.payloads:
-        _check_payload(manifest, payload)
+    _check_payloads(manifest)
 
 
 def full_payload(manifest: SnapshotManifest) -> Payload:
@@ -139,41 +137,37 @@ def _check_tensors(manifest: SnapshotManifest) -> None:
         raise _broken(manifest, f"its tensors end at byte {end} of {manifest.full_bytes}")
 
 
-def _check_payload(manifest: SnapshotManifest, payload: Payload) -> None:
-    what = f"the {payload.kind[:16]} payload {payload.digest[:12]}"
-    if payload.kind not in {"full", "patch"} or payload.encoding not in {"raw", "zstd"}:
-        raise _broken(manifest, f"{what} is of kind {payload.kind[:16]!r}, {payload.encoding[:16]!r}")
-    if payload.kind == "full" and payload.parent is not None:
-        raise _broken(manifest, f"{what} has the parent {payload.parent}")
-    if payload.kind == "patch" and not (
-        payload.parent is not None and 0 <= payload.parent < manifest.version
-    ):
-        raise _broken(manifest, f"{what} changes version {payload.parent}")
-    if not 0 < payload.payload_bytes <= PAYLOAD_LIMIT_BYTES:
-        raise _broken(
-            manifest, f"payload_bytes={payload.payload_bytes} is not within 1..{PAYLOAD_LIMIT_BYTES}"
-        )
-    if not 0 < payload.chunk_bytes <= CHUNK_LIMIT_BYTES:
-        raise _broken(manifest, f"chunk_bytes={payload.chunk_bytes} is not within 1..{CHUNK_LIMIT_BYTES}")
-    chunks = -(-payload.payload_bytes // payload.chunk_bytes)
-    if len(payload.chunk_digests) != chunks:
-        raise _broken(manifest, f"{what} has {len(payload.chunk_digests)} chunks instead of {chunks}")
-    _check_hex(manifest, payload.digest, "the digest of a payload")
-    for index, digest in enumerate(payload.chunk_digests):
-        _check_hex(manifest, digest, f"the digest of chunk {index}")
-    if payload_digest(payload.payload_bytes, payload.chunk_bytes, payload.chunk_digests) != payload.digest:
-        raise _broken(manifest, f"{what} has another digest than its chunks make")
-    if (payload.kind, payload.encoding) == ("full", "raw"):
-        whole = len(header_of(manifest)) + manifest.full_bytes
-        if payload.payload_bytes != whole:
-            raise _broken(manifest, f"{what} has {payload.payload_bytes} bytes instead of {whole}")
-
-
-def _check_hex(manifest: SnapshotManifest, text: str, field: str) -> None:
-    try:
-        check_digest(text)
-    except ContractError as error:
-        raise _broken(manifest, f"{field}: {error}") from None
+def _check_payloads(manifest: SnapshotManifest) -> None:
+    if not is_digest(manifest.weights_digest):
+        raise _broken(manifest, f"weights_digest {manifest.weights_digest[:80]!r} is not a digest")
+    for payload in manifest.payloads:
+        what = f"the {payload.kind[:16]} payload {payload.digest[:12]}"
+        if payload.kind not in {"full", "patch"} or payload.encoding not in {"raw", "zstd"}:
+            raise _broken(manifest, f"{what} is of kind {payload.kind[:16]!r}, {payload.encoding[:16]!r}")
+        if payload.kind == "full" and payload.parent is not None:
+            raise _broken(manifest, f"{what} has the parent {payload.parent}")
+        if payload.kind == "patch" and not 0 <= (-1 if payload.parent is None else payload.parent) < (
+            manifest.version
+        ):
+            raise _broken(manifest, f"{what} changes version {payload.parent}")
+        for name, limit in (("payload_bytes", PAYLOAD_LIMIT_BYTES), ("chunk_bytes", CHUNK_LIMIT_BYTES)):
+            if not 0 < getattr(payload, name) <= limit:
+                raise _broken(manifest, f"{name}={getattr(payload, name)} is not within 1..{limit}")
+        chunks = -(-payload.payload_bytes // payload.chunk_bytes)
+        if len(payload.chunk_digests) != chunks:
+            raise _broken(manifest, f"{what} has {len(payload.chunk_digests)} chunks instead of {chunks}")
+        if not is_digest(payload.digest):
+            raise _broken(manifest, f"the digest of a payload, {payload.digest[:80]!r}, is not a digest")
+        for index, digest in enumerate(payload.chunk_digests):
+            if not is_digest(digest):
+                raise _broken(manifest, f"the digest of chunk {index}, {digest[:80]!r}, is not a digest")
+        made = payload_digest(payload.payload_bytes, payload.chunk_bytes, payload.chunk_digests)
+        if made != payload.digest:
+            raise _broken(manifest, f"{what} has another digest than its chunks make")
+        if (payload.kind, payload.encoding) == ("full", "raw"):
+            whole = len(header_of(manifest)) + manifest.full_bytes
+            if payload.payload_bytes != whole:
+                raise _broken(manifest, f"{what} has {payload.payload_bytes} bytes instead of {whole}")
 
 
 def _broken(manifest: SnapshotManifest, reason: str) -> IntegrityError:

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from antiphon.core.errors import UnavailableError
 
 
@@ -39,21 +36,21 @@ class Blocks:
 class Broadcast(Protocol):
     """Chunks of payloads."""
 
-    def get_chunks(self, payload_digest: str, indices: Sequence[int]) -> AsyncIterator[tuple[int, bytes]]:
+    def get_chunks(
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
+    ) -> AsyncIterator[tuple[int, bytes]]:
         """Yield (index, bytes), one chunk after the other in any order; the receiver checks their digests.
 
         A large chunk may come in consecutive pieces, each with its index; chunks that follow each other may
         come together, with the index of the first.
 
-        A chunk that the holder is itself still receiving is waited for, up to its stall limit.
+        A chunk that the holder is itself still receiving is waited for, up to its stall limit, unless only
+        what is held is wanted.
 
         Raises:
             UnavailableError: when a chunk is not held (any more).
             ContractError: when a chunk is asked for twice, or the payload has no such chunk.
         """
-
-    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
-        """Return, per chunk, whether it is held; empty when the payload is not known."""
 
     async def where(self) -> Place:
         """Return where the payloads lie on the holder's machine."""

@@ -32,11 +32,11 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.benchmarks.parts.measure import end_on_sigterm, started
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.loop import events as e
 from antiphon.core.loop.leases import heartbeat_pause_s
 from antiphon.core.loop.run_state import new_state
@@ -52,13 +52,13 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.reporting.run_view import RunView
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.report.page import build_report
 from antiphon.runs.attach import read_events
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, StateSnapshots, TrainedRow
 from antiphon.services.coordinator.journal.pinned import pinned_values
-from antiphon.services.coordinator.prompts import PromptSource
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.system.processes import run_service, write_ready_file
 

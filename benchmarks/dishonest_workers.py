@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.api.snapshots import Broadcast
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.checks import check_submission
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.coordinator.workers import check_claims
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
 from antiphon.core.errors import ContractError
 from antiphon.core.records import (
@@ -42,17 +42,16 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.core.trust.audit import NOTHING, Band, SampleStatistics, Sums, audit_group, by_author, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.coordinator.worker_registry import check_claims
 from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import fetch_payload
-from antiphon.weights.relay_service import Arrivals
-from antiphon.weights.service import BroadcastService
+from antiphon.weights.relay import Receiver
+from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.snapshot import weights_of, write_snapshot
 
 GROUP_TOKENS = 8
@@ -153,7 +152,7 @@ class _Truncating(BroadcastService):
     """A relay that sends each chunk without its last byte, and one at a time."""
 
     async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
         async for index, piece in super().get_chunks(payload_digest, indices[:1]):
             yield index, piece[:-1]
@@ -174,7 +173,7 @@ async def lies_in_a_tree() -> str:
             ORIGIN: [BroadcastService(origin)],
         }
         planned = Assignment(("liar-1", ORIGIN), (), 2, 1e9)
-        await fetch_payload(incoming, sources, planned, Arrivals(), culprits)
+        await Receiver(incoming, sources, planned, Arrivals(), culprits).run()
         assert incoming.held.all(), "the origin has everything"
     return culprits.get("liar-1", "")
 

@@ -190,7 +190,7 @@ def _s3(home: Path, endpoint: str, keys: dict[str, str], batches: Sequence[str])
     remote = RemoteStore(BUCKET, endpoint)
     missing = damaged = 0
     for digest in batches:
-        path = remote.fetch(digest, home)
+        path = remote.bring(digest, home)
         missing += path is None
         damaged += path is not None and digest_bytes(path.read_bytes()) != digest
     outbox = home / "store" / "outbox"

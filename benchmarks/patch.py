@@ -35,7 +35,7 @@ import torch
 from antiphon.benchmarks.parts.learning.experiment import Experiment
 from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.core.broadcast.patches import estimated_bytes, predicted_change
+from antiphon.core.broadcast.patches import Change, estimated_bytes
 from antiphon.core.config import load_config
 from antiphon.core.records import TensorEntry
 from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
@@ -52,6 +52,29 @@ SAMPLE = 1 << 20
 """Elements that the predictor sees."""
 OLD, NEW = "a" * 64, "b" * 64
 Array = npt.NDArray[Any]
+_PRECISION = {"bfloat16": (8, -133), "float16": (11, -24), "float32": (24, -149), "float64": (53, -1074)}
+"""Significant bits, and the exponent of the smallest positive number."""
+
+
+def predicted_change(weights: npt.NDArray[Any], updates: npt.NDArray[Any], dtype: str) -> Change:
+    """Predict what an update changes in a snapshot; neither version is rounded for that.
+
+    Args:
+        weights: [N] master weights, or a sample of them.
+        updates: [N], what is added to them; over several steps their sum.
+        dtype: of the snapshot: bfloat16, float16, float32 or float64.
+
+    >>> predicted_change(np.array([1.0, 1.0]), np.array([2.0**-9, 0.0]), "bfloat16").share
+    0.125
+    """
+    significant, smallest = _PRECISION[dtype]
+    _, exponents = np.frexp(weights)
+    spacing = np.where(weights == 0, smallest, np.maximum(exponents - significant, smallest))
+    ulps = np.abs(updates) / np.ldexp(1.0, spacing)
+    changed = np.minimum(1.0, ulps)
+    bits = np.log2(np.maximum(1.0, ulps))
+    total = float(changed.sum())
+    return Change(total / max(1, len(ulps)), float((changed * bits).sum()) / total if total else 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

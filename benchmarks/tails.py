@@ -35,11 +35,11 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.core.capacity.loop_measures import LoopPace
+from antiphon.core.capacity.run_ahead import RunAhead
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import plan_leases, prompt_place
-from antiphon.core.loop.loop_measures import LoopPace
-from antiphon.core.loop.run_ahead import RunAhead
 from antiphon.simulator.campaign import mute_logs
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup
 from antiphon.simulator.modelled.run import ModelledRun

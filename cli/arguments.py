@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,3 +61,15 @@ def check_address(address: str, option: str) -> str:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{option} {address} is not of the form HOST:PORT; write 127.0.0.1:7700")
     return address
+
+
+def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
+    """Return a line for each row with its cells below each other; all but the first lean right if asked.
+
+    >>> columns([("a", "bcd"), ("bc", "d")], right=True)
+    ['a   bcd', 'bc    d']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lean = str.rjust if right else str.ljust
+    lines = [[row[0].ljust(widths[0]), *map(lean, row[1:], widths[1:])] for row in rows]
+    return ["  ".join(cells).rstrip() for cells in lines]

@@ -17,7 +17,7 @@ def deploy(
     limit: int = 1,
     project: Path | None = None,
     schedules: Annotated[bool | None, Parameter(negative="--no-schedules")] = None,
-) -> int:
+) -> None:
     """Create or update the deployments on the server of PREFECT_API_URL, else on the one of `antiphon up`.
 
     Args:
@@ -54,7 +54,6 @@ def deploy(
     print(f"  {prefect} worker start --pool {shlex.quote(pool)}")
     print("start a run, there or from the page's form:")
     print(f'  {prefect} deployment run post_train/post-train --param \'config={{"run": {{"steps": 20}}}}\'')
-    return 0
 
 
 def _prefect_program() -> str:

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from antiphon.cli.arguments import Json
+from antiphon.cli.arguments import Json, columns
 
 if TYPE_CHECKING:
     from antiphon.environments.registry import Description
 
 
-def environments(task: str | None = None, /, *, as_json: Json = False) -> int:
+def environments(task: str | None = None, /, *, as_json: Json = False) -> None:
     """List the environments by name; of one, its parameters, a prompt and its answer, and the YAML to use it.
 
     Args:
@@ -25,25 +25,21 @@ def environments(task: str | None = None, /, *, as_json: Json = False) -> int:
     found = describe_all()
     if as_json:
         print(json.dumps([{"name": name, "about": about} for name, about in found], indent=2))
-        return 0
-    width = max(len(name) for name, _ in found)
-    for name, about in found:
-        print(f"{name:<{width}}  {about}".rstrip())
+        return
+    print("\n".join(columns(found)))
     print(f"{len(found)} environments; `antiphon environments {found[0][0]}` shows one with a prompt")
-    return 0
 
 
-def _show(task: str, as_json: bool) -> int:
+def _show(task: str, as_json: bool) -> None:
     from antiphon.environments.registry import describe
 
     found = describe(task)
     if as_json:
         plain = {name: getattr(found, name) for name in found.__dataclass_fields__}
         print(json.dumps(plain, indent=2, default=str))
-        return 0
+        return
     for line in lines(found):
         print(line)
-    return 0
 
 
 def lines(found: "Description") -> list[str]:
@@ -52,12 +48,11 @@ def lines(found: "Description") -> list[str]:
     if found.package:
         said.append(f"from {found.package}")
     said += ["", "parameters, with types and defaults:"]
-    width = max((len(name) for name in found.parameters), default=0)
-    kinds = {name: type(value).__name__ for name, value in found.parameters.items()}
-    said += [
-        f"  {name:<{width}}  {kinds[name]:<5}  {json.dumps(value, default=str)}"
+    rows = [
+        (name, f"{type(value).__name__:<5}", json.dumps(value, default=str))
         for name, value in found.parameters.items()
-    ] or ["  none"]
+    ]
+    said += [f"  {line}" for line in (columns(rows) if rows else ["none"])]
     said += ["", "a prompt:", *(f"  {line}" for line in found.prompt.splitlines())]
     said += ["", "its answer:", *(f"  {line}" for line in (found.answer or "(there are many)").splitlines())]
     said += ["", *_scoring(found.name), "", "to use it:"]

@@ -6,16 +6,19 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from antiphon.cli.arguments import Json
 from antiphon.core.errors import ConfigError
+from antiphon.core.reporting.figures import interval
 from antiphon.core.reporting.plain_text import plain
-
-if TYPE_CHECKING:
-    from antiphon.lineage.samples import Sample
+from antiphon.lineage.samples import Sample
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_run
+from antiphon.runs.samples import samples_of, version_of
+from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
 _SPLITS = {"heldout": "held-out", "train": "training"}
 
@@ -31,7 +34,7 @@ def evaluate(
     results: Path | None = None,
     timeout_s: float = 600.0,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Print held-out scores; one that a running run has not measured yet is measured by its workers.
 
     With --samples completions are shown instead, with rewards and reasons: the best, the worst and random
@@ -52,11 +55,6 @@ def evaluate(
         run, version = None, run
     if samples:
         return _show_samples(run, version, number, split, as_json)
-    from antiphon.core.reporting.figures import interval
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.finding import find_run
-    from antiphon.runs.samples import version_of
-    from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
     home = home_directory()
     directory = find_run(home, run)
@@ -65,7 +63,7 @@ def evaluate(
         write_scores(run_id, scores, results)
     if as_json:
         print(json.dumps(plain_scores(scores), indent=2))
-        return 0
+        return
     for score in scores:
         print(
             f"version {score.version}: held-out pass@1 {score.reward_mean:.4f} "
@@ -73,13 +71,11 @@ def evaluate(
         )
     if not scores:
         print("nothing was evaluated yet")
-    return 0
 
 
-def _show_samples(run: str | None, version: str | None, number: int, split: str | None, as_json: bool) -> int:
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.samples import samples_of, version_of
-
+def _show_samples(
+    run: str | None, version: str | None, number: int, split: str | None, as_json: bool
+) -> None:
     if number < 1:
         raise ConfigError(f"--number {number} must be at least 1")
     home = home_directory()
@@ -87,13 +83,12 @@ def _show_samples(run: str | None, version: str | None, number: int, split: str 
     found = samples_of(directory, home, version=version_of(directory, version), split=split, count=number)
     if as_json:
         print(json.dumps([asdict(sample) for sample in found], indent=2))
-        return 0
+        return
     print(f"run {directory.name}, {f'version {found[0].version}' if found else 'nothing was recorded yet'}")
     print("\n".join(sample_lines(found)))
-    return 0
 
 
-def sample_lines(found: Iterable["Sample"]) -> Iterator[str]:
+def sample_lines(found: Iterable[Sample]) -> Iterator[str]:
     """Spell completions for a terminal, three or more lines each."""
     for sample in found:
         use = "" if sample.split == "heldout" else ", trained on" if sample.trained else ", filtered"
@@ -108,8 +103,6 @@ def sample_lines(found: Iterable["Sample"]) -> Iterator[str]:
 
 
 def _directory(home: Path, run: str | None) -> Path:
-    from antiphon.runs.finding import find_run
-
     if run is not None and not (home / "runs" / run / "config.yaml").exists():
         return home / "runs" / run  # perhaps it was pulled: its ledger is looked for
     return find_run(home, run)

@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+from antiphon.lineage.export import BEST, check_place, choose_version, export_version
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_artifacts
+from antiphon.system.logs import configure_logs
 
-def export(run: str, version: str, folder: Path | None = None, /) -> int:
+
+def export(run: str, version: str, folder: Path | None = None, /) -> None:
     """Write a version of a run as a Hugging Face folder that transformers and vLLM load.
 
     Its README.md names run, version, weights digest, held-out score, base model, recipe, and the command
@@ -16,11 +21,6 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
         version: v12, or best, the version with the highest held-out score; best when it is left out.
         folder: a folder that does not exist yet, or is empty.
     """
-    from antiphon.lineage.export import BEST, check_place, choose_version, export_version
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.finding import find_artifacts
-    from antiphon.system.logs import configure_logs
-
     wanted, place = (version, folder) if folder is not None else (BEST, Path(version))
     artifacts, own = find_artifacts(home_directory(), run, None)
     chosen = choose_version(artifacts, wanted)
@@ -28,7 +28,7 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
     if artifacts.weights(chosen) is not None:
         found = export_version(artifacts, chosen, place)
     else:
-        from antiphon.services.learner.replay.versions import weights_of  # torch and DeepSpeed
+        from antiphon.services.learner.replay.steps import weights_of  # torch and DeepSpeed
 
         configure_logs("warning")
         with weights_of(artifacts, chosen, own, lambda said: print(said, flush=True)) as weights:
@@ -38,4 +38,3 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
         f"weights {found.weights_digest[:12]}"
     )
     print(f"look at {place}/README.md; `vllm serve {place}` serves it")
-    return 0

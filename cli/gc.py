@@ -13,7 +13,12 @@ from pathlib import Path
 
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
-from antiphon.runs.directory import home_directory
+from antiphon.lineage.layout import find_project, keeps_no_ledger
+from antiphon.lineage.store.gc import alone, digests_in, digests_of_run, pinned, survey, sweep
+from antiphon.runs.directory import home_directory, is_finished, list_runs, lock, store_directory
+from antiphon.runs.finding import find_run
+from antiphon.services.coordinator.journal.journal import journal_place
+from antiphon.services.coordinator.journal.reading import event_bodies
 
 SHOWN = 10
 """Objects that are listed by name; all are counted."""
@@ -24,7 +29,7 @@ def gc(
     home: Path | None = None,
     run: list[str] | None = None,
     dry_run: bool = False,
-) -> int:
+) -> None:
     """Remove artifacts that no run, ledger or upload needs any more.
 
     Args:
@@ -33,10 +38,6 @@ def gc(
             stays.
         dry_run: only say what would be freed.
     """
-    from antiphon.lineage.store.gc import alone, digests_of_run, survey, sweep
-    from antiphon.runs.directory import is_finished, list_runs, lock, store_directory
-    from antiphon.runs.finding import find_run
-
     home = (home or home_directory()).absolute()
     root = store_directory(home)
     given_up = [find_run(home, name) for name in run or ()]
@@ -71,14 +72,10 @@ def gc(
         print(f"{verb} {len(found.unneeded) - SHOWN} more")
     total = f"{len(found.unneeded)} objects, {_readable(found.freed_bytes)}"
     print(f"{verb} {total}; {found.kept} objects are needed")
-    return 0
 
 
 def _steps_of_journal(directory: Path) -> int:
     """Count the committed steps of a run's journal, as `_digests_of_journal` reads it."""
-    from antiphon.services.coordinator.journal.journal import journal_place
-    from antiphon.services.coordinator.journal.reading import event_bodies
-
     place = journal_place(load_config(directory / "config.yaml"), directory)
     committed = {"step", "version", "weights_digest", "batch_digest"}
     return sum(committed <= json.loads(body).keys() for body in event_bodies(place, directory.name))
@@ -92,10 +89,6 @@ def _digests_of_journal(directory: Path) -> set[str]:
         IntegrityError: when it is damaged.
         UnavailableError: when its database cannot be reached.
     """
-    from antiphon.lineage.store.gc import digests_in
-    from antiphon.services.coordinator.journal.journal import journal_place
-    from antiphon.services.coordinator.journal.reading import event_bodies
-
     place = journal_place(load_config(directory / "config.yaml"), directory)
     found: set[str] = set()
     for body in event_bodies(place, directory.name):
@@ -109,9 +102,6 @@ def _pins(home: Path, kept: Sequence[Path], given_up: Sequence[str]) -> set[str]
     Raises:
         ConfigError: when runs have a ledger and its project is not found.
     """
-    from antiphon.lineage.layout import find_project, keeps_no_ledger
-    from antiphon.lineage.store.gc import pinned
-
     folders = {
         record.ledger
         for directory in kept

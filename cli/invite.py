@@ -4,12 +4,24 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from antiphon.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from antiphon.core.trust.access_tokens import Scope
+from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.trust.access_tokens import Scope, TokenClaims
+from antiphon.core.trust.worker_names import WORKER_NAME
+from antiphon.net.security.access_tokens import load_claims, make_token, new_token_id, write_services_token
+from antiphon.net.security.certificates import ensure_authority, hosts_of, issue
+from antiphon.net.security.credentials import KEYS, SERVICES_NAME
+from antiphon.net.security.keys import (
+    LEARNER_KEY,
+    TOKEN_KEY,
+    ensure_key,
+    load_public,
+    make_private_folder,
+    write_private,
+)
+from antiphon.runs.attach import attached
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_run
 
 SERVICES_TOKEN_DAYS = 90
 """How long the token in the services' own bundle lasts; giving the command again renews it."""
@@ -30,7 +42,7 @@ def invite(
     revoke: bool = False,
     pardon: bool = False,
     reason: str = "",
-) -> int:
+) -> None:
     """Make a private authority, the services' bundle and, for each worker, a bundle to send there.
 
     With --run an access token for that run is written into each worker's bundle. The authority and the
@@ -76,21 +88,7 @@ def _make(
     max_leases: int,
     days: int,
     keys: Path | None,
-) -> int:
-    from antiphon.core.trust.access_tokens import TokenClaims
-    from antiphon.core.trust.worker_names import WORKER_NAME
-    from antiphon.net.security.access_tokens import make_token, new_token_id, write_services_token
-    from antiphon.net.security.certificates import ensure_authority, issue
-    from antiphon.net.security.credentials import KEYS, SERVICES_NAME
-    from antiphon.net.security.keys import (
-        LEARNER_KEY,
-        TOKEN_KEY,
-        ensure_key,
-        make_private_folder,
-        write_private,
-    )
-    from antiphon.runs.directory import home_directory
-
+) -> None:
     if days < 1:
         raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")
     if not 0.0 < hours <= 24.0 * 366:
@@ -133,24 +131,15 @@ def _make(
         write_private(bundle / "token", make_token(claims, signer).encode() + b"\n")
         print(f"worker {name}: {bundle}, with token {claims.token_id} for run {run}, {hours:g} h")
     print(f"the authority {folder / 'ca.key'} and {folder / 'tokens.key'} stay on this machine")
-    return 0
 
 
 def _hosts(bundle: Path) -> list[str]:
     """Return the addresses that a bundle's certificate names, beside its bearer; none without one."""
-    from antiphon.net.security.certificates import hosts_of
-
     path = bundle / "cert.pem"
     return [host for host in hosts_of(path.read_bytes()) if host != bundle.name] if path.exists() else []
 
 
-def _show(token: Path) -> int:
-    from antiphon.core.errors import ContractError
-    from antiphon.net.security.access_tokens import load_claims
-    from antiphon.net.security.credentials import KEYS
-    from antiphon.net.security.keys import TOKEN_KEY, load_public
-    from antiphon.runs.directory import home_directory
-
+def _show(token: Path) -> None:
     path = token / "token" if token.is_dir() else token
     try:
         text = path.read_text(encoding="ascii").strip()
@@ -172,27 +161,18 @@ def _show(token: Path) -> int:
     print(f"scopes {', '.join(claims.scopes)}\nleases at most {claims.max_leases}")
     print(f"expired {-left_h:.1f} h ago" if left_h <= 0 else f"expires in {left_h:.1f} h")
     print(f"signature {signed}")
-    return 0
 
 
-async def _decide(run: str | None, names: Sequence[str], reason: str, pardon: bool) -> int:
-    from antiphon.runs.attach import attached
-    from antiphon.runs.directory import home_directory, store_directory
-    from antiphon.runs.finding import find_run
-
-    home = home_directory()
-    directory = find_run(home, run)
-    async with attached(directory, store_directory(home)) as (coordinator, running):
+async def _decide(run: str | None, names: Sequence[str], reason: str, pardon: bool) -> None:
+    directory = find_run(home_directory(), run)
+    async with attached(directory) as (coordinator, running):
         for name in names:
             await (coordinator.pardon if pardon else coordinator.revoke)(name, reason)
             said = "may try again" if pardon else "counts no more"
             print(f"{name} {said} in run {directory.name}{'' if running else ', which is not running'}")
-    return 0
 
 
 def _scopes(text: str) -> "tuple[Scope, ...]":
-    from antiphon.core.trust.access_tokens import Scope
-
     try:
         found = tuple(Scope(part.strip()) for part in text.split(",") if part.strip())
     except ValueError:

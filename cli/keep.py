@@ -4,13 +4,24 @@ import os
 import shlex
 from pathlib import Path
 
+from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.runs.directory import home_directory
+from antiphon.lineage import layout
+from antiphon.lineage.run_events import EventPacker
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.store.outbox import outboxes
+from antiphon.models.codec import decoder
+from antiphon.runs.directory import home_directory, is_finished, lock, store_directory
+from antiphon.runs.finding import find_run, ledger_folders
+from antiphon.services.coordinator.journal.journal import journal_place
+from antiphon.services.coordinator.journal.reading import JournalLog, events_of
+from antiphon.system.set_up import beside
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 
 def keep(
     run: str | None = None, /, *, records: bool = False, remote: bool = False, timeout_s: float = 600.0
-) -> int:
+) -> None:
     """Write the .dvc file of a run's ledger, which git and `dvc push` see; say what to do with it.
 
     With --records the run's records are completed instead: each of its sinks follows the log to its
@@ -30,14 +41,9 @@ def keep(
         _complete_records(home, run, timeout_s)
     if remote:
         _send(home, timeout_s)
-    return 0
 
 
-def _keep_ledger(home: Path, run: str | None) -> int:
-    from antiphon.lineage import layout
-    from antiphon.runs.finding import find_run, ledger_folders
-    from antiphon.system.set_up import beside
-
+def _keep_ledger(home: Path, run: str | None) -> None:
     name = run or find_run(home, None).name
     folders = ledger_folders(home)
     kept = [path for folder in folders for path in layout.keep(folder, name)]
@@ -56,19 +62,10 @@ def _keep_ledger(home: Path, run: str | None) -> int:
     print(f"git and DVC track {files} now; others get the run with:")
     print(f"  git add {files} && git commit -m 'Keep {name}' && git push && {dvc} push {files}")
     print(f"  git pull && .venv/bin/dvc pull {files}     # in another clone; then ./antiphon report {name}")
-    return 0
 
 
 def _complete_records(home: Path, run: str | None, timeout_s: float) -> None:
-    from antiphon.core.config import load_config
     from antiphon.lineage.records import Records
-    from antiphon.lineage.run_events import EventPacker
-    from antiphon.models.codec import decoder
-    from antiphon.runs.directory import is_finished, lock, store_directory
-    from antiphon.runs.finding import find_run
-    from antiphon.services.coordinator.journal.journal import journal_place
-    from antiphon.services.coordinator.journal.reading import JournalLog, events_of
-    from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
     directory = find_run(home, run)
     config = load_config(directory / "config.yaml")
@@ -108,11 +105,8 @@ def _complete_records(home: Path, run: str | None, timeout_s: float) -> None:
 
 
 def _send(home: Path, timeout_s: float) -> None:
-    from antiphon.lineage.store.artifact_store import ArtifactStore
-    from antiphon.lineage.store.outbox import outboxes
     from antiphon.lineage.store.remote import RemoteStore
     from antiphon.lineage.store.uploader import Uploader
-    from antiphon.runs.directory import store_directory
 
     root = store_directory(home)
     waiting = [outbox for outbox in outboxes(root) if outbox.pending(1)]

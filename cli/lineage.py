@@ -7,11 +7,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon.cli.arguments import Json
+from antiphon.cli.arguments import Json, columns
+from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.lineage.documents.graph import (
+    LineageGraph,
+    Node,
+    all_documents,
+    build_graph,
+    means_artifact,
+    ranges,
+)
+from antiphon.lineage.layout import (
+    find_project,
+    keeps_no_ledger,
+    kept_pointer_of,
+    ledger_names,
+    shard_directories,
+)
+from antiphon.lineage.names import version_entry
+from antiphon.lineage.run_log import BASE_FILE
+from antiphon.runs.directory import home_directory, list_runs, store_directory
+from antiphon.runs.finding import find_artifacts, find_run, ledger_folders, missing_run, pulled_runs
+from antiphon.system.logs import configure_logs
 
 if TYPE_CHECKING:
-    from antiphon.lineage.documents.graph import LineageGraph, Node
     from antiphon.lineage.ledger.verify import Verification
 
 SHOWN_DIGITS = 16
@@ -25,7 +45,7 @@ def lineage(
     verify: bool = False,
     verify_version: int | None = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Show the parents and children of a run, a policy version, a batch or an evaluation.
 
     Args:
@@ -38,16 +58,13 @@ def lineage(
         verify_version: with --verify, the version that is made again; by default one in the middle.
         as_json: print one JSON document.
     """
-    from antiphon.runs.directory import home_directory
-
     home = home_directory()
     named, rest = _split(home, words)
     if verify_version is not None and not (verify and named):
         raise ConfigError("--verify-version names a version for --verify of one run; give both, RUN --verify")
     if verify:
-        return _verify(home, named, rest, as_json) or _prove(home, named, verify_version, as_json)
-    from antiphon.lineage.documents.graph import all_documents, build_graph
-    from antiphon.runs.finding import find_run, pulled_runs
+        _verify(home, named, rest, as_json)
+        return _prove(home, named, verify_version, as_json)
 
     pulled = None if named is None else pulled_runs(home).get(named)
     run_dir = find_run(home, named) if pulled is None else home / "runs" / str(named)
@@ -59,13 +76,11 @@ def lineage(
         print(json.dumps(_plain(graph, node, run_dir.name), indent=2, sort_keys=True))
     else:
         print("\n".join(_lines(graph, node, run_dir.name)))
-    return 0
 
 
 def _split(home: Path, words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     if words and (_is_run(home, words[0]) or ("-" in words[0] and not words[0].startswith("held-"))):
         return words[0], words[1:]
-    from antiphon.lineage.documents.graph import means_artifact
 
     if means_artifact(" ".join(words[1:])) and not means_artifact(" ".join(words)):
         return words[0], words[1:]  # a run that is unknown, which is then said
@@ -96,7 +111,6 @@ def verify_all(home: Path, run_id: str | None) -> list[Verified]:
         ConfigError: when there is no such run.
     """
     from antiphon.lineage.ledger.verify import verify_store
-    from antiphon.runs.directory import store_directory
 
     found = [_verified(*place, home) for place in _places(home, run_id)]
     if run_id is None:
@@ -111,9 +125,6 @@ def verify_all(home: Path, run_id: str | None) -> list[Verified]:
 
 def ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
     """Return the DVC project of a run's ledger, None where it keeps none, and the folder in it."""
-    from antiphon.core.config import RunConfig, load_config
-    from antiphon.lineage.layout import find_project, keeps_no_ledger
-
     path = run_dir / "config.yaml"
     record = (load_config(path) if path.exists() else RunConfig()).record
     return (None if keeps_no_ledger(record, run_dir) else find_project(None, home)), record.ledger
@@ -121,10 +132,6 @@ def ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
 
 def _places(home: Path, run_id: str | None) -> Iterator[tuple[str, Path, Path | None, str]]:
     """Yield what each is called, its run's folder, the DVC project and the folder of its ledger."""
-    from antiphon.lineage.layout import find_project, ledger_names
-    from antiphon.runs.directory import list_runs
-    from antiphon.runs.finding import ledger_folders, missing_run
-
     ledgers = {name: folder for folder in ledger_folders(home) for name in ledger_names(folder)}
     runs = [directory.name for directory in list_runs(home)]
     names = (
@@ -142,11 +149,7 @@ def _places(home: Path, run_id: str | None) -> Iterator[tuple[str, Path, Path | 
 
 
 def _verified(what: str, run_dir: Path, project: Path | None, folder: str, home: Path) -> Verified:
-    from antiphon.lineage.layout import kept_pointer_of, shard_directories
     from antiphon.lineage.ledger.verify import verify_run
-    from antiphon.lineage.names import version_entry
-    from antiphon.lineage.run_log import BASE_FILE
-    from antiphon.runs.directory import store_directory
 
     shards = [] if project is None else shard_directories(project / folder, run_dir.name)
     if not run_dir.is_dir() and not any(shard.is_dir() for shard in shards):
@@ -159,7 +162,7 @@ def _verified(what: str, run_dir: Path, project: Path | None, folder: str, home:
     return Verified(what, verify_run(run_dir, store_directory(home), project, folder))
 
 
-def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
+def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> None:
     if rest:
         raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")
     found = verify_all(home, named)
@@ -177,24 +180,20 @@ def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool)
             print(f"left out: {entry.left_out}", file=sys.stderr if as_json else sys.stdout)
     for what, result in checked:
         result.require_sound(what)
-    return 0
 
 
-def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> int:
+def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> None:
     """Make one version again that is recorded by its digest alone; without a run, or such a version, none."""
-    from antiphon.runs.finding import find_artifacts
-
     if named is None or ledger_of(home / "runs" / named, home)[0] is None:
-        return 0
+        return
     artifacts, own = find_artifacts(home, named, None)
     others = artifacts.recorded_by_digest()
     if wanted is not None and wanted not in others:
         listed = f"from v{others[0]} to v{others[-1]}, {len(others)} in all" if others else "none"
         raise ConfigError(f"--verify-version {wanted} is not recorded by its digest alone; such are {listed}")
     if not others:
-        return 0
-    from antiphon.services.learner.replay.versions import weights_of  # torch and DeepSpeed
-    from antiphon.system.logs import configure_logs
+        return
+    from antiphon.services.learner.replay.steps import weights_of  # torch and DeepSpeed
 
     configure_logs("warning")
     version = others[len(others) // 2] if wanted is None else wanted
@@ -207,7 +206,6 @@ def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> 
             f"version {version} came out with the recorded digest {artifacts.weights_digest(version)[:16]}; "
             f"{len(others)} versions of {named} are recorded like it"
         )
-    return 0
 
 
 def _plain_result(what: str, result: Any) -> dict[str, Any]:
@@ -215,7 +213,7 @@ def _plain_result(what: str, result: Any) -> dict[str, Any]:
     return {"checked": what, "files": result.files, "bytes": result.bytes, "findings": findings}
 
 
-def _lines(graph: "LineageGraph", node: "Node", run_id: str) -> Iterable[str]:
+def _lines(graph: LineageGraph, node: Node, run_id: str) -> Iterable[str]:
     yield f"{node.name} of run {run_id}" if node.kind != "run" else f"run {run_id}"
     yield f"  manifest {node.rel}, digest {node.digest}"
     for field, digest in node.contents.items():
@@ -235,7 +233,7 @@ def _lines(graph: "LineageGraph", node: "Node", run_id: str) -> Iterable[str]:
         yield from _listed([_row(child.name, child) for child in children])
 
 
-def _said(node: "Node") -> Iterable[str]:
+def _said(node: Node) -> Iterable[str]:
     facts = node.facts
     match node.kind:
         case "version":
@@ -268,7 +266,7 @@ def _said(node: "Node") -> Iterable[str]:
             yield f"{facts.get('path')}, {len(facts.get('files', {}))} files"
 
 
-def _row(role: str, node: "Node | None") -> tuple[str, str, str]:
+def _row(role: str, node: Node | None) -> tuple[str, str, str]:
     if node is None:
         return role, "missing", "no document of this digest is there"
     contents = next(iter(node.contents.values()), "")
@@ -276,16 +274,10 @@ def _row(role: str, node: "Node | None") -> tuple[str, str, str]:
 
 
 def _listed(rows: list[tuple[str, str, str]]) -> Iterable[str]:
-    if not rows:
-        yield "  nothing in this run"
-    width = max((len(role) for role, _, _ in rows), default=0)
-    for role, digest, contents in rows:
-        yield f"  {role:<{width}}  {digest}  {contents}".rstrip()
+    return (f"  {line}" for line in (columns(rows) if rows else ["nothing in this run"]))
 
 
-def _summed(nodes: list["Node"]) -> str:
-    from antiphon.lineage.documents.graph import ranges
-
+def _summed(nodes: list[Node]) -> str:
     parts = []
     for kind, name, letter in (
         ("version", "versions", "v"),
@@ -299,8 +291,8 @@ def _summed(nodes: list["Node"]) -> str:
     return ", ".join(parts)
 
 
-def _plain(graph: "LineageGraph", node: "Node", run_id: str) -> dict[str, Any]:
-    def brief(other: "Node | None", digest: str) -> dict[str, Any]:
+def _plain(graph: LineageGraph, node: Node, run_id: str) -> dict[str, Any]:
+    def brief(other: Node | None, digest: str) -> dict[str, Any]:
         return {
             "digest": digest,
             "name": other.name if other else None,

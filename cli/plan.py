@@ -4,15 +4,25 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from antiphon.cli.arguments import Json
-
-if TYPE_CHECKING:
-    from antiphon.core.capacity.measured import Measured
-    from antiphon.core.capacity.offers import Offers
-    from antiphon.core.capacity.planner import Assessment, Plan
-    from antiphon.core.config import RunConfig
+from antiphon.core.capacity.cover import Redundancy
+from antiphon.core.capacity.estimate import MODELS
+from antiphon.core.capacity.measured import Measured, measure
+from antiphon.core.capacity.offers import Offers, build_offers, load_offers
+from antiphon.core.capacity.planner import Assessment, Plan, Planner, staleness_warning
+from antiphon.core.config import RunConfig, load_config
+from antiphon.core.errors import AntiphonError, InfeasibleError
+from antiphon.lineage.retention import disk_need, disk_words
+from antiphon.lineage.run_log import read_steps
+from antiphon.models.codec import model_folder
+from antiphon.models.directory import count_parameters
+from antiphon.models.learning_rate import with_learning_rate
+from antiphon.runs.directory import home_directory, list_runs
+from antiphon.runs.finding import find_run
+from antiphon.system.free_space import free_bytes
+from antiphon.system.logs import without_native_output
 
 MOST_LOCAL = 64
 
@@ -29,7 +39,7 @@ def plan(
     survives: float = 0.0,
     plot: Path | None = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Say how many workers a configuration needs for its staleness bound, and what a run takes and costs.
 
     Rates come from a run that was recorded here with the same model and environment; where there is none,
@@ -48,16 +58,6 @@ def plan(
         plot: SVG file for the drawing over bounds and numbers of workers.
         as_json: print one JSON document.
     """
-    from antiphon.core.capacity.cover import Redundancy
-    from antiphon.core.capacity.offers import load_offers
-    from antiphon.core.capacity.planner import Planner, staleness_warning
-    from antiphon.core.config import load_config
-    from antiphon.core.errors import InfeasibleError
-    from antiphon.lineage.retention import disk_need, disk_words
-    from antiphon.models.learning_rate import with_learning_rate
-    from antiphon.runs.directory import home_directory
-    from antiphon.system.free_space import free_bytes
-
     config = with_learning_rate(load_config(path, list(overrides)))
     for name, value in (("--idle", idle), ("--budget", budget)):
         if value is not None and not 0.0 <= value < math.inf:
@@ -66,7 +66,8 @@ def plan(
     measured, source, before = found or (None, "", with_learning_rate(load_config(path)))
     wanted = load_offers(offers) if offers is not None else _local(config, measured)
     planner = Planner(config, wanted, measured, Redundancy(confidence, survives))
-    made = planner.plan(idle, budget)
+    with without_native_output():  # HiGHS prints lines that no option of it ends
+        made = planner.plan(idle, budget)
     warning = staleness_warning(config, before)
     notes = [*made.notes, *([warning] if warning else [])]
     if (parameters := _parameters(config, wanted)) is not None:
@@ -84,18 +85,10 @@ def plan(
         print(json.dumps(plain(config, made, notes), indent=2))
     else:
         print("\n".join(lines(config, made, notes)))
-    return 0
 
 
-def measured_run(config: "RunConfig", run: str | None) -> "tuple[Measured, str, RunConfig] | None":
+def measured_run(config: RunConfig, run: str | None) -> "tuple[Measured, str, RunConfig] | None":
     """Return what a run measured, its id and its configuration; None where none is like this one."""
-    from antiphon.core.capacity.measured import measure
-    from antiphon.core.config import load_config
-    from antiphon.core.errors import AntiphonError
-    from antiphon.lineage.run_log import read_steps
-    from antiphon.runs.directory import home_directory, list_runs
-    from antiphon.runs.finding import find_run
-
     home = home_directory()
     if run is not None:
         directory = find_run(home, run)
@@ -111,23 +104,16 @@ def measured_run(config: "RunConfig", run: str | None) -> "tuple[Measured, str, 
     return None
 
 
-def _parameters(config: "RunConfig", offers: "Offers") -> float | None:
+def _parameters(config: RunConfig, offers: Offers) -> float | None:
     """Return the parameters of the model, None where neither a folder nor the offers say them."""
-    from antiphon.core.capacity.estimate import MODELS
-    from antiphon.models.codec import model_folder
-    from antiphon.models.directory import count_parameters
-
     if (folder := model_folder(config.model.path)) is not None:
         return count_parameters(folder)
     known = MODELS.get(offers.model or config.model.path)
     return offers.parameters or (known.parameters if known else None)
 
 
-def _local(config: "RunConfig", measured: "Measured | None") -> "Offers":
+def _local(config: RunConfig, measured: Measured | None) -> Offers:
     """Return this machine's own workers as offers."""
-    from antiphon.core.capacity.offers import build_offers
-    from antiphon.core.errors import InfeasibleError
-
     if measured is None:
         raise InfeasibleError(
             f"no run with model.path={config.model.path} and environment.name={config.environment.name} was "
@@ -139,7 +125,7 @@ def _local(config: "RunConfig", measured: "Measured | None") -> "Offers":
     return build_offers({"learner": {"usd_per_hour": record.learner_usd_per_hour}, "workers": [worker]})
 
 
-def lines(config: "RunConfig", made: "Plan", notes: Sequence[str]) -> list[str]:
+def lines(config: RunConfig, made: Plan, notes: Sequence[str]) -> list[str]:
     """Say a plan, for a terminal."""
     one, bound = made.chosen, config.loop.max_staleness
     shape, pace = one.shape, one.pace
@@ -183,14 +169,14 @@ def lines(config: "RunConfig", made: "Plan", notes: Sequence[str]) -> list[str]:
     return [*found, *([""] if notes else []), *(f"note: {note}" for note in notes)]
 
 
-def _row(one: "Assessment") -> str:
+def _row(one: Assessment) -> str:
     return f"{one.pace.step_s:9,.1f}  {one.pace.idle_share:5.1%}  {one.usd_per_step:8,.3f}"
 
 
-def plain(config: "RunConfig", made: "Plan", notes: Sequence[str]) -> dict[str, Any]:
+def plain(config: RunConfig, made: Plan, notes: Sequence[str]) -> dict[str, Any]:
     """Return a plan as plain values; seconds, US dollars, completions per second."""
 
-    def told(one: "Assessment") -> dict[str, Any]:
+    def told(one: Assessment) -> dict[str, Any]:
         return {
             "workers": one.counts,
             "supply": one.supply,

@@ -7,7 +7,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.reporting.replay_checks import choose_steps
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_artifacts
 from antiphon.system.files import write_atomically
+from antiphon.system.logs import configure_logs
 
 
 def replay(
@@ -22,7 +26,7 @@ def replay(
     model: Path | None = None,
     threads: int | None = None,
     results: Path | None = None,
-) -> int:
+) -> None:
     """Execute recorded steps again and compare weights and loss; the first difference is named.
 
     Args:
@@ -36,11 +40,6 @@ def replay(
         threads: CPU threads of the learner, when not the recorded number.
         results: JSON file to write the outcome to.
     """
-    from antiphon.core.reporting.replay_checks import choose_steps
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.finding import find_artifacts
-    from antiphon.system.logs import configure_logs
-
     configure_logs("warning")
     if step is not None and (first is not None or last is not None):
         raise ConfigError("--step means one step, --from and --to a range; give one or the other")
@@ -64,4 +63,3 @@ def replay(
     difference = summary.first_difference()
     if difference is not None:
         raise IntegrityError(difference)
-    return 0

@@ -5,14 +5,23 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from antiphon.cli.arguments import Json
+from antiphon.cli.arguments import Json, columns
+from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
+from antiphon.core.reporting.run_view import RunView
+from antiphon.core.status import RunStatus
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.report.comparison import SEED_HEAD, Comparison, build_comparison_page, read_run, seed_rows
+from antiphon.runs.attach import attached, read_events
+from antiphon.runs.directory import home_directory, store_directory
+from antiphon.runs.finding import find_run
+from antiphon.runs.samples import explainer
 
 MOST_IN_A_NAME = 3
 """Runs that the name of a page about several names."""
 
 
-def report(*runs: str, out: Path | None = None, as_json: Json = False) -> int:
+def report(*runs: str, out: Path | None = None, as_json: Json = False) -> None:
     """Write a run's page: learning curve, staleness, overlap timeline, throughput, where the seconds went.
 
     Of several runs it shows which parameters differ, their figures side by side, and their rewards.
@@ -32,39 +41,23 @@ def report(*runs: str, out: Path | None = None, as_json: Json = False) -> int:
     return _one_page(runs[0] if runs else None, out)
 
 
-def _one_page(run: str | None, out: Path | None) -> int:
-    from antiphon.core.config import load_config
-    from antiphon.core.reporting.run_view import RunView
-    from antiphon.lineage.store.artifact_store import ArtifactStore
+def _one_page(run: str | None, out: Path | None) -> None:
     from antiphon.report.page import build_report
-    from antiphon.runs.attach import attached, read_events
-    from antiphon.runs.directory import home_directory, store_directory
-    from antiphon.runs.finding import find_run
-    from antiphon.runs.samples import explainer
 
     home = home_directory()
     directory = find_run(home, run)
 
-    async def write() -> Path:
-        async with attached(directory, store_directory(home)) as (coordinator, _):
-            view = await read_events(coordinator, RunView())
-            status = await coordinator.status()
-        store = ArtifactStore(store_directory(home))
-        target = out or directory / "report.html"
-        build_report(
-            directory, store, view, status, target, explainer(load_config(directory / "config.yaml"))
-        )
-        return target
+    async def read() -> tuple[RunView, RunStatus]:
+        async with attached(directory) as (coordinator, _):
+            return await read_events(coordinator, RunView()), await coordinator.status()
 
-    print(asyncio.run(write()))
-    return 0
+    view, status = asyncio.run(read())
+    store, target = ArtifactStore(store_directory(home)), out or directory / "report.html"
+    build_report(directory, store, view, status, target, explainer(load_config(directory / "config.yaml")))
+    print(target)
 
 
-def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> int:
-    from antiphon.report.comparison import SEED_HEAD, Comparison, build_comparison_page, read_run, seed_rows
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.finding import find_run
-
+def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> None:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{twice} is named twice; a comparison needs different runs")
     home = home_directory()
@@ -89,24 +82,14 @@ def _compare(names: Sequence[str], out: Path | None, as_json: bool) -> int:
             "page": str(page),
         }
         print(json.dumps(plain, indent=2))
-        return 0
+        return
     parameters = [[key, *map(json.dumps, values)] for key, values in found.parameters.items()]
-    _print_table("parameter", names, parameters or [["(all equal)", *("" for _ in names)]])
-    print()
-    _print_table("figure", names, [[label, *texts] for label, _, texts in found.figures])
+    same = ["(all equal)", *("" for _ in names)]
+    lines = columns([["parameter", *names], *(parameters or [same])], right=True)
+    lines += [
+        "",
+        *columns([["figure", *names], *([label, *texts] for label, _, texts in found.figures)], True),
+    ]
     if rows := seed_rows(found):
-        print("\nmeans over seeds, with 95% intervals:")
-        _print_table(SEED_HEAD[0], SEED_HEAD[1:], rows)
-    for sentence in found.warnings:
-        print(f"note: {sentence}")
-    print(f"page: {page}")
-    return 0
-
-
-def _print_table(head: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = [[head, *names], *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        print("  ".join(cells).rstrip())
+        lines += ["", "means over seeds, with 95% intervals:", *columns([SEED_HEAD, *rows], right=True)]
+    print("\n".join([*lines, *(f"note: {said}" for said in found.warnings), f"page: {page}"]))

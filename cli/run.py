@@ -45,7 +45,7 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     try:
         with Interrupt(view) as interrupt:
             from antiphon.flows.local_run import run_post_train
-            from antiphon.runs.launch import RunOptions
+            from antiphon.runs.live_run import RunOptions
 
             use_prefect(home)  # where `up` serves one, since one server on the database is better than two
             options = RunOptions(fresh=fresh, results=results, command=command_line())

@@ -3,17 +3,16 @@
 import json
 import shlex
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from antiphon.cli.arguments import Json
+from antiphon.cli.arguments import Json, columns
 from antiphon.core.reporting.figures import seconds, share
+from antiphon.lineage.run_overview import RunSummary, overview
+from antiphon.runs.directory import home_directory, known_homes, list_runs
 from antiphon.system.set_up import command
 
-if TYPE_CHECKING:
-    from antiphon.lineage.run_overview import RunSummary
 
-
-def runs(*, as_json: Json = False) -> int:
+def runs(*, as_json: Json = False) -> None:
     """List all runs: state, steps, held-out pass@1 before, after and at best, age, and time of the loop.
 
     Starts that were stopped before their first step are named below, and other homes that have runs.
@@ -21,14 +20,11 @@ def runs(*, as_json: Json = False) -> int:
     Args:
         as_json: print one JSON document, with every figure of each run.
     """
-    from antiphon.lineage.run_overview import overview
-    from antiphon.runs.directory import home_directory, known_homes, list_runs
-
     home = home_directory()
     found, unreadable = overview(reversed(list_runs(home)))
     if as_json:
         print(json.dumps([_plain(run) for run in found], indent=2))
-        return 0
+        return
     for sentence in unreadable:
         print(f"not shown: {sentence}")
     others = {other: names for other in known_homes() if other != home and (names := list_runs(other))}
@@ -40,14 +36,13 @@ def runs(*, as_json: Json = False) -> int:
     if not found:
         print(f"there are no runs under {home / 'runs'}; start one with `{command()} demo`")
         print("\n".join(elsewhere), end="\n" * bool(elsewhere))
-        return 0
+        return
 
     began = [run for run in found if run.state in ("cancelled", "unfinished") and not run.figures.steps]
     found = [run for run in found if run not in began]
-    rows = [_HEAD, *map(_cells, found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows = columns([_HEAD, *map(_cells, found)])
     for row, differs in zip(rows, [{}, *(run.differs for run in found)], strict=True):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(row)
         if differs:
             print("    " + "  ".join(f"{name}={json.dumps(value)}" for name, value in differs.items()))
     if any(run.differs for run in found):
@@ -61,13 +56,12 @@ def runs(*, as_json: Json = False) -> int:
         print(f"stopped before the first step: {', '.join(run.run_id for run in began)}")
         print(f"  remove them: {command()} gc {' '.join(f'--run {run.run_id}' for run in began)}")
     print("\n".join(elsewhere), end="\n" * bool(elsewhere))
-    return 0
 
 
 _HEAD = ("run", "state", "steps", "before", "after", "best", "began", "time")
 
 
-def _cells(run: "RunSummary") -> tuple[str, ...]:
+def _cells(run: RunSummary) -> tuple[str, ...]:
     figures = run.figures
     best = share(figures.reward_best)
     return (
@@ -78,7 +72,7 @@ def _cells(run: "RunSummary") -> tuple[str, ...]:
     )
 
 
-def _plain(run: "RunSummary") -> dict[str, Any]:
+def _plain(run: RunSummary) -> dict[str, Any]:
     return {
         "run": run.run_id,
         "state": run.state,

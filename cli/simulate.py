@@ -5,7 +5,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_run
 
 if TYPE_CHECKING:
     from antiphon.simulator.modelled.calibration import Calibration
@@ -99,8 +102,6 @@ def simulate(
 
 def _calibrated(name: str, crowded: str | None, keep: Path | None) -> "tuple[Path, Calibration]":
     """Return the folder of a recorded run and what it measured, which is kept in a file if one is named."""
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.finding import find_run
     from antiphon.simulator.campaign import mute_logs
     from antiphon.simulator.modelled.calibration import calibrate, save_calibration
     from antiphon.simulator.modelled.prediction import calibrate_machine
@@ -121,7 +122,6 @@ def _calibrated(name: str, crowded: str | None, keep: Path | None) -> "tuple[Pat
 def _recorded(directory: Path) -> "Recorded":
     import asyncio
 
-    from antiphon.core.config import load_config
     from antiphon.simulator.modelled.calibration import read_journal
     from antiphon.simulator.modelled.prediction import Recorded
 
@@ -130,7 +130,6 @@ def _recorded(directory: Path) -> "Recorded":
 
 
 def _predict(path: Path, overrides: list[str], calibration: "Calibration", workers: int, seed: int) -> int:
-    from antiphon.core.config import load_config
     from antiphon.simulator.campaign import mute_logs
     from antiphon.simulator.modelled.prediction import figure_lines
     from antiphon.simulator.modelled.run import ModelledRun

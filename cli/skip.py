@@ -4,9 +4,12 @@ import asyncio
 import getpass
 
 from antiphon.core.errors import ConfigError
+from antiphon.runs.attach import attached
+from antiphon.runs.directory import home_directory
+from antiphon.runs.finding import find_run
 
 
-def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) -> int:
+def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) -> None:
     """Let a step that is not committed train nothing; the run goes on with the next one.
 
     The groups of its batch are spent and never train. Works on running and on stopped runs.
@@ -22,18 +25,12 @@ def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) ->
     return asyncio.run(_skip(run, step, reason.strip(), operator or getpass.getuser()))
 
 
-async def _skip(run: str, step: int, reason: str, operator: str) -> int:
-    from antiphon.runs.attach import attached
-    from antiphon.runs.directory import home_directory, store_directory
-    from antiphon.runs.finding import find_run
-
-    home = home_directory()
-    directory = find_run(home, run)
-    async with attached(directory, store_directory(home)) as (coordinator, running):
+async def _skip(run: str, step: int, reason: str, operator: str) -> None:
+    directory = find_run(home_directory(), run)
+    async with attached(directory) as (coordinator, running):
         voided = await coordinator.skip_step(step, reason, operator)
         paused = (await coordinator.status()).paused_reason
     print(f"step {step} is skipped, batch {voided.digest[:12]} of {voided.groups} groups: {voided.reason}")
     if paused or not running:
         command = f"antiphon run {directory / 'config.yaml'} --resume {directory.name}"
         print(f"run {directory.name} is {'paused' if running else 'resting'}; continue it with `{command}`")
-    return 0

@@ -9,15 +9,23 @@ import time
 from collections import deque
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from antiphon.cli.arguments import Json
+from antiphon.core.config import load_config
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.loop.events import event_kinds
+from antiphon.core.reporting.alarms import alarms_of
 from antiphon.core.reporting.plain_text import plain
-
-if TYPE_CHECKING:
-    from antiphon.core.status import Event
-    from antiphon.net.security.credentials import Credentials
+from antiphon.core.reporting.run_display import TokenRates, planes_of
+from antiphon.core.status import Event
+from antiphon.lineage.cursors import standing
+from antiphon.lineage.run_figures import read_figures
+from antiphon.net.security.credentials import Credentials
+from antiphon.runs.alarm_watch import alarm_line, current_alarms, records_alarms
+from antiphon.runs.attach import attached, commits_of, coordinator_address, look, run_credentials
+from antiphon.runs.directory import home_directory, is_finished, list_runs
+from antiphon.runs.finding import find_run
+from antiphon.runs.outcome import RunOutcome
 
 WATCH_S = 1.0
 """Seconds between two looks with --watch."""
@@ -52,13 +60,6 @@ def status(
     """
     if events or kind or last is not None or follow:
         return _show_events(run, kind, last, follow, as_json)
-    from antiphon.core.config import load_config
-    from antiphon.core.reporting.alarms import alarms_of
-    from antiphon.lineage.run_figures import read_figures
-    from antiphon.runs.alarm_watch import alarm_line, current_alarms
-    from antiphon.runs.attach import commits_of, coordinator_address, look, run_credentials
-    from antiphon.runs.directory import home_directory, list_runs
-    from antiphon.runs.finding import find_run
 
     home = home_directory()
     directory = find_run(home, run)
@@ -80,7 +81,6 @@ def status(
     from rich.console import Console
 
     from antiphon.cli.view import RunHistory, picture
-    from antiphon.core.reporting.run_display import planes_of
 
     history = RunHistory()
     history.take(found)
@@ -96,10 +96,8 @@ def status(
     return 0
 
 
-def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
+def _watch(address: str, run_id: str, credentials: Credentials | None) -> int:
     from antiphon.cli.view import make_view
-    from antiphon.core.reporting.run_display import TokenRates, planes_of
-    from antiphon.runs.attach import look
 
     view = make_view()
     rates, begun = TokenRates(), False
@@ -123,12 +121,6 @@ def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
 
 def _show_resting(directory: Path, as_json: bool) -> int:
     """Say what is known of a run that is not running; exit code 1 when it is unfinished."""
-    from antiphon.lineage.cursors import standing
-    from antiphon.lineage.run_figures import read_figures
-    from antiphon.runs.alarm_watch import alarm_line, records_alarms
-    from antiphon.runs.directory import is_finished
-    from antiphon.runs.outcome import RunOutcome
-
     figures, alarms = read_figures(directory), records_alarms(standing(directory))
     said_alarms = {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
     if not is_finished(directory):
@@ -154,48 +146,38 @@ def _show_resting(directory: Path, as_json: bool) -> int:
 def _show_events(
     run: str | None, kind: tuple[str, ...], last: int | None, follow: bool, as_json: bool
 ) -> int:
-    from antiphon.core.loop.events import event_kinds
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.finding import find_run
-
     kinds = event_kinds()
     for wanted in kind:
         if not any(_fits(known, wanted) for known in kinds):
             raise ConfigError(f"--kind {wanted}: there is no such event; kinds are {', '.join(kinds)}")
     if last is not None and last < 1:
         raise ConfigError(f"--last {last}: give a number from 1 on, or leave it out for all events")
-    home = home_directory()
-    return asyncio.run(_print_events(find_run(home, run), home, kind, last, follow, as_json))
+    return asyncio.run(_print_events(find_run(home_directory(), run), kind, last, follow, as_json))
 
 
 async def _print_events(
-    directory: Path, home: Path, kinds: tuple[str, ...], last: int | None, follow: bool, as_json: bool
+    directory: Path, kinds: tuple[str, ...], last: int | None, follow: bool, as_json: bool
 ) -> int:
-    from antiphon.runs.attach import attached
-    from antiphon.runs.directory import store_directory
-
-    async with attached(directory, store_directory(home)) as (client, running):
-        seen = 0
-        newest: deque[Event] = deque(maxlen=last)
+    spell, seen = _as_json if as_json else event_line, 0
+    newest: deque[Event] = deque(maxlen=last)
+    async with attached(directory) as (client, running):
         async for event in client.watch_events(0, follow=False):
             seen = event.seq
-            if not _wanted(event, kinds):
-                continue
-            if last is None:
-                print(_as_json(event) if as_json else event_line(event))
-            else:
+            if _wanted(event, kinds):
                 newest.append(event)
+            while last is None and newest:
+                print(spell(newest.popleft()))
         for event in newest:
-            print(_as_json(event) if as_json else event_line(event))
+            print(spell(event))
         sys.stdout.flush()
         if follow and running:
             async for event in client.watch_events(seen, follow=True):
                 if _wanted(event, kinds):
-                    print(_as_json(event) if as_json else event_line(event), flush=True)
+                    print(spell(event), flush=True)
     return 0
 
 
-def event_line(event: "Event") -> str:
+def event_line(event: Event) -> str:
     """Spell one event: number, local time, kind, and its fields, digests cut short."""
     at = datetime.fromtimestamp(event.at).strftime("%H:%M:%S")
     fields = json.loads(event.data_json)
@@ -211,11 +193,11 @@ def _short(value: object) -> str:
     return said if len(said) <= 100 else f"{said[:97]}..."
 
 
-def _as_json(event: "Event") -> str:
+def _as_json(event: Event) -> str:
     return json.dumps({"seq": event.seq, "at": event.at, "kind": event.kind, **json.loads(event.data_json)})
 
 
-def _wanted(event: "Event", kinds: tuple[str, ...]) -> bool:
+def _wanted(event: Event, kinds: tuple[str, ...]) -> bool:
     return not kinds or any(_fits(event.kind, wanted) for wanted in kinds)
 
 

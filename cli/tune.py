@@ -4,19 +4,27 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from antiphon.cli.arguments import Json
-
-if TYPE_CHECKING:
-    from antiphon.core.capacity.engine_tuning import Settings, Trial
+from antiphon.cli.plan import measured_run
+from antiphon.core.capacity.engine_tuning import Settings, Trial, describe
+from antiphon.core.capacity.engine_tuning import overrides as words_of
+from antiphon.core.config import load_config
+from antiphon.core.errors import ConfigError
+from antiphon.runs.tuning import (
+    completions_of_a_worker,
+    completions_of_the_learner,
+    current_settings,
+    spared_unit,
+)
+from antiphon.runs.tuning import tune as find
 
 LEAST_S = 0.5
 
 
 def tune(
     path: Path, /, *overrides: str, seconds: float = 8.0, alone: bool = False, as_json: Json = False
-) -> int:
+) -> None:
     """Find the settings of rollout engine and learner that make a run at the least cost on this machine.
 
     Tries precision, threads, cache blocks, prefix caching and compilation, each in an engine of its own on
@@ -34,19 +42,6 @@ def tune(
         alone: a worker has this machine to itself: seconds count, and the learner is not tuned.
         as_json: print one JSON document.
     """
-    from antiphon.cli.plan import measured_run
-    from antiphon.core.capacity.engine_tuning import describe
-    from antiphon.core.capacity.engine_tuning import overrides as words_of
-    from antiphon.core.config import load_config
-    from antiphon.core.errors import ConfigError
-    from antiphon.runs.tuning import (
-        completions_of_a_worker,
-        completions_of_the_learner,
-        current_settings,
-        spared_unit,
-    )
-    from antiphon.runs.tuning import tune as find
-
     config = load_config(path, list(overrides))
     if not LEAST_S <= seconds < math.inf:
         raise ConfigError(f"--seconds {seconds:g} is too short for a trial; give {LEAST_S:g} or more")
@@ -56,7 +51,7 @@ def tune(
     trials: list[dict[str, object]] = []
     first: dict[bool, Trial] = {}
 
-    def told(settings: "Settings", trial: "Trial | None", reason: str) -> None:
+    def told(settings: Settings, trial: Trial | None, reason: str) -> None:
         said = reason
         row: dict[str, object] = {"overrides": words_of(settings), "failed": reason}
         if trial is not None:
@@ -91,9 +86,8 @@ def tune(
     else:
         said = "; ".join(map(describe, now))
         print(f"\nnothing is 5% better than what is set now: {said}")
-    return 0
 
 
-def _figures(trial: "Trial", cost: float) -> str:
+def _figures(trial: Trial, cost: float) -> str:
     rates = f"{trial.rate('seconds'):11,.0f}{trial.rate('cpu_seconds'):14,.0f}"
     return f"{trial.start['seconds']:6.1f} s{rates}{cost:9,.0f} s"

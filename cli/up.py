@@ -72,7 +72,7 @@ def up(
     s3: Annotated[bool, Parameter(negative="--no-s3")] = False,
     s3_port: int | None = None,
     stop: bool = False,
-) -> int:
+) -> None:
     """Serve the Prefect and MLflow pages of what was recorded, in the background.
 
     Both ask for a password: the line in prefect/password in the home directory, whose first word is the user.
@@ -116,7 +116,6 @@ def up(
         keys = s3_server.credentials_file(home / "s3")
         print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {shlex.quote(str(keys))}", flush=True)
     print(f"stop them with: {command()} up --stop")
-    return 0
 
 
 def _ports(asked: Mapping[str, int | None], pages: Mapping[str, "Page"], s3: bool) -> dict[str, int]:
@@ -141,7 +140,7 @@ def _ports(asked: Mapping[str, int | None], pages: Mapping[str, "Page"], s3: boo
     return ports
 
 
-def _stop(home: Path) -> int:
+def _stop(home: Path) -> None:
     pages = read_pages(home)
     running = [page for page in pages.values() if page.alive()]
     stop_groups([page for page in running if page.name == "s3"], s3_server.STOP_GRACE_S)
@@ -153,7 +152,6 @@ def _stop(home: Path) -> int:
     (home / "up.json").unlink(missing_ok=True)
     if not running:
         print("nothing was up")
-    return 0
 
 
 def newest_comparison(home: Path) -> list[str]:

@@ -24,6 +24,7 @@ from antiphon.core.reporting.figures import share
 from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_display import (
     PlaneView,
+    RunDisplay,
     drafting_words,
     reward_of,
     status_rows,
@@ -170,7 +171,7 @@ class TurnsConsole(Console):
             self._turn.release()
 
 
-class PlainView:
+class PlainView(RunDisplay):
     """One line per step, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:

@@ -4,8 +4,10 @@ Legend: G trajectories of one group, T tokens of one completion. A worker is not
 field that a batch or a gradient depends on is compared with the lease before it is accepted.
 """
 
+from bisect import bisect_right
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from blake3 import blake3
@@ -14,11 +16,9 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import (
     Completion,
     FinishReason,
-    FloatArray,
     GroupSubmission,
     PartialTrajectory,
     SampleReward,
-    Trajectory,
     VersionSpan,
 )
 from antiphon.core.reporting.plain_text import plain
@@ -85,28 +85,24 @@ def check_submission(
     Raises:
         ContractError: naming the group, the field and what was expected.
     """
-    group = f"group {submission.group_id}"
-    if len(submission.trajectories) != len(seeds):
+    group, given = f"group {submission.group_id}", submission.trajectories
+    if len(given) != len(seeds):
         raise ContractError(
-            f"{group} was handed in with {len(submission.trajectories)} trajectories, but its lease "
+            f"{group} was handed in with {len(given)} trajectories, but its lease "
             f"asks for {len(seeds)}; hand in whole groups"
         )
     check_number(f"{group}: generation_s", submission.generation_s)
-    versions = _allowed(version, newest_version)
-    possible = _numbers_possible(submission.trajectories)
-    for index, trajectory in enumerate(submission.trajectories):
-        where = f"{group}, trajectory {index}"
-        if trajectory.sample_index != index:
+    names = [f"{group}, trajectory {index}" for index in range(len(seeds))]
+    for index, where in enumerate(names):
+        if given[index].sample_index != index:
             raise ContractError(
-                f"{where}: sample_index={trajectory.sample_index}; trajectories stand in sample order"
+                f"{where}: sample_index={given[index].sample_index}; trajectories stand in sample order"
             )
-        if trajectory.seed != seeds[index]:
-            raise ContractError(f"{where}: seed={trajectory.seed}, but the lease says {seeds[index]}")
-        _check_completion(trajectory, 0, where, max_tokens, versions, possible)
-        _check_versions(trajectory, where, published, keeps_cache)
-    if rules is not None:
-        for index, trajectory in enumerate(submission.trajectories):
-            _check_tokens(trajectory, f"{group}, trajectory {index}", rules)
+        if given[index].seed != seeds[index]:
+            raise ContractError(f"{where}: seed={given[index].seed}, but the lease says {seeds[index]}")
+    _check_completions(
+        given, 0, names, max_tokens, _allowed(version, newest_version), published, keeps_cache, rules
+    )
 
 
 def check_piece(
@@ -134,53 +130,97 @@ def check_piece(
         raise ContractError(f"{where}: sample_index must be in [0, {samples})")
     if piece.start < 0:
         raise ContractError(f"{where}: start={piece.start} is negative")
-    _check_completion(piece, piece.start, where, max_tokens, _allowed(version, newest_version), False)
-    if rules is not None:
-        _check_tokens(piece, where, rules)
-    _check_versions(piece, where, published, keeps_cache)
+    versions = _allowed(version, newest_version)
+    _check_completions([piece], piece.start, [where], max_tokens, versions, published, keeps_cache, rules)
 
 
 def _allowed(version: int | None, newest_version: int) -> range:
     return range(newest_version + 1) if version is None else range(version, version + 1)
 
 
-def _check_completion(
-    x: Completion, start: int, where: str, max_tokens: int, versions: range, numbers_possible: bool
+def _check_completions(
+    completions: Sequence[Completion],
+    start: int,
+    names: Sequence[str],
+    max_tokens: int,
+    versions: range,
+    published: Container[int] | None,
+    keeps_cache: bool,
+    rules: TokenRules | None,
 ) -> None:
-    tokens, logprobs, stop = x.token_ids, x.logprobs, start + x.token_ids.size
-    if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
-        raise ContractError(
-            f"{where}: token_ids must be a non-empty row of integers, not {tokens.dtype} "
-            f"of shape {tokens.shape}"
-        )
-    if logprobs.shape != tokens.shape:
-        raise ContractError(
-            f"{where}: {logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
-        )
-    if stop > max_tokens:
-        raise ContractError(f"{where}: {stop} tokens exceed sampling.max_tokens={max_tokens}")
-    if x.finish_reason is (None if stop == max_tokens else FinishReason.LENGTH):
-        raise ContractError(
-            f"{where}: finish_reason={x.finish_reason} after {stop} tokens, "
-            f"but sampling.max_tokens={max_tokens}"
-        )
-    if not numbers_possible:
-        if int(tokens.min()) < 0:
-            raise ContractError(f"{where}: token id {int(tokens.min())} is negative")
-        if not _in_range(logprobs):
+    """Check completions that begin at token `start`, their numbers all at once; `names` are for errors."""
+    for x, where in zip(completions, names, strict=True):
+        tokens, stop = x.token_ids, start + x.token_ids.size
+        if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
             raise ContractError(
-                f"{where}: behaviour logprobs must lie in [{LOGPROB_FLOOR:g}, 0] nats, but lie in "
-                f"[{logprobs.min():g}, {logprobs.max():g}]; look at the worker's engine"
+                f"{where}: token_ids must be a non-empty row of integers, not {tokens.dtype} "
+                f"of shape {tokens.shape}"
             )
-    check_cover(x.spans, start, stop, where, versions)
+        if x.logprobs.shape != tokens.shape:
+            raise ContractError(
+                f"{where}: {x.logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
+            )
+        if stop > max_tokens:
+            raise ContractError(f"{where}: {stop} tokens exceed sampling.max_tokens={max_tokens}")
+        if x.finish_reason is (None if stop == max_tokens else FinishReason.LENGTH):
+            raise ContractError(
+                f"{where}: finish_reason={x.finish_reason} after {stop} tokens, "
+                f"but sampling.max_tokens={max_tokens}"
+            )
+        check_cover(x.spans, start, stop, where, versions)
+        _check_versions(x.spans, where, published, keeps_cache)
+    if not completions:
+        return
+    tokens = np.concatenate([x.token_ids for x in completions])
+    logprobs = np.concatenate([x.logprobs for x in completions])
+    ends = list(accumulate(x.token_ids.size for x in completions))
+
+    def holder(place: int) -> int:
+        return bisect_right(ends, place)
+
+    smallest, largest = int(tokens.min()), int(tokens.max())
+    if smallest < 0:
+        raise ContractError(f"{names[holder(int(tokens.argmin()))]}: token id {smallest} is negative")
+    # What is no number is neither above nor below anything, so it fails this too.
+    if not (float(logprobs.min()) >= LOGPROB_FLOOR and float(logprobs.max()) <= LOGPROB_CEILING):
+        index = holder(int(((logprobs >= LOGPROB_FLOOR) & (logprobs <= LOGPROB_CEILING)).argmin()))
+        row = completions[index].logprobs
+        raise ContractError(
+            f"{names[index]}: behaviour logprobs must lie in [{LOGPROB_FLOOR:g}, 0] nats, "
+            f"but lie in [{row.min():g}, {row.max():g}]; look at the worker's engine"
+        )
+    if rules is None:
+        return
+    if largest >= rules.vocabulary:
+        where = names[holder(int(tokens.argmax()))]
+        raise ContractError(f"{where}: token id {largest} is not in the vocabulary of {rules.vocabulary}")
+    if not rules.end_tokens:
+        return
+    ended = np.zeros(tokens.size, dtype=bool)
+    for token in rules.end_tokens:  # a model has a few, and each is found faster than all by `np.isin`
+        ended |= tokens == token
+    for x, where, end in zip(completions, names, ends, strict=True):
+        if x.finish_reason is FinishReason.STOP and not ended[end - 1]:
+            raise ContractError(f"{where}: finish_reason=stop, but token {tokens[end - 1]} is no end token")
+        if x.finish_reason is None and ended[end - 1]:  # else the next piece could go on after it
+            raise ContractError(f"{where}: token {tokens[end - 1]} ends it, but it has no finish_reason")
+    ended[[end - 1 for end in ends]] = False
+    if ended.any():
+        place = int(ended.argmax())
+        index = holder(place)
+        size = completions[index].token_ids.size
+        at = place - ends[index] + size
+        raise ContractError(f"{names[index]}: continues after its end token at {at} of {size}")
 
 
-def _check_versions(x: Completion, where: str, published: Container[int] | None, keeps_cache: bool) -> None:
+def _check_versions(
+    spans: Sequence[VersionSpan], where: str, published: Container[int] | None, keeps_cache: bool
+) -> None:
     """Check that what the spans name can be audited: versions that were published, each after older ones, and
     a kept cache only where the run keeps it over a swap: audits do not judge the tokens after that.
     """
     before: VersionSpan | None = None
-    for span in x.spans:
+    for span in spans:
         if span.kept_cache and not keeps_cache:
             raise ContractError(
                 f"{where}: tokens from {span.start} on were sampled over a kept cache, but the run has "
@@ -202,39 +242,6 @@ def _check_versions(x: Completion, where: str, published: Container[int] | None,
                 "before them"
             )
         before = span
-
-
-def _numbers_possible(trajectories: Sequence[Trajectory]) -> bool:
-    """Check every token and log-probability at once; if one is impossible, each is checked by itself."""
-    tokens = np.concatenate([trajectory.token_ids for trajectory in trajectories], axis=None)
-    logprobs = np.concatenate([trajectory.logprobs for trajectory in trajectories], axis=None)
-    if not tokens.size or not logprobs.size:
-        return False
-    return int(tokens.min()) >= 0 and _in_range(logprobs)
-
-
-def _in_range(logprobs: FloatArray) -> bool:
-    # What is no number is neither above nor below anything, so it fails this too.
-    return float(logprobs.min()) >= LOGPROB_FLOOR and float(logprobs.max()) <= LOGPROB_CEILING
-
-
-def _check_tokens(x: Completion, where: str, rules: TokenRules) -> None:
-    tokens = x.token_ids
-    if int(tokens.max()) >= rules.vocabulary:
-        raise ContractError(
-            f"{where}: token id {int(tokens.max())} is not in the vocabulary of {rules.vocabulary}"
-        )
-    if not rules.end_tokens:
-        return
-    # A model has a few end tokens, and each is found faster than all by `np.isin`.
-    ended = np.logical_or.reduce([tokens == token for token in rules.end_tokens])
-    if ended[:-1].any():
-        place = int(np.flatnonzero(ended)[0])
-        raise ContractError(f"{where}: continues after its end token at {place} of {tokens.size}")
-    if x.finish_reason is FinishReason.STOP and not ended[-1]:
-        raise ContractError(f"{where}: finish_reason=stop, but token {int(tokens[-1])} is no end token")
-    if x.finish_reason is None and ended[-1]:  # else the next piece could go on after it
-        raise ContractError(f"{where}: token {int(tokens[-1])} ends it, but it has no finish_reason")
 
 
 def check_rewards(
@@ -270,13 +277,13 @@ def _in_one_line(given: SampleReward) -> SampleReward:
 
 def submission_digest(submission: GroupSubmission) -> str:
     """Return the digest of what was sampled, regardless of the worker and of the time it took."""
-    told = [submission.group_id.encode()]
+    parts = [submission.group_id.encode()]
     for trajectory in submission.trajectories:
         tokens, logprobs = trajectory.token_ids, trajectory.logprobs
         spans = ", ".join([f"[{s.version}, {s.start}, {s.stop}, {s.kept_cache}]" for s in trajectory.spans])
         head = f"[{trajectory.sample_index}, {trajectory.seed}, {tokens.size}, [{spans}]]"
-        told.append(f"{head}{trajectory.finish_reason}".encode())
+        parts.append(f"{head}{trajectory.finish_reason}".encode())
         # Nearly always they have the type already, and to ask is cheaper than to convert.
-        told.append((tokens if tokens.dtype == _TOKENS else tokens.astype(_TOKENS)).tobytes())
-        told.append((logprobs if logprobs.dtype == _LOGPROBS else logprobs.astype(_LOGPROBS)).tobytes())
-    return blake3(b"".join(told)).hexdigest()
+        parts.append((tokens if tokens.dtype == _TOKENS else tokens.astype(_TOKENS)).tobytes())
+        parts.append((logprobs if logprobs.dtype == _LOGPROBS else logprobs.astype(_LOGPROBS)).tobytes())
+    return blake3(b"".join(parts)).hexdigest()

@@ -3,7 +3,6 @@
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
@@ -14,26 +13,26 @@ from antiphon.core.errors import ConfigError
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "bool_parsing": lambda _: "it must be true or false",
-    "bool_type": lambda _: "it must be true or false",
-    "dict_type": lambda _: "it must hold keys with values, such as {min_terms: 3}",
-    "finite_number": lambda _: "it must be a finite number",
-    "float_parsing": lambda _: "it must be a number, such as 0.5",
-    "float_type": lambda _: "it must be a number, such as 0.5",
-    "greater_than": lambda limits: f"it must be above {_number(limits['gt'])}",
-    "greater_than_equal": lambda limits: f"it must be at least {_number(limits['ge'])}",
-    "int_from_float": lambda _: "it must be a whole number",
-    "int_parsing": lambda _: "it must be a whole number",
-    "int_parsing_size": lambda _: "it is too large",
-    "int_type": lambda _: "it must be a whole number",
-    "less_than": lambda limits: f"it must be below {_number(limits['lt'])}",
-    "less_than_equal": lambda limits: f"it must be at most {_number(limits['le'])}",
-    "literal_error": lambda limits: f"it must be {limits['expected']}",
-    "string_type": lambda _: "it must be text; quote it",
-    "tuple_type": lambda _: "it must be a list, such as [a, b]",
+_WORDS = {
+    "bool_parsing": "it must be true or false",
+    "bool_type": "it must be true or false",
+    "dict_type": "it must hold keys with values, such as {{min_terms: 3}}",
+    "finite_number": "it must be a finite number",
+    "float_parsing": "it must be a number, such as 0.5",
+    "float_type": "it must be a number, such as 0.5",
+    "greater_than": "it must be above {gt}",
+    "greater_than_equal": "it must be at least {ge}",
+    "int_from_float": "it must be a whole number",
+    "int_parsing": "it must be a whole number",
+    "int_parsing_size": "it is too large",
+    "int_type": "it must be a whole number",
+    "less_than": "it must be below {lt}",
+    "less_than_equal": "it must be at most {le}",
+    "literal_error": "it must be {expected}",
+    "string_type": "it must be text; quote it",
+    "tuple_type": "it must be a list, such as [a, b]",
 }
-"""Kind of an error -> what is asked for instead."""
+"""Kind of an error -> what is asked for instead, with pydantic's limits."""
 
 _READ_OTHERWISE = re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 """Numbers that YAML 1.1 reads to the base of 8 or 60."""
@@ -108,8 +107,8 @@ def _sentence(item: ErrorDetails, root: type[BaseModel]) -> str:
             return f"a configuration holds sections, such as run and loop, not {shown}"
         field = next(iter(_section(location, root).model_fields))
         return f"{where}={shown} is not possible: {where} is a section of fields; write {where}.{field}=..."
-    words = _WORDS.get(kind)
-    wanted = words(item.get("ctx", {})) if words else "see its type in docs/configuration.md"
+    limits = {name: _number(value) for name, value in item.get("ctx", {}).items()}
+    wanted = _WORDS.get(kind, "see its type in docs/configuration.md").format(**limits)
     return f"{where}={shown} is not possible: {wanted}"
 
 
@@ -138,8 +137,10 @@ def _suggest(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
     return f"; did you mean {prefix}{close[0]}?" if close else f"; known here: {', '.join(known)}"
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+def _number(value: object) -> str:
+    return (
+        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else f"{value}"
+    )
 
 
 def _shown(value: object) -> str:

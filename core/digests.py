@@ -32,12 +32,17 @@ def digest_file(path: Path, done: Callable[[int], None] = lambda length: None) -
     return hasher.hexdigest()
 
 
+def is_digest(text: str) -> bool:
+    """Tell whether a text has the form of a digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def check_digest(text: str) -> str:
     """Return `text` if it has the form of a digest; it may then name a file.
 
     Raises:
         ContractError: for anything else, so that no peer can smuggle a path.
     """
-    if not _DIGEST.fullmatch(text):
+    if not is_digest(text):
         raise ContractError(f"{text[:80]!r} is not a digest; expected 64 lower-case hex digits")
     return text

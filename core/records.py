@@ -18,7 +18,7 @@ from antiphon.core.voided_batch import VoidedBatch
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Raised when an older peer could misread a message; a peer with another one is refused."""
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from antiphon.cpu.copies import Copies, copies_of
+from antiphon.cpu.copies import Copies, copies_of, padded_parts
 
 CHUNK = 64
 """C: small chunks copy more keys, large ones have more scores that the mask hides."""
@@ -73,15 +73,7 @@ def make_chunks(ends: npt.NDArray[np.int64], paths: Sequence[npt.NDArray[np.int6
     """
     if CHUNK * sum(len(path) + CHUNK for path in paths) > SCORES_AT_ONCE:
         return None
-    parts: list[list[int]] = []
-    padding = 0
-    for place in sorted(range(len(paths)), key=lambda place: -len(paths[place])):
-        padding += len(paths[parts[-1][0]]) - len(paths[place]) if parts else 0
-        if parts and padding <= _KEY_PADDING:
-            parts[-1].append(place)
-        else:
-            parts.append([place])
-            padding = 0
+    parts = padded_parts([len(path) for path in paths], _KEY_PADDING)
     groups, keys, real = zip(*(_group(ends, paths, part) for part in parts), strict=True)
     return Chunks(groups, copies_of(np.concatenate(keys), len(ends), np.concatenate(real)))
 

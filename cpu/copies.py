@@ -1,8 +1,9 @@
-"""Copies: values taken several times each, and the sums of what comes back for every value.
+"""Copies: values taken several times each, and the sums of what comes back; parts that are filled up alike.
 
 Legend: V values, K copies, D width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,24 @@ class Copies:
 
     def to(self, device: torch.device) -> "Copies":
         return Copies(self.index.to(device), self.places.to(device), self.offsets.to(device))
+
+
+def padded_parts(lengths: Sequence[int], most_padding: int) -> list[list[int]]:
+    """Return places in parts of like length, the longest first; one ends before it holds more padding.
+
+    >>> padded_parts([3, 9, 8, 4], most_padding=1)
+    [[1, 2], [3, 0]]
+    """
+    parts: list[list[int]] = []
+    padding = 0
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        padding += lengths[parts[-1][0]] - lengths[place] if parts else 0
+        if parts and padding <= most_padding:
+            parts[-1].append(place)
+        else:
+            parts.append([place])
+            padding = 0
+    return parts
 
 
 def copies_of(index: npt.NDArray[np.int64], values: int, real: npt.NDArray[np.bool_] | None = None) -> Copies:

@@ -130,7 +130,8 @@ def compile_blocks(model: Any) -> int:
     Raises:
         ConfigError: when the model has no such blocks, or this machine cannot compile.
     """
-    blocks = [block for layer in _layers(model) if (block := getattr(layer, "mlp", None)) is not None]
+    layers = getattr(model.get_decoder(), "layers", None) or ()
+    blocks = [block for layer in layers if (block := getattr(layer, "mlp", None)) is not None]
     if not blocks:
         raise ConfigError("learner.compiled=true finds no layers with an mlp in this model; leave it out")
     if next(model.parameters()).device.type == "cpu":
@@ -141,7 +142,3 @@ def compile_blocks(model: Any) -> int:
                 vars(module).pop("forward", None)
         block.compile(dynamic=True)
     return len(blocks)
-
-
-def _layers(model: Any) -> list[Any]:
-    return list(getattr(model.get_decoder(), "layers", None) or ())

@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphon.cpu.chunks import CHUNK, Chunks, make_chunks
-from antiphon.cpu.copies import Copies, copies_of
+from antiphon.cpu.copies import Copies, copies_of, padded_parts
 
 ATTENTION = "antiphon_shared_rows"
 """Name under which models find `attend`."""
@@ -36,8 +36,6 @@ _WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "is_causal", "
 class SharedRows:
     """Where the positions of some sequences are computed, and how attention sees them."""
 
-    input_ids: torch.Tensor
-    """[N] int64."""
     position_ids: torch.Tensor
     """[N] int64: how many tokens of the sequence stand before."""
     blocks: tuple[tuple[int, int], ...]
@@ -52,7 +50,7 @@ class SharedRows:
     @property
     def padding(self) -> int:
         """Return how many positions the layers compute besides, so that they get whole chunks."""
-        return -len(self.input_ids) % CHUNK
+        return -len(self.position_ids) % CHUNK
 
     @property
     def real_slots(self) -> int:
@@ -65,9 +63,8 @@ class SharedRows:
         return collected
 
     def to(self, device: torch.device) -> "SharedRows":
-        ids, positions = self.input_ids.to(device), self.position_ids.to(device)
-        chunks = self.chunks if device.type == "cpu" else None
-        return SharedRows(ids, positions, self.blocks, self.slots.to(device), self.first.to(device), chunks)
+        positions, chunks = self.position_ids.to(device), self.chunks if device.type == "cpu" else None
+        return SharedRows(positions, self.blocks, self.slots.to(device), self.first.to(device), chunks)
 
 
 def common_length(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
@@ -84,21 +81,19 @@ def share_rows(sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[SharedRows, 
         sequences: token ids, none empty, in lexicographic order: what two have in common at their
             beginning, those between them have too.
     """
-    ids, depths = [], []
+    depths = []
     positions: list[npt.NDArray[np.int64]] = []
     count, before = 0, np.zeros(0, dtype=np.int64)
     for sequence in sequences:
         shared = common_length(before, sequence)
         own = np.arange(count, count + len(sequence) - shared)
         positions.append(np.concatenate([positions[-1][:shared], own]) if shared else own)
-        ids.append(sequence[shared:])
         depths.append(np.arange(shared, len(sequence)))
         count += len(own)
         before = sequence
     blocks, slots = _blocks(positions)
     copies = copies_of(np.maximum(slots, 0), count, slots >= 0)
     return SharedRows(
-        torch.from_numpy(np.concatenate(ids)),
         torch.from_numpy(np.concatenate(depths)),
         blocks,
         copies,
@@ -123,15 +118,8 @@ def _blocks(
     positions: Sequence[npt.NDArray[np.int64]],
 ) -> tuple[tuple[tuple[int, int], ...], npt.NDArray[np.int64]]:
     """Return R and S of each block, and the position in each slot [K], -1 in padding."""
-    parts: list[list[npt.NDArray[np.int64]]] = []
-    padding = 0
-    for row in sorted(positions, key=len, reverse=True):
-        padding += len(parts[-1][0]) - len(row) if parts else 0
-        if parts and padding <= BLOCK_PADDING:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-            padding = 0
+    lengths = [len(row) for row in positions]
+    parts = [[positions[place] for place in part] for part in padded_parts(lengths, BLOCK_PADDING)]
     slots = []
     for part in parts:
         block = np.full((len(part), len(part[0])), -1, dtype=np.int64)
@@ -178,7 +166,7 @@ def attend(
         return shared_rows.chunks.attend(query, key, value, scaling)[None], None
     sizes = [rows * length for rows, length in shared_rows.blocks]
     slots = [
-        shared_rows.slots.take(part[: len(shared_rows.input_ids)].flatten(1))
+        shared_rows.slots.take(part[: len(shared_rows.position_ids)].flatten(1))
         .unflatten(1, tuple(part.shape[1:]))
         .split(sizes)
         for part in (query, key, value)

@@ -4,9 +4,14 @@ An environment is a pure function of its configuration: the same split, seed and
 the same problem on every machine, so a prompt key is enough to reward an answer anywhere.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+from antiphon.core.errors import ConfigError, ContractError
+
+SPLITS = ("train", "heldout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,57 @@ class Environment(Protocol):
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion's text in [0, 1]; never raises for what a model wrote."""
+
+
+class SplitEnvironment(ABC):
+    """The problems of two splits of given sizes, which are found by index and by key."""
+
+    name: str = ""
+
+    def __init__(self, seed: int, train_size: int, heldout_size: int) -> None:
+        self.seed = seed
+        self._sizes = dict(zip(SPLITS, (train_size, heldout_size), strict=True))
+
+    @abstractmethod
+    def make(self, split: str, index: int) -> Problem:
+        """Return a problem whose split and index are known to be right."""
+
+    def problem(self, split: str, index: int) -> Problem:
+        if not 0 <= index < self.size(split):
+            raise ConfigError(
+                f"problem {index} lies outside split {split!r} of {self.name or 'this environment'}, "
+                f"which has {self._sizes[split]}; raise environment.{split}_size"
+            )
+        return self.make(split, index)
+
+    def size(self, split: str) -> int:
+        if split not in self._sizes:
+            raise ConfigError(f"split {split!r} is unknown; it is one of {', '.join(SPLITS)}")
+        return self._sizes[split]
+
+    def problem_by_key(self, key: str) -> Problem:
+        return self.problem(*self.place_of(key))
+
+    def place_of(self, key: str) -> tuple[str, int]:
+        """Return split and index of the problem that a key names.
+
+        Raises:
+            ContractError: when the key was not made by this environment.
+        """
+        split, index = key.partition("-")[0], key.rpartition("-")[2]
+        place = int(index) if index.isdecimal() and len(index) < 20 else -1
+        if 0 <= place < self._sizes.get(split, 0) and key == key_of(split, self.seed, place):
+            return split, place
+        raise ContractError(
+            f"prompt key {key[:80]!r} is not one of {self.name or 'this environment'} with "
+            f"environment.seed={self.seed}, train_size={self._sizes['train']}, heldout_size="
+            f"{self._sizes['heldout']}; both sides of a run need the same environment configuration"
+        )
+
+
+def key_of(split: str, seed: int, index: int) -> str:
+    """Return the key of a problem."""
+    return f"{split}-{seed}-{index}"
 
 
 @runtime_checkable

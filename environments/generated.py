@@ -6,25 +6,23 @@ texts is held out, whatever the seed and the sizes.
 """
 
 import difflib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.errors import ConfigError
 from antiphon.core.seeds import derive_seed, generator
-from antiphon.environments.environment import Problem
+from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, key_of
 
-SPLITS = ("train", "heldout")
 DRAWS_PER_PROBLEM, FEWEST_DRAWS = 64, 4_096
 """Draws for each problem of a split, and in all at least, before the task counts as having too few."""
 
 
-class GeneratedEnvironment(ABC):
+class GeneratedEnvironment(SplitEnvironment):
     """Problems drawn one by one; the same seed and index give the same problem on every machine."""
 
-    name: str = ""
     only_compares: ClassVar[bool] = False
     """Whether `score` does no more with a text than compare it; all else is done in a sandbox."""
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -49,8 +47,7 @@ class GeneratedEnvironment(ABC):
             ):
                 raise ConfigError(f"environment.parameters.{key}={value!r} must be of type {wanted.__name__}")
         self.parameters: dict[str, Any] = {**self.defaults, **parameters}
-        self._seed = seed
-        self._sizes = dict(zip(SPLITS, (train_size, heldout_size), strict=True))
+        super().__init__(seed, train_size, heldout_size)
         self._problems: dict[str, list[Problem]] = {split: [] for split in SPLITS}
         self._texts: set[str] = set()
         self._drawn = dict.fromkeys(SPLITS, 0)
@@ -63,42 +60,16 @@ class GeneratedEnvironment(ABC):
     def score(self, problem: Problem, completion: str) -> float:
         """Return what one completion is worth, in [0, 1]. What it raises is an answer that failed."""
 
-    def problem(self, split: str, index: int) -> Problem:
-        """Return problem `index` of `split`, drawn when it is first asked for.
+    def make(self, split: str, index: int) -> Problem:
+        """Return a problem, drawn when it is first asked for.
 
         Raises:
-            ConfigError: when the split is unknown, the index lies outside it, or the task has too few
-                different problems.
+            ConfigError: when the task has too few different problems.
         """
-        if split not in self._sizes or not 0 <= index < self._sizes[split]:
-            raise ConfigError(
-                f"there is no problem {index} of split {split!r}; "
-                f"environment.train_size={self._sizes['train']}, heldout_size={self._sizes['heldout']}"
-            )
         known = self._problems[split]
         while len(known) <= index:
             self._draw_into(split)
         return known[index]
-
-    def size(self, split: str) -> int:
-        """Return how many problems `split` has."""
-        return self._sizes[split]
-
-    def problem_by_key(self, key: str) -> Problem:
-        """Find a problem again from its key.
-
-        Raises:
-            ContractError: when the key is none of this environment's.
-        """
-        split, _, rest = key.partition("-")
-        seed, _, index = rest.rpartition("-")
-        known = split in self._sizes and seed == str(self._seed) and index.isdecimal()
-        if known and int(index) < self._sizes[split]:
-            return self.problem(split, int(index))
-        raise ContractError(
-            f"prompt key {key[:80]!r} is none of this environment with seed {self._seed} and sizes "
-            f"{self._sizes}; both sides of a run need the same configuration"
-        )
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Return what each completion is worth."""
@@ -108,13 +79,13 @@ class GeneratedEnvironment(ABC):
         """Draw until one more problem of the split is found that is not there yet."""
         most = max(FEWEST_DRAWS, DRAWS_PER_PROBLEM * self._sizes[split])
         while self._drawn[split] < most:
-            text, answer = self.draw(generator("generated", split, self._seed, self._drawn[split]))
+            text, answer = self.draw(generator("generated", split, self.seed, self._drawn[split]))
             self._drawn[split] += 1
             held_out = derive_seed("generated-split", text) % 4 == 0
             if held_out == (split == "heldout") and text not in self._texts:
                 self._texts.add(text)
                 place = len(self._problems[split])
-                self._problems[split].append(Problem(f"{split}-{self._seed}-{place}", text, answer))
+                self._problems[split].append(Problem(key_of(split, self.seed, place), text, answer))
                 return
         raise ConfigError(
             f"environment.{split}_size={self._sizes[split]} is more than the task has: {most} draws gave "

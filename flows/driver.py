@@ -5,7 +5,8 @@ from typing import Protocol
 
 from antiphon.core.errors import AntiphonError
 from antiphon.core.loop.schedule import StageKey, schedule
-from antiphon.runs.context import RunContext, RunStopped
+from antiphon.runs.clients import RunStopped
+from antiphon.runs.live_run import LiveRun
 
 
 class StageSkipped(AntiphonError):
@@ -34,7 +35,7 @@ class Stages(Protocol):
         """Run `stage` number `number` once every stage in `after` has ended well."""
 
 
-def drive(run: RunContext, stages: Stages, first: int) -> None:
+def drive(run: LiveRun, stages: Stages, first: int) -> None:
     """Submit the stages of steps `first` .. steps - 1 and wait until all have ended.
 
     Args:
@@ -57,7 +58,7 @@ def drive(run: RunContext, stages: Stages, first: int) -> None:
         raise
 
 
-def _submit_all(run: RunContext, stages: Stages, first: int, pending: list[Handle]) -> None:
+def _submit_all(run: LiveRun, stages: Stages, first: int, pending: list[Handle]) -> None:
     config, handles = run.config, dict[StageKey, Handle]()
     reach = config.loop.max_staleness + 2 * config.loop.publish_interval + 1
     status = run.call(lambda: run.coordinator.status())

@@ -7,6 +7,7 @@ type, made from the configuration's own, and all others are another one that sta
 
 from collections.abc import Iterable, Mapping
 from copy import copy
+from functools import cache
 from typing import Any, get_type_hints
 
 import yaml
@@ -112,6 +113,7 @@ def with_fields(config: RunConfig, more: Mapping[str, Any]) -> RunConfig:
     return build_config(_over(config.model_dump(mode="json"), more)) if more else config
 
 
+@cache
 def shipped_tree() -> dict[str, Any]:
     """Return examples/quickstart.yaml as it is; {} where the package was installed without a checkout."""
     path = source_tree() / "examples" / "quickstart.yaml"

@@ -6,7 +6,6 @@ Prefect reads its variables once, when it is imported: so it is imported after t
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -17,12 +16,10 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.flows.told import ToldView
-from antiphon.models.learning_rate import with_learning_rate
-from antiphon.runs import directory as run_directory
+from antiphon.runs.directory import is_finished
 from antiphon.runs.interrupt import Interrupt
-from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
+from antiphon.runs.live_run import LiveRun, RunOptions, claim_run
 from antiphon.runs.outcome import RunOutcome
-from antiphon.runs.preflight import preflight
 from antiphon.runs.servers.prefect_server import (
     HURRIED_GRACE_S,
     QUIET,
@@ -55,53 +52,46 @@ def run_post_train(
     """
     os.environ["ANTIPHON_HOME"] = str(home)
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
-    surroundings = Surroundings(view, options or RunOptions(), checked=True, interrupt=interrupt)
-    config = with_learning_rate(config)
-    for note in preflight(config, home, surroundings.options.results):
-        view.message(f"note: {note}")
-    place = run_directory.choose_run(config, run_id, home, surroundings.options.fresh)
-    run_directory.check_place(place, config)
+    run = claim_run(config, run_id, home, view, options, interrupt)
     with ExitStack() as stack:
-        stack.enter_context(surrounded(surroundings))
         server = None
         for name, value in QUIET.items():
             stack.callback(_set_variable(name, value))
         if not os.environ.get("PREFECT_API_URL"):
             view.message("starting the Prefect server and the services")
             server = begun = begin_prefect_server(home, 0, home / "prefect" / "server.log")
-            stack.callback(lambda: begun.stop(_grace_s(surroundings)))
+            stack.callback(lambda: begun.stop(_grace_s(run)))
             for name, value in client_environment(server.url, home).items():
                 stack.callback(_set_variable(name, value))
         # Prefect takes seconds to import, which would otherwise come after all services are up.
         Thread(target=_load_flow, name="prefect", daemon=True).start()
-        live = stack.enter_context(open_run(config, run_id, home))
+        stack.enter_context(run)
         if server is not None:
             server.wait_healthy(SERVER_START_S)
             kept = PrefectSupervisor(server, home)
-            stack.callback(lambda: kept.close(_grace_s(surroundings)))
-        stack.enter_context(surrounded(replace(surroundings, live=live)))
+            stack.callback(lambda: kept.close(_grace_s(run)))
         from prefect.exceptions import CancelledRun, FailedRun
 
         from antiphon.flows.post_train import flush_events, post_train
 
         stack.callback(flush_events)
         try:
-            post_train(config, live.context.run_id)
+            post_train(run.config, run.run_id)
         except FailedRun as error:
-            if live.outcome is None:
+            if run.outcome is None:
                 raise AntiphonError(f"the run did not complete: {error}") from error
             # It is complete, and trained nothing: its outcome says so.
         except CancelledRun as error:
             raise AntiphonError("the run was cancelled; start it again to continue it") from error
         except httpx.HTTPError as error:
-            finished = run_directory.is_finished(live.context.run_dir)
+            finished = is_finished(run.run_dir)
             raise UnavailableError(
                 f"the Prefect server at {os.environ['PREFECT_API_URL']} went away before it had the end; "
                 f"{'the run is complete' if finished else 'the same command continues it'}"
             ) from error
-    if live.outcome is None:
+    if run.outcome is None:
         raise AntiphonError("the run did not complete")
-    return live.outcome
+    return run.outcome
 
 
 def _load_flow() -> None:
@@ -109,8 +99,8 @@ def _load_flow() -> None:
         import_module("antiphon.flows.post_train")
 
 
-def _grace_s(surroundings: Surroundings) -> float:
-    return HURRIED_GRACE_S if surroundings.interrupted() else STOP_GRACE_S
+def _grace_s(run: LiveRun) -> float:
+    return HURRIED_GRACE_S if run.interrupted() else STOP_GRACE_S
 
 
 def _set_variable(name: str, value: str) -> Callable[[], None]:

@@ -6,9 +6,7 @@ flow moves handles: tokens and weights travel between the services.
 
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+from contextlib import ExitStack, nullcontext
 from typing import Annotated, Any, cast
 from uuid import UUID
 
@@ -26,6 +24,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.flows.driver import Handle, StageSkipped, drive
 from antiphon.flows.form import FurtherFields, UsualFields, filled, with_fields
 from antiphon.flows.prefect_resilience import await_server, clear_up, hold_events, remember_flow_run
@@ -33,9 +32,8 @@ from antiphon.flows.run_page import RunPage
 from antiphon.flows.told import ToldView, hear_logs
 from antiphon.lineage.run_overview import note_cancelled
 from antiphon.models.learning_rate import with_learning_rate
-from antiphon.runs.context import RunContext
-from antiphon.runs.directory import home_directory, is_finished
-from antiphon.runs.launch import LiveRun, current_surroundings, open_run, surrounded, upcoming_run
+from antiphon.runs.directory import choose_run, home_directory, is_finished
+from antiphon.runs.live_run import LiveRun, claim_run, current_run
 from antiphon.runs.outcome import RunOutcome
 from antiphon.tasks.stages import TASKS
 
@@ -86,7 +84,7 @@ class PrefectStages:
         return PrefectHandle(TASKS[stage].submit(self._run_id, number, wait_for=futures))
 
 
-def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
+def watch_cancellation(run: LiveRun, flow_run_id: UUID) -> None:
     """Stop the run when its flow run is cancelled, unless it has its outcome; returns when it is over."""
     with get_client(sync_client=True) as client:
         while not run.wait_stopped(CANCEL_POLL_S):
@@ -103,10 +101,13 @@ def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
 
 def name_of_this_run() -> str:
     """Return the id of the run that the current flow run is going to make; it is its name from the start."""
+    if (run := current_run()) is not None:
+        return run.run_id
     given = flow_run.get_parameters()
     config, run_id = RunConfig.model_validate(filled(given["config"])), given.get("run_id") or None
     try:
-        return upcoming_run(with_fields(config, given.get("more") or {}), run_id, home_directory())
+        resolved = with_learning_rate(with_fields(config, given.get("more") or {}))
+        return choose_run(resolved, run_id, home_directory(), fresh=False).run_id
     except AntiphonError:  # the flow itself says what is wrong
         return run_id or config.run.name
 
@@ -134,23 +135,19 @@ def post_train(
     """
     config = with_learning_rate(with_fields(config, more or {}))
     hold_events()
-    flow_run_id, home, around = UUID(str(flow_run.get_id())), home_directory(), current_surroundings()
-    if around.interrupt is not None:
-        around.interrupt.listen()
-    told = around.view if isinstance(around.view, ToldView) else ToldView(around.view)
-    page = RunPage(config, told, flow_run_id, home)
-
-    def claimed(run_dir: Path) -> None:
-        remember_flow_run(run_dir, str(flow_run_id))
-        page.begin(run_dir)
-
+    flow_run_id, home, entered = UUID(str(flow_run.get_id())), home_directory(), current_run()
+    shown = entered.display if entered is not None else None
+    told = shown if isinstance(shown, ToldView) else ToldView(RunDisplay())
+    if entered is not None and entered.interrupt is not None:
+        entered.interrupt.listen()
     with ExitStack() as stack:
         stack.enter_context(hear_logs(told))
-        stack.enter_context(surrounded(replace(around, view=told)))
-        stack.callback(page.close)
         try:
-            with open_run(config, run_id or None, home, claimed) as live:
-                outcome = _live(live, flow_run_id, page)
+            run = entered or claim_run(config, run_id or None, home, told)
+            remember_flow_run(run.run_dir, str(flow_run_id))
+            stack.enter_context(RunPage(run, told, flow_run_id))
+            with nullcontext() if entered else run:
+                outcome = _drive(run, flow_run_id)
         except FlowCancelled as error:
             told.stopped(str(error))
             return Cancelled(message=str(error))
@@ -164,22 +161,19 @@ def post_train(
     return outcome.summary()
 
 
-def _live(live: LiveRun, flow_run_id: UUID, page: RunPage) -> RunOutcome:
+def _drive(run: LiveRun, flow_run_id: UUID) -> RunOutcome:
     """Submit all stages of a run whose services are up and return what came of it."""
-    run = live.context
-    page.watch(run)
     watcher = threading.Thread(target=watch_cancellation, args=(run, flow_run_id), name="cancel", daemon=True)
     watcher.start()
     try:
-        drive(run, PrefectStages(run.run_id), live.committed)
-        return live.finish()
+        drive(run, PrefectStages(run.run_id), run.committed)
+        return run.finish()
     except AntiphonError as error:
         if run.stop_reason == CANCEL_REASON:
             note_cancelled(run.run_dir)
             raise FlowCancelled("The run was cancelled; start it again to continue it.") from error
         raise
     finally:
-        page.leave()
         run.stop("the flow ended")
         watcher.join(2 * CANCEL_POLL_S)
 

@@ -27,7 +27,7 @@ from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException
 
 from antiphon.flows.run_page import artifact_key
-from antiphon.runs.context import is_here
+from antiphon.lineage.run_overview import is_running
 from antiphon.runs.directory import home_directory, is_finished, list_runs
 from antiphon.runs.servers.prefect_server import answers
 from antiphon.system.files import write_atomically
@@ -91,7 +91,7 @@ def clear_up(flow: Any, flow_run: Any, state: Any) -> None:
     if run_dir is None:
         return
     # Who has the run open ends its services when it closes it.
-    left = [] if is_here(run_dir.name) or _living_elsewhere(run_dir) else end_services(run_dir)
+    left = [] if is_running(run_dir) else end_services(run_dir)
     if left:
         _log.warning("services.left", run=run_dir.name, pids=left)
     if is_finished(run_dir):
@@ -109,13 +109,6 @@ def clear_up(flow: Any, flow_run: Any, state: Any) -> None:
             client.create_artifact(note)
     except (PrefectException, httpx.HTTPError, OSError) as error:
         _log.warning("prefect.unreachable", error=str(error)[:200])
-
-
-def _living_elsewhere(run_dir: Path) -> bool:
-    """Return whether another process than this one runs it meanwhile."""
-    path = run_dir / "lock"
-    owner = path.read_text(encoding="utf-8").strip() if path.exists() else ""
-    return owner.isdigit() and int(owner) != os.getpid() and psutil.pid_exists(int(owner))
 
 
 def how_to_continue(run_dir: Path, what: str, stopped: int) -> str:

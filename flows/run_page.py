@@ -9,10 +9,11 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import httpx
@@ -22,27 +23,32 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCr
 from prefect.exceptions import PrefectException
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.errors import AntiphonError
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.figures import RunFigures, share
+from antiphon.core.reporting.figures import RunFigures, figures_of, share
 from antiphon.core.reporting.run_display import status_rows
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.flows.told import ToldView
+from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.tracking.description import nearest_example
 from antiphon.lineage.tracking.pages import mlflow_links
-from antiphon.runs.context import RunContext, StageSpan
+from antiphon.runs.live_run import LiveRun
+from antiphon.runs.outcome import StageSpan
 
 _log = structlog.get_logger(__name__)
 
 PAGE_S = 5.0
-"""Seconds between two looks at the run; each costs one question and one or three small requests."""
+"""Seconds between two looks at the run; each costs the server one or three small requests."""
 
 SLOW_LOOKS = 3
 """Looks from one rewriting of the table and the plan to the next."""
 
-ANSWER_S = 5.0
-"""Longest wait for an answer of the coordinator."""
+CLOSE_S = 20.0
+"""Longest wait for the page to be written a last time."""
+
+FIGURES_GROWTH = 1.02
+"""Growth of the run from one reading of its log to the next."""
 
 TABLE_VERSIONS = 50
 """Newest versions in the table; the report has them all."""
@@ -59,61 +65,30 @@ _LINKED = ("report: ", "look around: ", "beside another run: ", "beside other ru
 _AWAY = (PrefectException, httpx.HTTPError, OSError)
 
 
-@dataclass(frozen=True, slots=True)
-class PageContent:
-    """What the three artifacts say."""
-
-    percent: float
-    """Committed steps of all, 0..100."""
-    versions: list[dict[str, Any]]
-    plan: str
-    """Markdown."""
-
-
 class RunPage:
-    """Keeps artifacts, name and log of one flow run up to date, from the run's claim to its end."""
+    """Keeps artifacts, name and log of one flow run up to date while it is entered, and at its end."""
 
-    def __init__(self, config: RunConfig, told: ToldView, flow_run_id: UUID, home: Path) -> None:
-        """Wait for `begin`; in the home directory `antiphon up` says what it serves."""
-        self._config, self._told, self._flow_run_id, self._home = config, told, flow_run_id, home
-        self._run_dir = home
-        self._run: RunContext | None = None
-        self._status: RunStatus | None = None
+    def __init__(self, run: LiveRun, told: ToldView, flow_run_id: UUID) -> None:
+        """Show a run that is claimed, whose services may be up later or no more."""
+        self._run, self._told, self._flow_run_id = run, told, flow_run_id
         self._figures = RunFigures()
-        self._view = RunView()
         self._steps = self._scores = 0
-        self._spans: list[StageSpan] = []
         self._artifacts: dict[str, tuple[UUID, str]] = {}
         self._over = threading.Event()
-        self._looking = threading.Lock()
         self._away = False
         self._thread = threading.Thread(target=self._work, name="page", daemon=True)
 
-    def begin(self, run_dir: Path) -> None:
-        """Write what is asked for, and go on writing until `close`."""
-        self._run_dir = run_dir
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def watch(self, run: RunContext) -> None:
-        """Look at the run, whose services are up, from now on."""
-        self._run = run
-
-    def leave(self) -> None:
-        """Look at the run a last time: its services are about to end."""
-        with self._looking:
-            self._ask()
-            self._run = None
-
-    def close(self) -> None:
-        """Write the page a last time and stop."""
+    def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join(4 * ANSWER_S)
+        self._thread.join(CLOSE_S)
 
     def _work(self) -> None:
         with get_client(sync_client=True) as client:
-            name = self._run_dir.name
-            self._try(lambda: client.update_flow_run(self._flow_run_id, name=name))
+            self._try(lambda: client.update_flow_run(self._flow_run_id, name=self._run.run_id))
             looks = 0
             while not self._over.wait(PAGE_S if looks else 0.0):
                 self._look(client, whole=looks % SLOW_LOOKS == 0)
@@ -121,41 +96,32 @@ class RunPage:
             self._look(client, whole=True)
 
     def _look(self, client: SyncPrefectClient, whole: bool) -> None:
-        with self._looking:
-            self._ask()
-        told = self._told
+        run, told = self._run, self._told
+        self._say_news()
+        if whole and (self._over.is_set() or len(run.view.steps) > FIGURES_GROWTH * self._figures.steps):
+            with suppress(AntiphonError):  # the followers of the records say what is wrong with the run log
+                self._figures = figures_of(read_steps(run.run_dir), read_evaluations(run.run_dir), run.config)
         facts = PageFacts(
-            run_id=self._run_dir.name,
-            config=self._config,
-            status=self._status,
-            view=self._view,
-            spans=tuple(self._spans),
-            links=links(self._run_dir, self._home),
+            run_id=run.run_id,
+            config=run.config,
+            status=run.status,
+            view=run.view,
+            spans=tuple(run.spans),
+            links=links(run.run_dir, run.home),
             alarms=tuple(told.alarms),
             figures=self._figures,
             outcome=tuple(line for line in told.outcome if not line.startswith(_LINKED)),
         )
-        self._try(lambda: self._write(client, page_content(facts), whole))
+        self._try(lambda: self._write(client, facts, whole))
         self._try(lambda: self._send(client))
 
-    def _ask(self) -> None:
-        """Ask the coordinator how it goes, and keep a line for each new step and score."""
-        run = self._run
-        if run is None:
-            return
-        self._spans, self._view = list(run.spans), run.view
-        try:
-            self._status = run.clients.run(run.coordinator.status(), ANSWER_S)
-        except UnavailableError:
-            return  # the stages notice and say so; the page just waits
-        except AntiphonError as error:
-            _log.warning("page.failed", error=str(error))
-            return
-        self._figures = RunFigures() if run.records is None else run.records.figures()
-        for step in self._view.steps[self._steps :]:
+    def _say_news(self) -> None:
+        """Keep a line for each new step and score."""
+        view = self._run.view
+        for step in view.steps[self._steps :]:
             self._steps += 1
-            self._told.say(step_line(step.commit, self._config.run.steps))
-        for score in self._view.evaluations[self._scores :]:
+            self._told.say(step_line(step.commit, self._run.config.run.steps))
+        for score in view.evaluations[self._scores :]:
             self._scores += 1
             self._told.say(f"held-out pass@1 of version {score.version}: {share(score.reward_mean)}")
 
@@ -173,21 +139,21 @@ class RunPage:
             )
             self._told.drop(lines)
 
-    def _write(self, client: SyncPrefectClient, content: PageContent, whole: bool) -> None:
-        self._put(client, "progress", "progress", content.percent, "Steps committed")
+    def _write(self, client: SyncPrefectClient, facts: "PageFacts", whole: bool) -> None:
+        self._put(client, "progress", "progress", facts.percent, "Steps committed")
         if whole:
-            versions = json.dumps(content.versions)
+            said = "What was asked, how it goes, what came of it"
+            self._put(client, "plan", "markdown", facts.plan(), said)
             self._put(
-                client, "plan", "markdown", content.plan, "What was asked, how it goes, what came of it"
+                client, "versions", "table", json.dumps(facts.versions()), "Policy versions, newest first"
             )
-            self._put(client, "versions", "table", versions, "Policy versions, newest first")
 
     def _put(self, client: SyncPrefectClient, name: str, kind: str, data: Any, description: str) -> None:
         known = self._artifacts.get(name)
         if known is None:
             made = client.create_artifact(
                 ArtifactCreate(
-                    key=artifact_key(name, self._run_dir.name),
+                    key=artifact_key(name, self._run.run_id),
                     type=kind,
                     data=data,
                     description=description,
@@ -236,15 +202,37 @@ class PageFacts:
     outcome: Sequence[str] = ()
     """Sentences of what came of it; empty before its end."""
 
+    @property
+    def percent(self) -> float:
+        """Committed steps of all, 0..100."""
+        return round(100.0 * len(self.view.steps) / self.config.run.steps, 1)
 
-def page_content(facts: PageFacts) -> PageContent:
-    """Draw a run's page from what is known at this moment; decides nothing and waits for nothing."""
-    steps, scores = facts.view.steps, {e.version: e.reward_mean for e in facts.view.evaluations}
-    return PageContent(
-        percent=round(100.0 * len(steps) / facts.config.run.steps, 1),
-        versions=[_row(step.commit, scores) for step in reversed(steps[-TABLE_VERSIONS:])],
-        plan=_plan(facts),
-    )
+    def versions(self) -> list[dict[str, Any]]:
+        """Return the rows of the newest versions, the newest first."""
+        scores = {score.version: score.reward_mean for score in self.view.evaluations}
+        return [_row(step.commit, scores) for step in reversed(self.view.steps[-TABLE_VERSIONS:])]
+
+    def plan(self) -> str:
+        """Return what was asked, how it goes and what came of it, as Markdown."""
+        base, fields = nearest_example(self.config)
+        state = "the services are starting; this usually takes less than two minutes"
+        rows = [] if self.status is None else status_rows(self.status)
+        now = [(row.label, row.text) for row in rows] or [("state", state)]
+        parts = [
+            f"# {self.run_id}",
+            "\n".join(f"- {line}" for line in self.outcome),
+            "" if self.outcome else _table("now", now),
+            "\n".join(f"- **{line}**" for line in self.alarms),
+            _table("figures up to the last recorded step", self.figures.rows() if self.figures.steps else ()),
+            _table("asked for", _asked(self.config).items()),
+            _table(f"differs from {base or 'the defaults'} in", fields.items()),
+            _table(
+                f"median of the last {RECENT_STEPS} steps, waiting included",
+                [(stage, f"{seconds:.2f} s") for stage, seconds in stage_seconds(self.spans).items()],
+            ),
+            _table("where", self.links.items()),
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def step_line(commit: StepCommit, steps: int) -> str:
@@ -276,31 +264,6 @@ def _row(commit: StepCommit, scores: Mapping[int, float]) -> dict[str, Any]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-def _plan(facts: PageFacts) -> str:
-    base, fields = nearest_example(facts.config)
-    parts = [
-        f"# {facts.run_id}",
-        "\n".join(f"- {line}" for line in facts.outcome),
-        _table("now", _now(facts.status)) if not facts.outcome else "",
-        "\n".join(f"- **{line}**" for line in facts.alarms),
-        _table("figures up to the last recorded step", facts.figures.rows() if facts.figures.steps else ()),
-        _table("asked for", _asked(facts.config).items()),
-        _table(f"differs from {base or 'the defaults'} in", fields.items()),
-        _table(
-            f"median of the last {RECENT_STEPS} steps, waiting included",
-            [(stage, f"{seconds:.2f} s") for stage, seconds in stage_seconds(facts.spans).items()],
-        ),
-        _table("where", facts.links.items()),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _now(status: RunStatus | None) -> list[tuple[str, str]]:
-    if status is None:
-        return [("state", "the services are starting; this usually takes less than two minutes")]
-    return [(row.label, row.text) for row in status_rows(status)]
 
 
 def _asked(config: RunConfig) -> dict[str, str]:

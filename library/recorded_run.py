@@ -233,7 +233,7 @@ class RecordedRun:
         check_place(place)
         if copy.weights(chosen) is not None:
             return export_version(copy, chosen, place)
-        from antiphon.services.learner.replay.versions import weights_of
+        from antiphon.services.learner.replay.steps import weights_of
 
         with weights_of(copy, chosen, self.folder / "checkpoints", say) as weights:
             return export_version(copy, chosen, place, weights=weights)

@@ -21,11 +21,6 @@ WEIGHT_SINKS = ("ledger", "weights")
 """Sinks that take the weights of published versions, one of them in each run."""
 
 
-def position_of(cursor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where in the log a cursor is, without what else it says."""
-    return {name: cursor[name] for name in ("seq", "at", "fold")}
-
-
 def write_cursor(path: Path, cursor: Mapping[str, Any]) -> None:
     """Write a cursor.
 

@@ -21,7 +21,7 @@ from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.reporting.config_differences import flatten, set_by_hand
 from antiphon.core.reporting.figures import interval
 from antiphon.lineage.documents.replay_copy import ReplayCopy
-from antiphon.lineage.ledger.replay_pins import MODEL_FILES
+from antiphon.lineage.names import MODEL_FILES
 from antiphon.models.codec import HUB_NAME, local_model_directory
 from antiphon.system.files import PREFIX, flush_tree, unusable
 

@@ -23,7 +23,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_whe
 
 from antiphon.api.sink import LogRecord, LogSource, RunEnd, Sink
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
-from antiphon.lineage.cursors import FOLDER, position_of, read_cursor, write_cursor
+from antiphon.lineage.cursors import FOLDER, read_cursor, write_cursor
 from antiphon.lineage.log_fold import LogFold
 
 FIRST_PAUSE_S = 0.5
@@ -117,6 +117,8 @@ class Follower:
         """The run went on without the sink for a while: what its records name may have left."""
         self._cursor: dict[str, Any] = {}
         """What is saved."""
+        self._writing = threading.Lock()
+        """Of the cursor, which says of a sink that does not return what another thread saw."""
         self._waiting: list[LogRecord] = []
         self._opened = self._closed = False
         self._began_s = clock()
@@ -140,16 +142,26 @@ class Follower:
         """Return how far the sink is."""
         with self._changed:
             pending = 0 if self.failure else len(self._waiting) + (self._reached < self._asked)
-            counts = (
-                self._done,
-                self._failed,
-                pending,
-                self._retries,
-                self._cpu_s,
-                self._busy_s,
-                self._still_s(),
-            )
-            return FollowerReport(self.name, *counts, tuple(self._failures))
+            counts = self._done, self._failed, pending, self._retries
+            spent = self._cpu_s, self._busy_s, self._still_s()
+            return FollowerReport(self.name, *counts, *spent, tuple(self._failures))
+
+    def standing(self) -> str:
+        """Say why the sink takes nothing or refused something; "" where it goes on.
+
+        Of a sink that does not return the cursor says it from then on, as it does of one that is away.
+        """
+        if self.failure:
+            return f"{self.name}: {self.failure}"
+        if self.refusal:
+            return f"{self.name} refused records, {self.refusal}; the next start hands them over again"
+        report = self.report()
+        if report.still_s < STILL_S:
+            return ""
+        reason = report.failures[-1] if report.failures else "it does not return"
+        self._mark("delayed", reason)
+        waits = f"{report.pending} records wait for it: {reason}"
+        return f"{self.name} has not answered for {report.still_s / 60.0:.0f} min; {waits}"
 
     def ask(self, end: RunEnd | None = None) -> None:
         """Ask for all that the log has now, of several followers the furthest first.
@@ -246,13 +258,16 @@ class Follower:
         if last is not None and not last.allows(self._seq + 1):
             with self._changed:
                 asked, more = self._asked, last._reached < last._asked
-                turn: Callable[[], bool] = partial(self._is_turn, last, asked)
-                self._changed.wait_for(turn, wait_s or TURN_S)
+                self._changed.wait_for(
+                    lambda: last.allows(self._seq + 1) or self._asked != asked, wait_s or TURN_S
+                )
             return more
-        records = []
-        events = self._call(lambda: self._source.page(self._seq, wait_s))
+        return bool(self._call(lambda: self._take(wait_s)))
+
+    def _take(self, wait_s: float) -> bool:
+        events = self._source.page(self._seq, wait_s)
         for event in events:
-            if last is not None and not last.allows(event.seq):
+            if self._behind is not None and not self._behind.allows(event.seq):
                 break
             if event.seq != self._seq + 1:
                 raise IntegrityError(
@@ -261,20 +276,16 @@ class Follower:
             record = self._fold.take(event)
             self._seq, self._at = event.seq, event.at
             if record is not None:
-                records.append(record)
+                self._waiting.append(record)
         with self._changed:
-            self._waiting += records
             if not self._waiting:
                 self.answered_seq = self._seq
                 self._changed.notify_all()
         return bool(events)
 
-    def _is_turn(self, last: "Follower", asked: int) -> bool:
-        return last.allows(self._seq + 1) or self._asked != asked
-
     def allows(self, seq: int) -> bool:
         """Return whether a follower behind this one may go on to an event."""
-        return bool(self.failure) or seq <= self.answered_seq or "delayed" in self._cursor
+        return bool(self.failure) or seq <= self.answered_seq or self._still_s() >= STILL_S
 
     def _still_s(self) -> float:
         since_s = self._since_s
@@ -298,7 +309,8 @@ class Follower:
             self.answered_seq, self._since_s = self._seq, None
             self._changed.notify_all()
         # Until the next process hands over again what was refused, the cursor says from where.
-        self._save({"refused": before.get("refused") or position_of(before)} if self.refusal else {})
+        place = {name: before[name] for name in ("seq", "at", "fold") if name in before}
+        self._save({"refused": before.get("refused", place)} if self.refusal else {})
 
     def _deliver_singly(self) -> None:
         for record in self._waiting:  # one that is refused keeps no other out
@@ -332,15 +344,16 @@ class Follower:
             before_sleep=self._say_delay,
             reraise=True,
         )
-        answer = attempts(self._while_open, call)
+
+        def attempt() -> Any:
+            if self._abandoned.is_set():
+                raise UnavailableError("the records were closed; what is left follows with the next start")
+            return call()
+
+        answer = attempts(attempt)
         if attempts.statistics["attempt_number"] > 1:
             _log.warning("record.resumed", sink=self.name, attempts=attempts.statistics["attempt_number"])
         return answer
-
-    def _while_open(self, call: Callable[[], Any]) -> Any:
-        if self._abandoned.is_set():
-            raise UnavailableError("the records were closed; what is left follows with the next start")
-        return call()
 
     def _say_delay(self, state: RetryCallState) -> None:
         reason = str(state.outcome.exception()) if state.outcome is not None else ""
@@ -350,7 +363,7 @@ class Follower:
         if state.attempt_number == 1:  # once for each outage; the report counts the attempts
             self._note(reason)
             _log.warning("record.delayed", sink=self.name, reason=reason)
-        if self._still_s() >= STILL_S and "delayed" not in self._cursor:
+        if self._still_s() >= STILL_S:
             self._mark("delayed", reason)
 
     def _pause_between(self, seconds: float) -> None:
@@ -418,12 +431,17 @@ class Follower:
     def _save_as(self, cursor: dict[str, Any]) -> None:
         if not self._run_dir.is_dir():
             raise IntegrityError(f"the folder {self._run_dir} was removed, so its records end here")
-        self._call(lambda: write_cursor(self._path, cursor))
-        self._cursor = cursor
+        self._call(lambda: self._write(cursor))
+
+    def _write(self, cursor: dict[str, Any]) -> None:
+        with self._writing:
+            write_cursor(self._path, cursor)
+            self._cursor = cursor
 
     def _mark(self, what: str, reason: str) -> None:
-        """Say in the cursor what became of the sink; the reason was said already."""
-        if self._cursor and self._run_dir.is_dir():
-            self._cursor = {**self._cursor, what: reason}
-            with suppress(AntiphonError):
+        """Say in the cursor what became of the sink, from any thread; the reason was said already."""
+        with self._writing, suppress(AntiphonError):
+            stands = what != "delayed" or self._still_s() >= STILL_S  # it may have answered by now
+            if stands and self._cursor and what not in self._cursor and self._run_dir.is_dir():
+                self._cursor = {**self._cursor, what: reason}
                 write_cursor(self._path, self._cursor)

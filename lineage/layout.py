@@ -1,11 +1,10 @@
 """Ledger layout: the names and bytes of a ledger on disk, without DVC's libraries.
 
-A ledger is a row of shards. The first is ``<run>/`` with its pointer and ``<run>.journal``;
-when it is full the next is ``<run>.s001/`` with its own two files, and so on. A shard's tree
-is DVC's directory object: the JSON list of its entries, sorted by path, named by the md5 of
-these bytes. The journal has a line for each entry that came, and one for each that left.
-The pointer names the tree. It is ``<run>.pointer``, which git ignores and DVC does
-not know; a ledger that is kept has ``<run>.dvc`` instead, the same bytes for both of them.
+A ledger is the directory ``<run>/`` with its pointer. The directory's tree is DVC's directory object: the
+JSON list of its entries, sorted by path, named by the md5 of these bytes. The pointer names the tree. It is
+``<run>.pointer``, which git ignores and DVC does not know; a ledger that is kept has ``<run>.dvc`` instead,
+the same bytes for both of them. Earlier releases began a further directory, ``<run>.s001/`` and so on with
+their own pointers, when one was full; each is a shard of the ledger.
 """
 
 import hashlib
@@ -13,7 +12,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,9 +20,7 @@ import yaml
 from antiphon.core.config_sections import RecordSection
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.names import VERSIONS
-
-SHARD_ENTRIES = 4096
-"""Entries of a full shard: publishing writes one tree, so its price must not grow with the run."""
+from antiphon.system.files import PREFIX
 
 PUBLISH_ENTRIES = 16
 """New entries after which the tree is published."""
@@ -39,28 +35,7 @@ GITIGNORE = """\
 """Written into a new ledger folder. A rule for .dvc files would make DVC overlook those that are kept."""
 
 
-_ENDS = (".dvc", ".pointer", ".journal")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One pinned file of a shard."""
-
-    rel: str
-    """Path inside the shard's directory."""
-    md5: str
-    size: int | None
-    """Bytes; None where only a tree is known, which does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardJournal:
-    """What a shard's journal says, by path."""
-
-    entries: Mapping[str, Entry]
-    """What was appended and is to be there."""
-    left: Mapping[str, Entry]
-    """What was taken away; a tree or a file of it may be there still."""
+_ENDS = (".dvc", ".pointer")
 
 
 def find_project(project: Path | None, home: Path) -> Path:
@@ -95,21 +70,12 @@ def keeps_no_ledger(record: RecordSection, run_dir: Path) -> bool:
     return not record.dvc or (run_dir / VERSIONS).is_dir()
 
 
-def shard_name(run_id: str, number: int) -> str:
-    """Return the name of a run's shard.
-
-    >>> shard_name("demo-1", 0), shard_name("demo-1", 2)
-    ('demo-1', 'demo-1.s002')
-    """
-    return run_id if number == 0 else f"{run_id}.s{number:03d}"
-
-
 def shard_directories(folder: Path, run_id: str) -> list[Path]:
-    """Return the directories of a run's shards, in order, whatever of each is still there."""
+    """Return the directories of a run's ledger, in order, whatever of each is still there."""
     found: list[Path] = []
     while True:
-        directory = folder / shard_name(run_id, len(found))
-        if not any(path.exists() for path in (directory, pointer_of(directory), journal_of(directory))):
+        directory = folder / (f"{run_id}.s{len(found):03d}" if found else run_id)
+        if not (directory.exists() or pointer_of(directory).exists()):
             return found
         found.append(directory)
 
@@ -151,9 +117,10 @@ def keep(folder: Path, name: str) -> list[Path]:
     return [kept for directory in directories if (kept := kept_pointer_of(directory)).exists()]
 
 
-def journal_of(directory: Path) -> Path:
-    """Return where a shard's journal lies."""
-    return directory.with_name(f"{directory.name}.journal")
+def files_in(directory: Path) -> dict[str, Path]:
+    """Return the whole files of a shard by their path in it."""
+    paths = (path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(PREFIX))
+    return {path.relative_to(directory).as_posix(): path for path in paths}
 
 
 def check_rel(rel: str) -> str:
@@ -170,27 +137,28 @@ def check_rel(rel: str) -> str:
     return path.as_posix()
 
 
-def tree_bytes(entries: Mapping[str, Entry]) -> bytes:
-    """Return the tree of entries, given by path, as DVC writes it."""
-    tree = [{"md5": entries[rel].md5, "relpath": rel} for rel in sorted(entries)]
-    return json.dumps(tree, sort_keys=True).encode()
+def read_tree(place: Path) -> dict[str, str] | None:
+    """Return the md5 of each entry, by path, of a tree in DVC's cache.
+
+    None where it is not there, or is not what its name says.
+
+    Raises:
+        IntegrityError: when it is no tree.
+    """
+    if not place.is_file():
+        return None
+    body = place.read_bytes()
+    if tree_name(body) != place.parent.name + place.name:
+        return None
+    try:
+        return {str(item["relpath"]): str(item["md5"]) for item in json.loads(body)}
+    except (ValueError, TypeError, KeyError) as error:
+        raise IntegrityError(f"{place} is no tree of a ledger: {error!r}") from error
 
 
 def tree_name(body: bytes) -> str:
     """Return the name of a tree in DVC's cache."""
     return f"{hashlib.md5(body, usedforsecurity=False).hexdigest()}.dir"
-
-
-def read_tree(body: bytes) -> list[Entry]:
-    """Return the entries of a tree.
-
-    Raises:
-        IntegrityError: when the bytes are no tree.
-    """
-    try:
-        return [Entry(item["relpath"], item["md5"], None) for item in json.loads(body)]
-    except (ValueError, TypeError, KeyError) as error:
-        raise IntegrityError(f"the bytes are no tree of a ledger: {error!r}") from error
 
 
 def pointer_bytes(directory: Path, tree: str, size: int, count: int) -> bytes:
@@ -213,39 +181,3 @@ def read_pointer(body: bytes) -> Mapping[str, Any]:
         words = " ".join(str(error).split())[:120]
         raise IntegrityError(f"the bytes are no pointer to a ledger: {words}") from error
     return dict(out)
-
-
-def journal_line(entry: Entry, *, left: bool = False) -> str:
-    """Return the line that a journal keeps of an entry that came, or that `left`."""
-    plain = {"rel": entry.rel, "md5": entry.md5, "size": entry.size}
-    return json.dumps(plain | {"left": True} if left else plain) + "\n"
-
-
-def read_journal(text: str) -> ShardJournal:
-    """Return what a journal's whole lines say; what comes after the last line end is left out.
-
-    Raises:
-        IntegrityError: when a whole line is none of a journal.
-
-    >>> lines = journal_line(Entry("a", "0" * 32, 1)), journal_line(Entry("a", "0" * 32, 1), left=True)
-    >>> list(read_journal(lines[0]).entries), list(read_journal("".join(lines)).entries)
-    (['a'], [])
-    """
-    entries: dict[str, Entry] = {}
-    left: dict[str, Entry] = {}
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
-        try:
-            plain = json.loads(line)
-            entry = Entry(str(plain["rel"]), str(plain["md5"]), int(plain["size"]))
-            to, away = (left, entries) if plain.get("left") is True else (entries, left)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise IntegrityError(f"line {number} of the journal cannot be read: {error!r}") from error
-        to[entry.rel] = entry
-        away.pop(entry.rel, None)
-    return ShardJournal(entries, left)
-
-
-def journal_text(directory: Path) -> str:
-    """Return the text of a shard's journal; "" without one."""
-    journal = journal_of(directory)
-    return journal.read_text(encoding="utf-8") if journal.is_file() else ""

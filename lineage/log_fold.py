@@ -12,7 +12,7 @@ from typing import Any
 
 from antiphon.api.sink import LogRecord
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import committed_step, sealed_batch, voided_batch
+from antiphon.core.loop.group_state import sealed_batch, voided_batch
 from antiphon.core.run_clock import RunClock
 from antiphon.core.status import Event
 from antiphon.core.voided_batch import VoidedBatch
@@ -36,7 +36,7 @@ class LogFold:
     def __init__(
         self,
         workers: Callable[[str], Mapping[str, int]] = lambda timings_digest: {},
-        written: Callable[[str, int], Mapping[str, Any] | None] = lambda kind, number: None,
+        written: Callable[[str, int], dict[str, Any] | None] = lambda kind, number: None,
     ) -> None:
         """Begin before the first event.
 
@@ -79,29 +79,20 @@ class LogFold:
                 line = {"version": known.version, "weights_digest": known.weights_digest}
                 return LogRecord(event.seq, event.at, event.kind, known.version, line)
             case e.StepCommitted():
-                return self._step(event, known)
+                step, sealed = known.step, self._sealed.pop(known.step, None)
+                made = None if sealed is None else sealed_batch(sealed, (), self._voided)
+                self._voided = [voided for voided in self._voided if voided.step != step]
+                said = self._written(event.kind, step)
+                if said is None or said["weights_digest"] != known.weights_digest:
+                    workers = {} if made is None else self._workers(made.timings_digest)
+                    said = step_line(known, made, event.at, self._clock.times(), workers)
+                return LogRecord(event.seq, event.at, event.kind, step, said, step_metrics(said))
             case e.EvaluationFinished():
                 prompts = self._prompts.pop(known.version, 0)
-                line = self._line(event.kind, known.version) or evaluation_line(known, prompts, event.at)
+                line = self._written(event.kind, known.version) or evaluation_line(known, prompts, event.at)
                 metrics = heldout_metrics(line)
                 return LogRecord(event.seq, event.at, event.kind, known.version, line, metrics)
         return None
-
-    def _step(self, event: Event, committed: e.StepCommitted) -> LogRecord:
-        step = committed.step
-        sealed = self._sealed.pop(step, None)
-        batch = None if sealed is None else sealed_batch(sealed, (), self._voided)
-        self._voided = [voided for voided in self._voided if voided.step != step]
-        line = self._line(event.kind, step)
-        if line is None or line["weights_digest"] != committed.weights_digest:
-            workers = {} if batch is None else self._workers(batch.timings_digest)
-            commit = committed_step(committed, self._clock.times())
-            line = step_line(commit, batch, event.at, workers, committed.plan)
-        return LogRecord(event.seq, event.at, event.kind, step, line, step_metrics(line))
-
-    def _line(self, kind: str, number: int) -> dict[str, Any] | None:
-        line = self._written(kind, number)
-        return None if line is None else dict(line)
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, as plain values."""

@@ -19,10 +19,23 @@ CHECKPOINTS = "checkpoints"
 RUN_FOLDER = "run"
 """Folders of versions, the base model's configuration, checkpoints, and a finished run's log and outcome."""
 
+MODEL_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "LICENSE"),
+)
+"""What makes a version's weights a model again, and its tokens text; none is large."""
+OUTCOME_FILE = "outcome.json"
+RUN_FILES = (
+    *("config.yaml", "starts.json", "base.json", "metrics.jsonl", "evaluations.jsonl"),
+    *("metrics.json", "timings.json", "final.json", "cpu_seconds.json"),
+)
+"""Files of a run's folder that are pinned as they are, where the run has them: all that its report reads."""
+
 ORIGINS = {
+    "base model": MODEL,
     "code": CODE,
     "machine": MACHINE,
-    "base model": MODEL,
     "train split": TRAIN,
     "held-out split": HELDOUT,
 }

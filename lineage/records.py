@@ -20,11 +20,10 @@ from antiphon.api.sink import LogRecord, LogSource, RunEnd, Sink, SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.deliveries import VersionDeliveries
-from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.cursors import WEIGHT_SINKS, leave_off
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
-from antiphon.lineage.follower import FIRST_PAUSE_S, STILL_S, Follower, FollowerReport
+from antiphon.lineage.follower import FIRST_PAUSE_S, Follower, FollowerReport
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
 from antiphon.lineage.log_fold import LogFold
@@ -102,15 +101,15 @@ class Records:
         store, run = open_store(store_root, config.record), SinkRun(run_id, run_dir, config)
         own = make_sinks(config.record.sinks, run)
         project = ledger_project(config.record, home, project)
-        workers = _WorkerCounts(store)
-        self._log = RunLog(run_dir, config)
+        workers = _worker_counts(store)
+        log_sink = RunLog(run_dir)
         self._run_id, self._end = run_id, RunEnd()
 
         def follower(sink: Sink, rest_s: float, behind: Follower | None) -> Follower:
             pauses = partial(Follower, rest_s=rest_s, first_pause_s=first_pause_s)
-            return pauses(run_dir, source, sink, LogFold(workers, self._log.line), behind=behind, held=held)
+            return pauses(run_dir, source, sink, LogFold(workers, log_sink.line), behind=behind, held=held)
 
-        log = follower(self._log, LOG_REST_S, None)
+        log = follower(log_sink, LOG_REST_S, None)
         self.followers = [log]
         """The run log's first, each behind those that it depends on."""
         ledger = None
@@ -122,8 +121,8 @@ class Records:
                 leave_off(run_dir, name)
         self.followers.append(follower(weights, REST_S, log))
         if config.record.mlflow:
-            md5, export = (ledger.md5, ledger.export) if ledger is not None else (_no_md5, None)
-            sink = MlflowSink(run, home, store, decode, md5, export)
+            made = (ledger.md5, ledger.export) if ledger is not None else ()
+            sink = MlflowSink(run, home, store, decode, *made)
             self.followers.append(follower(sink, REST_S, self.followers[-1]))
         self.followers += [follower(sink, REST_S, log) for sink in own]
         for started in self.followers:
@@ -139,28 +138,15 @@ class Records:
         """Hand the packed events of a finished run's journal to sinks at their end."""
         self._end = replace(self._end, complete=True, events=events)
 
-    def figures(self) -> RunFigures:
-        """Return the run's figures up to the last step that was recorded."""
-        return self._log.figures()
-
     def standing(self) -> list[str]:
         """Return a sentence for each sink that stands still or refused records; the run goes on."""
-        said = [f"{follower.name}: {follower.failure}" for follower in self.followers if follower.failure]
-        said += [
-            f"{follower.name} refused records, {follower.refusal}; the next start hands them over again"
-            for follower in self.followers
-            if follower.refusal and not follower.failure
-        ]
-        return said + [
-            f"{sink.name} has not answered for {sink.still_s / 60.0:.0f} min; {sink.pending} records wait "
-            f"for it: {sink.failures[-1] if sink.failures else 'it does not return'}"
-            for sink in (follower.report() for follower in self.followers)
-            if sink.still_s >= STILL_S
-        ]
+        return [said for follower in self.followers if (said := follower.standing())]
 
     def report(self) -> RecordsReport:
         """Return how far the records are."""
-        return _report([follower.report() for follower in self.followers])
+        writers = tuple(follower.report() for follower in self.followers)
+        complete = not any(writer.failed or writer.pending for writer in writers)
+        return RecordsReport(complete, sum(writer.cpu_s for writer in writers), writers)
 
     def flush(self, timeout_s: float) -> RecordsReport:
         """Wait up to `timeout_s` until all that the log has now is written."""
@@ -176,7 +162,9 @@ class Records:
         deadline = monotonic() + timeout_s
         for follower in self.followers:
             follower.ask(self._end)
-        report = _report([follower.close(max(0.0, deadline - monotonic())) for follower in self.followers])
+        for follower in self.followers:
+            follower.close(max(0.0, deadline - monotonic()))
+        report = self.report()
         if not report.complete:
             reasons = [reason for writer in report.writers for reason in writer.failures[-3:]]
             _log.warning("record.incomplete", run=self._run_id, reasons=reasons)
@@ -271,18 +259,12 @@ class FolderSink:
         """Do nothing: every link is on the disk."""
 
 
-class _WorkerCounts:
-    """How many trajectories of a batch each worker sampled; one read of a file serves all followers."""
+def _worker_counts(store: ArtifactStore) -> Callable[[str], Mapping[str, int]]:
+    """Return what counts a batch's trajectories by worker; one read of a file serves all followers."""
 
-    def __init__(self, store: ArtifactStore) -> None:
-        self._store = store
-        self._read = lru_cache(maxsize=64)(self._count)
-
-    def __call__(self, timings_digest: str) -> Mapping[str, int]:
-        return self._read(timings_digest)
-
-    def _count(self, timings_digest: str) -> Mapping[str, int]:
-        attempts = ATTEMPTS if self._store.has(timings_digest) else 1
+    @lru_cache(maxsize=64)
+    def count(timings_digest: str) -> Mapping[str, int]:
+        attempts = ATTEMPTS if store.has(timings_digest) else 1
         retrying = Retrying(
             retry=retry_if_exception_type(UnavailableError),
             stop=stop_after_attempt(attempts),
@@ -290,17 +272,10 @@ class _WorkerCounts:
             reraise=True,
         )
         try:
-            return retrying(lambda: count_workers(self._store.get(timings_digest)))
+            return retrying(lambda: count_workers(store.get(timings_digest)))
         except (IntegrityError, UnavailableError) as error:
             # Records do without it; who needs the file says what is wrong with it.
             _log.warning("record.workers_unknown", timings=timings_digest, reason=str(error))
             return {}
 
-
-def _no_md5(rel: str) -> str | None:
-    return None
-
-
-def _report(writers: Sequence[FollowerReport]) -> RecordsReport:
-    complete = not any(writer.failed or writer.pending for writer in writers)
-    return RecordsReport(complete, sum(writer.cpu_s for writer in writers), tuple(writers))
+    return count

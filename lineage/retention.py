@@ -12,13 +12,23 @@ from typing import Any
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.schedule import is_evaluated
 from antiphon.core.loop.staleness import is_published
-from antiphon.lineage.ledger.replay_pins import due
 from antiphon.system.free_space import OPTIMIZER_BYTES
 
 TOKEN_BYTES = 8
 """Of a sampled token in a batch's file: its id and its log-probability."""
 GROUP_BYTES = 2500
 """Of a group's events in the journal; an answer of an evaluation is a group."""
+
+
+def due(version: int, interval: int, stride: int) -> bool:
+    """Return whether the checkpoint of a version is pinned: of one each `interval`, every `stride`-th.
+
+    A stride of 0 pins none.
+
+    >>> [version for version in range(1, 61) if due(version, interval=5, stride=4)]
+    [20, 40, 60]
+    """
+    return stride > 0 and version > 0 and version % (interval * stride) == 0
 
 
 def is_anchor(version: int, config: RunConfig) -> bool:

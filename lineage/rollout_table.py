@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from antiphon.core.errors import ContractError, IntegrityError
-from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, RowTiming, VersionSpan
+from antiphon.core.records import BatchRow, FinishReason, RowTiming, VersionSpan
 from antiphon.core.spans import check_cover
 from antiphon.system.spared import without
 
@@ -63,6 +62,13 @@ BATCH_SCHEMA = pa.schema(
 out of the batch stands in the file's metadata (`LeftOut`)."""
 
 _LEFT_OUT = b"antiphon.left_out"
+_BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage", "failure")
+_BATCH_LISTS = {
+    "prompt_token_ids": ("prompt_token_ids", np.int32),
+    "token_ids": ("token_ids", np.int32),
+    "behaviour_logprobs": ("logprobs", np.float32),
+}
+"""Columns of lists of numbers -> the field of a row that they hold, and its type."""
 
 DRAFTING_COLUMNS = ("passes", "drafted", "covered", "accepted")
 """Counts of the group's drafting in the timings, as `core.records.DraftingStatistics` names them."""
@@ -109,23 +115,16 @@ def encode_batch(rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = ()) -> 
     """
     for row in rows:
         _check_row(row)
-    return _write(
-        [
-            _texts([row.group_id for row in rows]),
-            _texts([row.prompt_key for row in rows]),
-            _numbers([row.sample_index for row in rows], np.int32),
-            _ragged([row.prompt_token_ids for row in rows], np.int32),
-            _ragged([row.token_ids for row in rows], np.int32),
-            _ragged([row.logprobs for row in rows], np.float32),
-            _spans([row.spans for row in rows]),
-            _texts([row.finish_reason.value for row in rows]),
-            _numbers([row.reward for row in rows], np.float64),
-            _numbers([row.advantage for row in rows], np.float64),
-            _texts([row.failure for row in rows]),
-        ],
-        BATCH_SCHEMA,
-        {_LEFT_OUT: "\n".join(f"{x.trajectories} {x.tokens} {x.group_id}" for x in left_out).encode()},
-    )
+    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _BATCH_PLAIN}
+    columns["finish_reason"] = [row.finish_reason.value for row in rows]
+    columns["spans"] = [[(x.version, x.start, x.stop, x.kept_cache) for x in row.spans] for row in rows]
+    for name, (field, dtype) in _BATCH_LISTS.items():
+        arrays = [getattr(row, field) for row in rows]
+        offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
+        values = np.concatenate([*arrays, []], dtype=dtype, casting="unsafe")
+        columns[name] = pa.ListArray.from_arrays(offsets, values, type=BATCH_SCHEMA.field(name).type)
+    left = "\n".join(f"{x.trajectories} {x.tokens} {x.group_id}" for x in left_out)
+    return _write(columns, BATCH_SCHEMA, {_LEFT_OUT: left.encode()})
 
 
 def decode_batch(payload: bytes) -> list[BatchRow]:
@@ -134,46 +133,31 @@ def decode_batch(payload: bytes) -> list[BatchRow]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    table = _read(payload, BATCH_SCHEMA)
-    with _readable(payload, "batch"):
-        return _batch_rows(table)
+    return read_batch(payload)[0]
 
 
-def decode_left_out(payload: bytes) -> list[LeftOut]:
-    """Read what was left out of a batch.
+def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
+    """Read a batch whole: its rows in their order, and what was left out of it.
 
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    table = _read(payload, BATCH_SCHEMA, columns=("group_id",))
-    with _readable(payload, "batch"):
-        found = [line.partition(b" ") for line in table.schema.metadata[_LEFT_OUT].splitlines()]
-        pairs = [(int(trajectories), rest.partition(b" ")) for trajectories, _, rest in found]
-        return [LeftOut(group_id.decode(), count, int(tokens)) for count, (tokens, _, group_id) in pairs]
-
-
-def _batch_rows(table: Any) -> list[BatchRow]:
-    plain = {name: table.column(name).to_pylist() for name in _BATCH_PLAIN}
-    prompts = _split(table.column("prompt_token_ids"), np.int32)
-    tokens = _split(table.column("token_ids"), np.int32)
-    logprobs = _split(table.column("behaviour_logprobs"), np.float32)
-    spans = table.column("spans").to_pylist()
-    return [
-        BatchRow(
-            group_id=plain["group_id"][i],
-            prompt_key=plain["prompt_key"][i],
-            sample_index=plain["sample_index"][i],
-            prompt_token_ids=prompts[i],
-            token_ids=tokens[i],
-            logprobs=logprobs[i],
-            spans=tuple(VersionSpan(**span) for span in spans[i]),
-            finish_reason=FinishReason(plain["finish_reason"][i]),
-            reward=plain["reward"][i],
-            advantage=plain["advantage"][i],
-            failure=plain["failure"][i],
-        )
-        for i in range(table.num_rows)
-    ]
+    with _table(payload, BATCH_SCHEMA) as table:
+        columns = {name: table.column(name).to_pylist() for name in _BATCH_PLAIN}
+        columns["finish_reason"] = map(FinishReason, columns["finish_reason"])
+        columns["spans"] = [
+            tuple(VersionSpan(**x) for x in spans) for spans in table.column("spans").to_pylist()
+        ]
+        for name, (field, _) in _BATCH_LISTS.items():
+            lists = table.column(name).combine_chunks()
+            values = lists.flatten().to_numpy().copy()  # which may be written to
+            columns[field] = np.split(values, np.cumsum(lists.value_lengths()))[: len(lists)]
+        rows = [
+            BatchRow(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+        ]
+        lines = [line.partition(b" ") for line in table.schema.metadata[_LEFT_OUT].splitlines()]
+        pairs = [(int(count), rest.partition(b" ")) for count, _, rest in lines]
+        return rows, [LeftOut(group.decode(), count, int(tokens)) for count, (tokens, _, group) in pairs]
 
 
 def sampled_versions(payload: bytes) -> tuple[int, ...]:
@@ -182,19 +166,15 @@ def sampled_versions(payload: bytes) -> tuple[int, ...]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    table = _read(payload, BATCH_SCHEMA, columns=("spans",))
-    with _readable(payload, "batch"):
+    with _table(payload, BATCH_SCHEMA, ("spans",)) as table:
         spans = table.column("spans").combine_chunks().flatten()
         return tuple(sorted(set(spans.field("version").to_pylist())))
 
 
-_BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage", "failure")
-
-
 def encode_timings(rows: Sequence[RowTiming]) -> bytes:
     """Write the timings beside a batch as one Parquet file; no rows are fine."""
-    columns = [_column_of([getattr(row, f.name) for row in rows], f) for f in TIMINGS_SCHEMA]
-    return _write(columns, TIMINGS_SCHEMA)
+    names = TIMINGS_SCHEMA.names
+    return _write({name: [getattr(row, name) for row in rows] for name in names}, TIMINGS_SCHEMA)
 
 
 def decode_timings(payload: bytes) -> list[RowTiming]:
@@ -203,8 +183,7 @@ def decode_timings(payload: bytes) -> list[RowTiming]:
     Raises:
         IntegrityError: when the bytes are no timings table.
     """
-    table = _read(payload, TIMINGS_SCHEMA)
-    with _readable(payload, "timings"):
+    with _table(payload, TIMINGS_SCHEMA) as table:
         return [RowTiming(**row) for row in table.to_pylist()]
 
 
@@ -214,25 +193,8 @@ def count_workers(payload: bytes) -> dict[str, int]:
     Raises:
         IntegrityError: when the bytes are no timings table.
     """
-    table = _read(payload, TIMINGS_SCHEMA, columns=("worker_id",))
-    with _readable(payload, "timings"):
+    with _table(payload, TIMINGS_SCHEMA, ("worker_id",)) as table:
         return dict(sorted(Counter(table.column("worker_id").to_pylist()).items()))
-
-
-@contextmanager
-def _readable(payload: bytes, name: str) -> Iterator[None]:
-    """Say what is wrong with a file whose damage shows only now: a column's text, or a field's name.
-
-    Raises:
-        IntegrityError: instead of whatever reading raised.
-    """
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise IntegrityError(
-            f"{len(payload)} bytes are no readable {name} table: {' '.join(str(error).split())[:200]}; "
-            "fetch the file again"
-        ) from error
 
 
 def _check_row(row: BatchRow) -> None:
@@ -245,77 +207,9 @@ def _check_row(row: BatchRow) -> None:
     check_cover(row.spans, 0, row.token_ids.size, where)
 
 
-def _ragged(arrays: Sequence[IntArray] | Sequence[FloatArray], dtype: type[np.generic]) -> Any:
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
-    np.cumsum([array.size for array in arrays], out=offsets[1:])
-    values = np.concatenate([*arrays, np.empty(0, dtype)]).astype(dtype, copy=False)
-    kind = _list_of(pa.from_numpy_dtype(np.dtype(dtype)))
-    return pa.ListArray.from_arrays(_numbers(offsets, np.int32), _numbers(values, dtype), type=kind)
-
-
-def _spans(rows: Sequence[Sequence[VersionSpan]]) -> Any:
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(spans) for spans in rows], out=offsets[1:])
-    flat = [span for spans in rows for span in spans]
-    values = pa.StructArray.from_arrays(
-        [_column_of([getattr(span, f.name) for span in flat], f) for f in _SPAN], fields=list(_SPAN)
-    )
-    return pa.ListArray.from_arrays(_numbers(offsets, np.int32), values, type=_list_of(_SPAN))
-
-
-_NUMBERS: dict[Any, type[np.generic]] = {
-    pa.from_numpy_dtype(kind): kind for kind in (np.int32, np.int64, np.float64)
-}
-
-
-# pyarrow's own `array` and `to_numpy` would first import pandas: a quarter of a second of CPU for nothing.
-def _texts(values: Sequence[str]) -> Any:
-    encoded = [value.encode() for value in values]
-    offsets = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum([len(value) for value in encoded], out=offsets[1:])
-    return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
-
-
-def _numbers(values: Sequence[Any] | npt.NDArray[Any], dtype: type[np.generic]) -> Any:
-    array = np.ascontiguousarray(values, dtype=dtype)
-    kind = pa.from_numpy_dtype(array.dtype)
-    return pa.Array.from_buffers(kind, array.size, [None, pa.py_buffer(array)])
-
-
-def _column_of(values: Sequence[Any], field: Any) -> Any:
-    """Return the column of a field; only in one that is nullable may a value be None."""
-    if pa.types.is_string(field.type):
-        return _texts(values)
-    if pa.types.is_boolean(field.type):
-        return pa.Array.from_buffers(field.type, len(values), [None, _bits(values)])
-    known = [value is not None for value in values]
-    if all(known):
-        return _numbers(values, _NUMBERS[field.type])
-    filled = _numbers([value or 0 for value in values], _NUMBERS[field.type])
-    return pa.Array.from_buffers(field.type, len(values), [_bits(known), filled.buffers()[1]])
-
-
-def _bits(values: Sequence[bool]) -> Any:
-    return pa.py_buffer(np.packbits(np.asarray(values, dtype=np.bool_), bitorder="little"))
-
-
-def _split(column: Any, dtype: type[np.generic]) -> list[npt.NDArray[Any]]:
-    array = column.combine_chunks()
-    values = _values(array.flatten(), dtype).copy()  # which may be written to
-    lengths = _values(array.value_lengths(), np.int32)
-    return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
-
-
-def _values(array: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Return the numbers of a column without nulls."""
-    buffer = array.buffers()[1]
-    found = np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype=dtype)
-    return found[array.offset : array.offset + len(array)]
-
-
-def _write(columns: Sequence[Any], schema: Any, facts: Mapping[bytes, bytes] | None = None) -> bytes:
+def _write(columns: Mapping[str, Any], schema: Any, facts: Mapping[bytes, bytes] | None = None) -> bytes:
     sink = pa.BufferOutputStream()
-    table = pa.Table.from_arrays(list(columns), schema=schema)
+    table = pa.Table.from_pydict(columns, schema=schema)
     with pq.ParquetWriter(
         sink,
         schema,
@@ -332,16 +226,27 @@ def _write(columns: Sequence[Any], schema: Any, facts: Mapping[bytes, bytes] | N
     return bytes(sink.getvalue())
 
 
-def _read(payload: bytes, schema: Any, columns: Sequence[str] = ()) -> Any:
+@contextmanager
+def _table(payload: bytes, schema: Any, columns: Sequence[str] = ()) -> Iterator[Any]:
+    """Yield a table, or some of its columns; damage may show only while the rows are made of it.
+
+    Raises:
+        IntegrityError: when it is another table, and instead of whatever reading raised.
+    """
     name = schema.metadata[b"antiphon.table"].decode()
-    with _readable(payload, name):
+    try:
         file = pq.ParquetFile(pa.BufferReader(payload))
         names = file.schema_arrow.names
         table = file.read(columns=list(columns) or None, use_threads=False)
-    found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
-    if (found, names) != (name, schema.names):
+        found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
+        if (found, names) != (name, schema.names):
+            raise IntegrityError(
+                f"a {found or 'foreign'} table with columns {names} was given where a {name} table "
+                "is needed; pass the digest of the right file"
+            )
+        yield table
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise IntegrityError(
-            f"a {found or 'foreign'} table with columns {names} was given where a {name} table "
-            "is needed; pass the digest of the right file"
-        )
-    return table
+            f"{len(payload)} bytes are no readable {name} table: {' '.join(str(error).split())[:200]}; "
+            "fetch the file again"
+        ) from error

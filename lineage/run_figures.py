@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from antiphon.core.config import build_config
-from antiphon.core.reporting.figures import FiguresFold, RunFigures, VersionTotals, figures_of
+from antiphon.core.reporting.figures import RunFigures, VersionTotals, figures_of, totals_of
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.run_log import read_evaluations, read_steps
 
@@ -23,5 +23,4 @@ def read_totals(run_dir: Path) -> list[VersionTotals]:
     Raises:
         ConfigError: when its configuration cannot be read.
     """
-    fold = FiguresFold(build_config(read_run_config(run_dir)))
-    return [totals for line in read_steps(run_dir) for totals in fold.add(line)]
+    return totals_of(read_steps(run_dir), build_config(read_run_config(run_dir)))

@@ -8,19 +8,17 @@ mode). It follows the journal closer than any other sink, so that nobody reads o
 import dataclasses
 import json
 import os
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from antiphon.api.sink import LogRecord, RunEnd
-from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.core.loop.events import EvaluationFinished
+from antiphon.core.loop.events import EvaluationFinished, StepCommitted
 from antiphon.core.metrics import DRAFTING_METRICS, ORDER_METRICS, find_metric
-from antiphon.core.records import BatchRef, StepCommit
-from antiphon.core.reporting.figures import FiguresFold, RunFigures
+from antiphon.core.records import BatchRef
+from antiphon.core.run_clock import RunTimes
 from antiphon.system.files import write_atomically
 
 STEPS_FILE = "metrics.jsonl"
@@ -33,36 +31,28 @@ class RunLog:
 
     name = "log"
 
-    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._lock = threading.Lock()
-        self._figures = FiguresFold(config)
-        self._steps = _Lines(run_dir / STEPS_FILE, "step")
-        self._evaluations = _Lines(run_dir / EVALUATIONS_FILE, "version")
-        self._scores: dict[int, Mapping[str, Any]] = {}
-        self._read = False
+        self._files = {
+            "step.committed": _Lines(run_dir / STEPS_FILE, "step"),
+            "evaluation.finished": _Lines(run_dir / EVALUATIONS_FILE, "version"),
+        }
         with suppress(IntegrityError):  # `open` says it, to the follower
             self.open()
 
     @property
     def place(self) -> str:
         """The files that have lines: one that is gone is written again."""
-        return ", ".join(lines.path.name for lines in (self._steps, self._evaluations) if lines.places)
+        return ", ".join(lines.path.name for lines in self._files.values() if lines.places)
 
     def open(self) -> None:
-        """Read the lines that are there.
+        """Look where the lines are.
 
         Raises:
             IntegrityError: for one that cannot be read.
         """
-        if self._read:
-            return
-        steps, held = self._steps.load(), self._evaluations.load()
-        with self._lock:
-            for line in sorted(steps, key=lambda line: int(line["step"])):
-                self._figures.add(line)
-            self._scores = {int(line["version"]): line for line in held}
-            self._read = True
+        for lines in self._files.values():
+            lines.load()
 
     def write(self, records: Sequence[LogRecord]) -> None:
         """Append the lines that are not there yet; they are on the disk then.
@@ -77,33 +67,18 @@ class RunLog:
             known = self.line(record.kind, record.number) if record.kind == "step.committed" else None
             if known is not None and known["weights_digest"] != record.line["weights_digest"]:
                 raise IntegrityError(
-                    f"{self._steps.path} has other weights of step {record.number} than the journal: was "
-                    "that restored from a copy? remove the file to have it written again"
+                    f"{self._run_dir / STEPS_FILE} has other weights of step {record.number} than the "
+                    "journal: was that restored from a copy? remove the file to have it written again"
                 )
-        steps = self._steps.append(record.line for record in records if record.kind == "step.committed")
-        with self._lock:
-            for line in steps:
-                self._figures.add(line)
-        held = self._evaluations.append(
-            record.line for record in records if record.kind == "evaluation.finished"
-        )
-        with self._lock:
-            self._scores |= {int(line["version"]): line for line in held}
+        for kind, lines in self._files.items():
+            lines.append({record.number: record.line for record in records if record.kind == kind})
 
     def close(self, end: RunEnd) -> None:
         """Do nothing: every line is on the disk."""
 
-    def line(self, kind: str, number: int) -> Mapping[str, Any] | None:
+    def line(self, kind: str, number: int) -> dict[str, Any] | None:
         """Return the line of a record, by its kind and number, or None; from any thread."""
-        if kind == "evaluation.finished":
-            return self._scores.get(number)
-        return self._steps.line(number) if kind == "step.committed" else None
-
-    def figures(self) -> RunFigures:
-        """Return the run's figures up to its last line; from any thread."""
-        with self._lock:
-            held = [self._scores[version] for version in sorted(self._scores)]
-            return self._figures.figures(held)
+        return self._files[kind].line(number)
 
 
 class _Lines:
@@ -117,19 +92,19 @@ class _Lines:
         self._bytes = 0
         """Length of the lines that were written whole."""
 
-    def load(self) -> list[dict[str, Any]]:
-        """Return the lines that are there.
+    def load(self) -> None:
+        """Look which lines are there, once.
 
         Raises:
             IntegrityError: for one that cannot be read.
         """
-        lines, self.places, self._bytes = _read(self.path), {}, 0
-        if lines:
-            with self.path.open("rb") as file:
-                for line in lines:
-                    self.places[int(line[self._number])] = self._bytes
-                    self._bytes += len(file.readline())
-        return lines
+        if self.places:
+            return
+        places, end = dict[int, int](), 0
+        for line, size in _read(self.path):
+            places[int(line[self._number])] = end
+            end += size
+        self.places, self._bytes = places, end
 
     def line(self, number: int) -> dict[str, Any] | None:
         """Return a line, or None; from any thread."""
@@ -141,32 +116,33 @@ class _Lines:
             line: dict[str, Any] = json.loads(file.readline())
             return line
 
-    def append(self, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Append the lines that are not there yet, and return them; what an earlier attempt tore is removed.
+    def append(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
+        """Append the lines that are not there yet, by number; what an earlier attempt tore is removed.
 
         Raises:
             UnavailableError: when the file cannot be written.
         """
-        new = {int(line[self._number]): line for line in lines}
-        new = {number: line for number, line in new.items() if number not in self.places}
+        new = {
+            number: json.dumps(line, sort_keys=True).encode() + b"\n"
+            for number, line in lines.items()
+            if number not in self.places
+        }
         if not new:
-            return []
-        bodies = [json.dumps(line, sort_keys=True).encode() + b"\n" for line in new.values()]
+            return
         try:
             with self.path.open("ab") as file:
                 if file.tell() > self._bytes:
                     file.truncate(self._bytes)
-                file.write(b"".join(bodies))
+                file.write(b"".join(new.values()))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise UnavailableError(
                 f"cannot write {self.path}: {error.strerror or error}; free space or check the folder"
             ) from error
-        for number, body in zip(new, bodies, strict=True):
+        for number, body in new.items():
             self.places[number] = self._bytes
             self._bytes += len(body)
-        return list(new.values())
 
 
 def write_base(run_dir: Path, line: Mapping[str, Any]) -> None:
@@ -192,11 +168,11 @@ def evaluation_line(finished: EvaluationFinished, prompts: int, at: float) -> di
 
 
 def step_line(
-    commit: StepCommit,
+    commit: StepCommitted,
     batch: BatchRef | None,
     at: float,
+    times: RunTimes | None,
     workers: Mapping[str, int] | None = None,
-    plan: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Describe a step in plain values, clocks apart from the rest.
 
@@ -204,8 +180,8 @@ def step_line(
         commit: the step, as the journal has it.
         batch: what it trained on; None when that is not known.
         at: Unix seconds of the commit.
+        times: of the run, up to the commit; None when they are not known.
         workers: worker id -> trajectories of the batch that it sampled.
-        plan: what the capacity model expected at that time, and what was measured, by name.
     """
     timings = {name: value for name, value in commit.metrics.items() if is_timing(name)}
     line: dict[str, Any] = {
@@ -216,28 +192,27 @@ def step_line(
         "published": commit.published,
         "metrics": {name: value for name, value in commit.metrics.items() if name not in timings},
         "batch": None,
-        "timings": {**timings, "at": at, "workers": dict(workers or {}), **(plan or {})},
+        "timings": {**timings, "at": at, "workers": dict(workers or {}), **(commit.plan or {})},
     }
-    if commit.times is not None:
-        line["timings"] |= dataclasses.asdict(commit.times)
+    if times is not None:
+        line["timings"] |= dataclasses.asdict(times)
     if batch is not None:
         line["batch"] = {
-            "trajectories": batch.trajectories,
-            "groups": batch.groups,
-            "trajectories_failed": batch.trajectories_failed,
-            "groups_filtered": batch.groups_filtered,
-            "groups_dropped_stale": batch.groups_dropped_stale,
-            "tokens": batch.tokens,
-            "tokens_dropped_stale": batch.tokens_dropped_stale,
-            "reward_mean": batch.reward_mean,
-            "completion_tokens_mean": batch.completion_tokens_mean,
+            **{name: getattr(batch, name) for name in _OF_BATCH},
             "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
+            **replaced_batches(batch),
+            **kept_samples(batch),
         }
-        line["batch"] |= replaced_batches(batch) | kept_samples(batch)
         line["timings"]["timings_digest"] = batch.timings_digest
         if batch.drafting is not None:
             line["timings"]["drafting"] = dataclasses.asdict(batch.drafting)
     return line
+
+
+_OF_BATCH = (
+    *("trajectories", "groups", "trajectories_failed", "groups_filtered", "groups_dropped_stale"),
+    *("tokens", "tokens_dropped_stale", "reward_mean", "completion_tokens_mean"),
+)
 
 
 def replaced_batches(batch: BatchRef) -> dict[str, Any]:
@@ -272,7 +247,7 @@ def read_steps(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         IntegrityError: for a line that cannot be read.
     """
-    return sorted(_read(run_dir / STEPS_FILE), key=lambda line: int(line["step"]))
+    return sorted((line for line, _ in _read(run_dir / STEPS_FILE)), key=lambda line: int(line["step"]))
 
 
 def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
@@ -281,7 +256,8 @@ def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         IntegrityError: for a line that cannot be read.
     """
-    return sorted(_read(run_dir / EVALUATIONS_FILE), key=lambda line: int(line["version"]))
+    held = (line for line, _ in _read(run_dir / EVALUATIONS_FILE))
+    return sorted(held, key=lambda line: int(line["version"]))
 
 
 def read_base(run_dir: Path) -> dict[str, Any] | None:
@@ -293,17 +269,18 @@ def read_base(run_dir: Path) -> dict[str, Any] | None:
     return base
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each whole line, and its bytes."""
     if not path.is_file():
-        return []
-    body = path.read_bytes()
-    lines = []
-    for number, line in enumerate(body[: body.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
-        try:
-            lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise IntegrityError(
-                f"line {number} of {path} cannot be read: {error}; restore the file from a copy, or remove "
-                "it to have it written again from the journal"
-            ) from error
-    return lines
+        return
+    with path.open("rb") as file:
+        for number, body in enumerate(file, start=1):
+            if not body.endswith(b"\n"):
+                return
+            try:
+                yield dict(json.loads(body)), len(body)
+            except (ValueError, TypeError) as error:
+                raise IntegrityError(
+                    f"line {number} of {path} cannot be read: {error}; restore the file from a copy, or "
+                    "remove it to have it written again from the journal"
+                ) from error

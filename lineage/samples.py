@@ -6,14 +6,14 @@ ledger, so a run that was pulled shows the same. Which ones are shown follows fr
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRow, FinishReason
-from antiphon.core.reporting.kept_samples import KINDS, Candidate, choose, drawn_number
+from antiphon.core.seeds import derive_seed
 from antiphon.lineage.documents.artifacts import read_document
 from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry
@@ -182,35 +182,56 @@ def samples_of_version(
         if split not in (None, part):
             continue
         rows = list(_rows_of(files, version, part))
-        candidates = [
-            Candidate(
-                str(i), row.reward, drawn_number(files.config.run.seed, row.prompt_key, row.sample_index)
-            )
-            for i, (row, *_) in enumerate(rows)
-        ]
-        shown: set[str] = set()
-        for kind in KINDS:  # each shows what those before it do not
-            rest = [candidate for candidate in candidates if candidate.name not in shown]
-            for candidate in choose(rest, count)[kind]:
-                shown.add(candidate.name)
-                codec = codec or files.codec()
-                row, step, trained = rows[int(candidate.name)]
-                answer = codec.decode(row.token_ids)
-                found.append(
-                    Sample(
-                        version=version,
-                        step=step,
-                        split=part,
-                        key=row.prompt_key,
-                        prompt=codec.decode(row.prompt_token_ids),
-                        answer=answer,
-                        reward=row.reward,
-                        reason=_reason(row, answer, explain),
-                        kept_as=kind,
-                        trained=trained,
-                    )
+        for kind, place in choose([(row.reward, _drawn(files, row)) for row, *_ in rows], count):
+            row, step, trained = rows[place]
+            codec = codec or files.codec()
+            answer = codec.decode(row.token_ids)
+            found.append(
+                Sample(
+                    version=version,
+                    step=step,
+                    split=part,
+                    key=row.prompt_key,
+                    prompt=codec.decode(row.prompt_token_ids),
+                    answer=answer,
+                    reward=row.reward,
+                    reason=_reason(row, answer, explain),
+                    kept_as=kind,
+                    trained=trained,
                 )
+            )
     return found
+
+
+_ORDERS: Mapping[str, Callable[[float, int], tuple[float, float]]] = {
+    "best": lambda reward, bits: (-reward, bits >> 32),
+    "worst": lambda reward, bits: (reward, -(bits >> 32)),
+    "random": lambda reward, bits: (bits % 2**32, 0.0),
+}
+"""As what a completion is shown -> what comes first; the upper half of its bits orders equal rewards."""
+
+
+def choose(completions: Sequence[tuple[float, int]], count: int) -> list[tuple[str, int]]:
+    """Return which of many completions are worth reading, and as what: the best, the worst, some at random.
+
+    Args:
+        completions: reward and 64 random bits of each; of equal rewards the bits decide.
+        count: most of each kind; each kind has what those before it have not.
+
+    >>> choose([(0.0, 7 << 32), (1.0, 5 << 32), (0.5, 6 << 32)], 1)
+    [('best', 1), ('worst', 0), ('random', 2)]
+    """
+    left, chosen = [*range(len(completions))], list[tuple[str, int]]()
+    for kind, order in _ORDERS.items():
+        left = sorted(left, key=lambda i: order(*completions[i]))
+        chosen += [(kind, place) for place in left[:count]]
+        left = left[count:]
+    return chosen
+
+
+def _drawn(files: SampleFiles, row: BatchRow) -> int:
+    """Return the 64 random bits of a completion; the same prompts are drawn at every version."""
+    return derive_seed("kept-sample", files.config.run.seed, row.prompt_key, row.sample_index)
 
 
 def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[BatchRow, int | None, bool]]:

@@ -1,6 +1,6 @@
 """Wire: records as protobuf messages and back, and which calls of the .proto files stand for which methods.
 
-Most records have a message of the same fields, which `rpc.unary` translates by one table. Reading what was
+Most records have a message of the same fields, which `rpc.codec` translates. Reading what was
 written gives an equal record; arrays travel as little-endian bytes. Messages that are invalid raise
 ContractError before anything is done. What concerns drafting alone never refuses a message: it can change no
 token and no batch, so a history that cannot be read is no history, impossible statistics are no statistics,
@@ -10,7 +10,7 @@ and a log line says so.
 import dataclasses
 import math
 from collections.abc import Sequence
-from operator import attrgetter
+from itertools import accumulate, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from antiphon.api import coordinator as api
 from antiphon.api import learner as learner_api
 from antiphon.api.manifest import decode_manifest, encode_manifest
 from antiphon.core import records as r
+from antiphon.core import requests as core_requests
 from antiphon.core import status as core_status
 from antiphon.core.dissemination.plan import Assignment, TransferPlan
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
@@ -30,40 +31,14 @@ from antiphon.core.message_sizes import MOST_SPANS
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
-from antiphon.net.rpc.unary import by_hand, codec, unary_calls
+from antiphon.net.rpc.calls import Call, unary_calls
+from antiphon.net.rpc.codec import array_from_bytes, by_hand, codec, reader_of
 from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, rollout_pb2
 
-_FINISH_REASONS = {reason.value: reason for reason in r.FinishReason}
 INT32, FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 _NO_LOGPROBS = np.empty(0, dtype=np.float32)
-
-
-def finish_reason_from_text(text: str) -> r.FinishReason:
-    """Return the reason that a message names.
-
-    Raises:
-        ContractError: for an unknown one.
-    """
-    try:
-        return _FINISH_REASONS[text]
-    except KeyError:
-        raise ContractError(f"finish_reason={text[:40]!r} is unknown; expected stop or length") from None
-
-
-def _to_bytes(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bytes:
-    return np.ascontiguousarray(values, dtype=dtype).tobytes()
-
-
-def array_from_bytes(payload: bytes, dtype: np.dtype[Any]) -> Any:
-    """Return the array [T] of little-endian bytes.
-
-    Raises:
-        ContractError: when the length is no multiple of four.
-    """
-    if len(payload) % 4:
-        raise ContractError(f"{len(payload)} bytes are no {dtype.name} array; expected a multiple of 4")
-    return np.frombuffer(payload, dtype).astype(dtype.type)
+_finish_reason = reader_of(r.FinishReason, "finish_reason")
 
 
 # The trajectories of a group in one message, column by column: row by row, each completion costs the
@@ -79,13 +54,13 @@ def completions_to_proto(trajectories: Sequence[r.Trajectory]) -> records_pb2.Co
         sample_indices=[t.sample_index for t in trajectories],
         seeds=[t.seed for t in trajectories],
         lengths=[t.token_ids.size for t in trajectories],
-        token_ids=_to_bytes(tokens, INT32),
-        behaviour_logprobs=_to_bytes(logprobs, FLOAT32),
+        token_ids=np.asarray(tokens, INT32).tobytes(),
+        behaviour_logprobs=np.asarray(logprobs, FLOAT32).tobytes(),
         span_counts=[len(t.spans) for t in trajectories],
         span_versions=[span.version for span in spans],
         span_starts=[span.start for span in spans],
         span_stops=[span.stop for span in spans],
-        finish_reasons=[t.finish_reason.value for t in trajectories],
+        finish_reasons=[t.finish_reason for t in trajectories],
         span_kept_caches=[s.kept_cache for s in spans] if any(s.kept_cache for s in spans) else (),
     )
 
@@ -96,49 +71,50 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
     Raises:
         ContractError: when the columns do not fit each other.
     """
-    tokens, logprobs = array_from_bytes(m.token_ids, INT32), array_from_bytes(m.behaviour_logprobs, FLOAT32)
-    lengths, counts = list(m.lengths), list(m.span_counts)
-    if not len(m.sample_indices) == len(m.seeds) == len(lengths) == len(counts) == len(m.finish_reasons):
+    token_bytes, logprob_bytes = m.token_ids, m.behaviour_logprobs
+    columns: list[list[Any]] = [
+        list(column) for column in (m.lengths, m.sample_indices, m.seeds, m.span_counts, m.finish_reasons)
+    ]
+    lengths, indices, seeds, counts, reasons = columns
+    if len({len(column) for column in columns}) > 1:
         raise ContractError(
-            f"a group came with {len(lengths)} lengths, {len(m.sample_indices)} sample indices, "
-            f"{len(m.seeds)} seeds, {len(counts)} span counts and {len(m.finish_reasons)} finish reasons; "
-            "one each is needed for every completion"
+            f"a group came with {len(lengths)} lengths, {len(indices)} sample indices, {len(seeds)} seeds, "
+            f"{len(counts)} span counts and {len(reasons)} finish reasons; one each is needed for every "
+            "completion"
         )
-    if min(lengths, default=0) < 0 or sum(lengths) != tokens.size:
-        raise ContractError(f"completions of {sum(lengths)} tokens came with {tokens.size} tokens")
-    if logprobs.size != tokens.size:
+    if min(lengths, default=0) < 0 or {len(token_bytes), len(logprob_bytes)} - {4 * sum(lengths)}:
         raise ContractError(
-            f"{logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
+            f"completions of {sum(lengths)} tokens came with {len(token_bytes)} bytes of tokens and "
+            f"{len(logprob_bytes)} of behaviour logprobs; four each are needed for every token"
         )
-    if not len(m.span_versions) == len(m.span_starts) == len(m.span_stops) == sum(counts) or (
-        min(counts, default=0) < 0
-    ):
-        raise ContractError(f"completions with {sum(counts)} version spans came with other columns of them")
+    tokens = np.frombuffer(token_bytes, INT32).astype(np.int32)
+    logprobs = np.frombuffer(logprob_bytes, FLOAT32).astype(np.float32)
     if max(counts, default=0) > MOST_SPANS:
         raise ContractError(
             f"a completion came with {max(counts)} version spans; at most {MOST_SPANS} can be within a bound"
         )
-    kept = list(m.span_kept_caches) or [False] * sum(counts)
-    if len(kept) != sum(counts):
-        raise ContractError(f"{len(kept)} marks of a kept cache came for {sum(counts)} version spans")
-    spans = tuple(map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops, kept))
-    found = []
-    at = span_at = 0
-    for index, seed, length, count, reason in zip(
-        m.sample_indices, m.seeds, lengths, counts, m.finish_reasons, strict=True
-    ):
-        found.append(
+    total, kept = sum(counts), list(m.span_kept_caches)
+    if min(counts, default=0) < 0 or {len(m.span_versions), len(m.span_starts), len(m.span_stops)} - {total}:
+        raise ContractError(f"completions with {total} version spans came with other columns of them")
+    if kept and len(kept) != total:
+        raise ContractError(f"{len(kept)} marks of a kept cache came for {total} version spans")
+    spans = map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops, kept or repeat(False))
+    ends = list(accumulate(lengths))
+    return tuple(
+        [
             r.Trajectory(
-                tokens[at : at + length],
-                logprobs[at : at + length],
-                spans[span_at : span_at + count],
-                finish_reason_from_text(reason),
+                tokens[end - length : end],
+                logprobs[end - length : end],
+                tuple(islice(spans, count)),
+                _finish_reason(reason),
                 sample_index=index,
                 seed=seed,
             )
-        )
-        at, span_at = at + length, span_at + count
-    return tuple(found)
+            for index, seed, length, end, count, reason in zip(
+                indices, seeds, lengths, ends, counts, reasons, strict=True
+            )
+        ]
+    )
 
 
 # Drafting.
@@ -190,8 +166,8 @@ def partial_trajectory_to_proto(x: r.PartialTrajectory) -> records_pb2.PartialTr
     return records_pb2.PartialTrajectory(
         sample_index=x.sample_index,
         start=x.start,
-        token_ids=_to_bytes(x.token_ids, INT32),
-        behaviour_logprobs=_to_bytes(x.logprobs, FLOAT32),
+        token_ids=np.asarray(x.token_ids, INT32).tobytes(),
+        behaviour_logprobs=np.asarray(x.logprobs, FLOAT32).tobytes(),
         spans=[
             records_pb2.VersionSpan(version=s.version, start=s.start, stop=s.stop, kept_cache=s.kept_cache)
             for s in x.spans
@@ -215,7 +191,7 @@ def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.Partial
         array_from_bytes(m.token_ids, INT32),
         array_from_bytes(m.behaviour_logprobs, FLOAT32),
         tuple(r.VersionSpan(s.version, s.start, s.stop, s.kept_cache) for s in m.spans),
-        finish_reason_from_text(m.finish_reason) if m.finish_reason else None,
+        _finish_reason(m.finish_reason) if m.finish_reason else None,
         sample_index=m.sample_index,
     )
     if m.start != found.start:
@@ -243,72 +219,18 @@ kept_group_to_proto, kept_group_from_proto = codec(KeptGroup, records_pb2.KeptGr
 # What a worker and the coordinator send each other.
 
 
-def group_submission_to_proto(x: r.GroupSubmission) -> records_pb2.GroupSubmission:
-    """Return the message; `encoded` is no field of it."""
-    return records_pb2.GroupSubmission(
-        lease_id=x.lease_id,
-        group_id=x.group_id,
-        worker_id=x.worker_id,
-        completions=completions_to_proto(x.trajectories),
-        generation_s=x.generation_s,
-        drafting=None if x.drafting is None else drafting_statistics_to_proto(x.drafting),
-    )
+group_submission_to_proto, group_submission_from_proto = codec(
+    r.GroupSubmission,
+    records_pb2.GroupSubmission,
+    trajectories=(completions_to_proto, completions_from_proto),
+    encoded=None,
+)
 
 
-def group_submission_from_proto(
-    m: records_pb2.GroupSubmission, keep_encoded: bool = False
-) -> r.GroupSubmission:
-    """Return the record; with `keep_encoded`, it holds the message without fields that are unknown here."""
-    encoded = None
-    if keep_encoded:
-        m.DiscardUnknownFields()  # what no one checks is not stored either
-        encoded = bytes(m.SerializeToString())
-    return r.GroupSubmission(
-        lease_id=m.lease_id,
-        group_id=m.group_id,
-        worker_id=m.worker_id,
-        trajectories=completions_from_proto(m.completions),
-        generation_s=m.generation_s,
-        drafting=drafting_statistics_from_proto(m.drafting) if m.HasField("drafting") else None,
-        encoded=encoded,
-    )
-
-
-def lease_to_proto(x: r.Lease) -> records_pb2.Lease:
-    """Return the message; by hand, since the table takes half as long again and every group is leased."""
-    s = x.sampling
-    return records_pb2.Lease(
-        lease_id=x.lease_id,
-        group_id=x.group_id,
-        prompt=records_pb2.Prompt(key=x.prompt.key, token_ids=x.prompt.token_ids),
-        epoch=x.epoch,
-        seeds=x.seeds,
-        sampling=records_pb2.SamplingParameters(
-            temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, max_tokens=s.max_tokens
-        ),
-        version=x.version,
-        duration_s=x.duration_s,
-        attempt=x.attempt,
-        history=None if x.history is None else prompt_history_to_proto(x.history),
-        prefix=[partial_trajectory_to_proto(piece) for piece in x.prefix],
-    )
-
-
-def submit_verdict_to_proto(x: r.SubmitVerdict) -> rollout_pb2.SubmitReply:
-    """Return the message."""
-    return rollout_pb2.SubmitReply(verdict=x.value)
-
-
-def submit_verdict_from_proto(m: rollout_pb2.SubmitReply) -> r.SubmitVerdict:
-    """Return the verdict.
-
-    Raises:
-        ContractError: for one that only a newer coordinator knows.
-    """
-    try:
-        return r.SubmitVerdict(m.verdict)
-    except ValueError:
-        raise ContractError(f"verdict={m.verdict!r} is unknown to this worker; update it") from None
+def _arrived(m: records_pb2.GroupSubmission) -> tuple[r.GroupSubmission]:
+    """Return a submission that also holds its message, without fields that are unknown here."""
+    m.DiscardUnknownFields()  # what no one checks is not stored either
+    return (group_submission_from_proto(m, encoded=m.SerializeToString()),)
 
 
 def _check_pause(m: Any) -> None:
@@ -321,27 +243,21 @@ def _check_assignment(m: Any) -> None:
         raise ContractError(f"bytes_per_s={m.assignment.bytes_per_s} is no planned rate; update this worker")
 
 
-by_hand(records_pb2.GroupSubmission, group_submission_to_proto, group_submission_from_proto)
 codec(r.SamplingParameters, records_pb2.SamplingParameters)
 codec(r.Prompt, records_pb2.Prompt)
 codec(r.KeptProgress, rollout_pb2.KeptProgress)
-_, lease_from_proto = codec(r.Lease, records_pb2.Lease)
-by_hand(records_pb2.Lease, lease_to_proto, lease_from_proto)
+codec(r.Lease, records_pb2.Lease)
 codec(api.KitPart, coordinator_pb2.KitPart)
-codec(api.WorkerHello, rollout_pb2.WorkerHello)
+codec(core_requests.WorkerHello, rollout_pb2.WorkerHello)
 codec(Assignment, coordinator_pb2.Assignment)
 codec(TransferPlan, coordinator_pb2.TransferPlan, _check_assignment)
 codec(DeliveryRecord, rollout_pb2.DeliveryRecord)
 codec(NetworkReport, rollout_pb2.NetworkReport)
-codec(api.WorkerWelcome, rollout_pb2.WorkerWelcome)
-worker_heartbeat_to_proto, worker_heartbeat_from_proto = codec(
-    api.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat
-)
-heartbeat_reply_to_proto, heartbeat_reply_from_proto = codec(
-    api.HeartbeatReply, rollout_pb2.HeartbeatReply, _check_pause
-)
-lease_request_to_proto, lease_request_from_proto = codec(api.LeaseRequest, rollout_pb2.LeaseRequest)
-lease_reply_to_proto, lease_reply_from_proto = codec(api.LeaseReply, rollout_pb2.LeaseReply)
+codec(core_requests.WorkerWelcome, rollout_pb2.WorkerWelcome)
+codec(core_requests.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat)
+codec(core_requests.HeartbeatReply, rollout_pb2.HeartbeatReply, _check_pause)
+codec(core_requests.LeaseRequest, rollout_pb2.LeaseRequest)
+codec(core_requests.LeaseReply, rollout_pb2.LeaseReply)
 
 
 # Sealed batches, commits and snapshots.
@@ -375,26 +291,6 @@ codec(learner_api.StepResult, learner_pb2.StepResult)
 # Groups that go to a reward service or an auditor, and what these find.
 
 
-def _group_to_reward_to_proto(x: r.GroupToReward) -> records_pb2.GroupToReward:
-    return records_pb2.GroupToReward(
-        group_id=x.group_id,
-        prompt_key=x.prompt_key,
-        completions=[
-            records_pb2.Completion(token_ids=tokens.tolist(), finish_reason=reason.value)
-            for tokens, reason in zip(x.completions, x.finish_reasons, strict=True)
-        ],
-    )
-
-
-def _group_to_reward_from_proto(m: records_pb2.GroupToReward) -> r.GroupToReward:
-    return r.GroupToReward(
-        group_id=m.group_id,
-        prompt_key=m.prompt_key,
-        completions=tuple(np.array(c.token_ids, dtype=np.int32) for c in m.completions),
-        finish_reasons=tuple(finish_reason_from_text(c.finish_reason) for c in m.completions),
-    )
-
-
 def _check_statistics(m: records_pb2.SampleStatistics) -> None:
     counts = {name: getattr(m, name) for name in ("missed", "impossible", "near", "gross")}
     if not all(0 <= count <= m.tokens for count in counts.values()) or m.drift < 0:
@@ -407,7 +303,7 @@ def _check_statistics(m: records_pb2.SampleStatistics) -> None:
 
 codec(r.SampleReward, records_pb2.SampleReward)
 codec(r.GroupRewards, records_pb2.GroupRewards)
-by_hand(records_pb2.GroupToReward, _group_to_reward_to_proto, _group_to_reward_from_proto)
+codec(r.GroupToReward, records_pb2.GroupToReward)
 codec(AuthoredSpan, records_pb2.AuthoredSpan)
 codec(r.GroupToAudit, records_pb2.GroupToAudit)
 codec(SampleStatistics, records_pb2.SampleStatistics, _check_statistics)
@@ -416,21 +312,12 @@ codec(SampleStatistics, records_pb2.SampleStatistics, _check_statistics)
 # What a run, its services and its journal say of themselves.
 
 
-def _worker_state(text: str) -> core_status.WorkerState:
-    try:
-        return core_status.WorkerState(text)
-    except ValueError:
-        raise ContractError(
-            f"worker state {text[:40]!r} is unknown here; use the coordinator's version"
-        ) from None
-
-
 codec(core_status.EvaluationRecord, coordinator_pb2.EvaluationRecord)
 codec(core_status.CapacityRecord, coordinator_pb2.CapacityRecord)
-codec(core_status.WorkerRecord, coordinator_pb2.WorkerRecord, state=(attrgetter("value"), _worker_state))
-codec(api.StageReply, coordinator_pb2.StageReply)
-run_status_to_proto, run_status_from_proto = codec(core_status.RunStatus, coordinator_pb2.RunStatus)
-codec(api.CommitsReply, coordinator_pb2.CommitsReply)
+codec(core_status.WorkerRecord, coordinator_pb2.WorkerRecord)
+codec(core_requests.StageReply, coordinator_pb2.StageReply)
+codec(core_status.RunStatus, coordinator_pb2.RunStatus)
+codec(core_requests.CommitsReply, coordinator_pb2.CommitsReply)
 event_to_proto, event_from_proto = codec(core_status.Event, coordinator_pb2.Event)
 codec(core_status.LearnerProgress, learner_pb2.LearnerProgress)
 codec(learner_api.StepReply, learner_pb2.StepReply)
@@ -438,7 +325,21 @@ codec(learner_api.SnapshotReply, learner_pb2.SnapshotReply)
 codec(learner_api.LearnerStatus, learner_pb2.LearnerStatus)
 
 
-CALLS = unary_calls(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"], api.Coordinator)
+_REPLIES = "coordinator.reply.before"
+COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"]
+CALLS = unary_calls(COORDINATOR, api.Coordinator, {"commit_step": _REPLIES})
 """The unary calls of the coordinator and the methods they stand for, by name."""
-LEARNER_CALLS = unary_calls(learner_pb2.DESCRIPTOR.services_by_name["Learner"], learner_api.Learner)
-"""The learner's."""
+_REQUESTS, _ANSWERS = (m.DESCRIPTOR.fields_by_name for m in (rollout_pb2.WorkRequest, rollout_pb2.WorkReply))
+WORK_CALLS = {
+    name: Call(name, _REQUESTS[name].message_type, _ANSWERS[name].message_type, method, failpoint)
+    for name, method, failpoint in (
+        ("heartbeat", api.Coordinator.heartbeat, ""),
+        ("lease", api.Coordinator.lease_group, _REPLIES),
+        ("submission", api.Coordinator.submit_group, _REPLIES),
+    )
+}
+"""What the requests of a worker's stream stand for, by the name of their body."""
+WORK_CALLS["submission"].read_request = _arrived
+LEARNER = learner_pb2.DESCRIPTOR.services_by_name["Learner"]
+LEARNER_CALLS = unary_calls(LEARNER, learner_api.Learner, {})
+"""The learner's unary calls."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61ntiphon/protos/broadcast.proto\x12\x08\x61ntiphon\"8\n\rChunksRequest\x12\x16\n\x0epayload_digest\x18\x01 \x01(\t\x12\x0f\n\x07indices\x18\x02 \x03(\x03\"$\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"%\n\x0bHeldRequest\x12\x16\n\x0epayload_digest\x18\x01 \x01(\t\"$\n\x04Held\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x03\x12\x0c\n\x04\x62its\x18\x02 \x01(\x0c\"\x0e\n\x0cPlaceRequest\"&\n\x05Place\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\'\n\rBlocksRequest\x12\x16\n\x0epayload_digest\x18\x01 \x01(\t\":\n\x06\x42locks\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x03\x12\x11\n\taddresses\x18\x03 \x03(\t2\xe0\x01\n\tBroadcast\x12\x37\n\tGetChunks\x12\x17.antiphon.ChunksRequest\x1a\x0f.antiphon.Chunk0\x01\x12\x30\n\x07GetHeld\x12\x15.antiphon.HeldRequest\x1a\x0e.antiphon.Held\x12\x30\n\x05Where\x12\x16.antiphon.PlaceRequest\x1a\x0f.antiphon.Place\x12\x36\n\tGetBlocks\x12\x17.antiphon.BlocksRequest\x1a\x10.antiphon.Blocksb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61ntiphon/protos/broadcast.proto\x12\x08\x61ntiphon\"K\n\rChunksRequest\x12\x16\n\x0epayload_digest\x18\x01 \x01(\t\x12\x0f\n\x07indices\x18\x02 \x03(\x03\x12\x11\n\theld_only\x18\x03 \x01(\x08\"$\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x0e\n\x0cPlaceRequest\"&\n\x05Place\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\'\n\rBlocksRequest\x12\x16\n\x0epayload_digest\x18\x01 \x01(\t\":\n\x06\x42locks\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x03\x12\x11\n\taddresses\x18\x03 \x03(\t2\xae\x01\n\tBroadcast\x12\x37\n\tGetChunks\x12\x17.antiphon.ChunksRequest\x1a\x0f.antiphon.Chunk0\x01\x12\x30\n\x05Where\x12\x16.antiphon.PlaceRequest\x1a\x0f.antiphon.Place\x12\x36\n\tGetBlocks\x12\x17.antiphon.BlocksRequest\x1a\x10.antiphon.Blocksb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,21 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'antiphon.protos.broadcast_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHUNKSREQUEST']._serialized_start=45
-  _globals['_CHUNKSREQUEST']._serialized_end=101
-  _globals['_CHUNK']._serialized_start=103
-  _globals['_CHUNK']._serialized_end=139
-  _globals['_HELDREQUEST']._serialized_start=141
-  _globals['_HELDREQUEST']._serialized_end=178
-  _globals['_HELD']._serialized_start=180
-  _globals['_HELD']._serialized_end=216
-  _globals['_PLACEREQUEST']._serialized_start=218
-  _globals['_PLACEREQUEST']._serialized_end=232
-  _globals['_PLACE']._serialized_start=234
-  _globals['_PLACE']._serialized_end=272
-  _globals['_BLOCKSREQUEST']._serialized_start=274
-  _globals['_BLOCKSREQUEST']._serialized_end=313
-  _globals['_BLOCKS']._serialized_start=315
-  _globals['_BLOCKS']._serialized_end=373
-  _globals['_BROADCAST']._serialized_start=376
-  _globals['_BROADCAST']._serialized_end=600
+  _globals['_CHUNKSREQUEST']._serialized_end=120
+  _globals['_CHUNK']._serialized_start=122
+  _globals['_CHUNK']._serialized_end=158
+  _globals['_PLACEREQUEST']._serialized_start=160
+  _globals['_PLACEREQUEST']._serialized_end=174
+  _globals['_PLACE']._serialized_start=176
+  _globals['_PLACE']._serialized_end=214
+  _globals['_BLOCKSREQUEST']._serialized_start=216
+  _globals['_BLOCKSREQUEST']._serialized_end=255
+  _globals['_BLOCKS']._serialized_start=257
+  _globals['_BLOCKS']._serialized_end=315
+  _globals['_BROADCAST']._serialized_start=318
+  _globals['_BROADCAST']._serialized_end=492
 # @@protoc_insertion_point(module_scope)

@@ -7,12 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChunksRequest(_message.Message):
-    __slots__ = ("payload_digest", "indices")
+    __slots__ = ("payload_digest", "indices", "held_only")
     PAYLOAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
+    HELD_ONLY_FIELD_NUMBER: _ClassVar[int]
     payload_digest: str
     indices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, payload_digest: _Optional[str] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+    held_only: bool
+    def __init__(self, payload_digest: _Optional[str] = ..., indices: _Optional[_Iterable[int]] = ..., held_only: _Optional[bool] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("index", "data")
@@ -21,20 +23,6 @@ class Chunk(_message.Message):
     index: int
     data: bytes
     def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
-
-class HeldRequest(_message.Message):
-    __slots__ = ("payload_digest",)
-    PAYLOAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    payload_digest: str
-    def __init__(self, payload_digest: _Optional[str] = ...) -> None: ...
-
-class Held(_message.Message):
-    __slots__ = ("chunks", "bits")
-    CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    BITS_FIELD_NUMBER: _ClassVar[int]
-    chunks: int
-    bits: bytes
-    def __init__(self, chunks: _Optional[int] = ..., bits: _Optional[bytes] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
     __slots__ = ()

@@ -39,11 +39,6 @@ class BroadcastStub:
                 request_serializer=antiphon_dot_protos_dot_broadcast__pb2.ChunksRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_broadcast__pb2.Chunk.FromString,
                 _registered_method=True)
-        self.GetHeld = channel.unary_unary(
-                '/antiphon.Broadcast/GetHeld',
-                request_serializer=antiphon_dot_protos_dot_broadcast__pb2.HeldRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_broadcast__pb2.Held.FromString,
-                _registered_method=True)
         self.Where = channel.unary_unary(
                 '/antiphon.Broadcast/Where',
                 request_serializer=antiphon_dot_protos_dot_broadcast__pb2.PlaceRequest.SerializeToString,
@@ -60,12 +55,6 @@ class BroadcastServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetChunks(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetHeld(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,11 +79,6 @@ def add_BroadcastServicer_to_server(servicer, server):
                     servicer.GetChunks,
                     request_deserializer=antiphon_dot_protos_dot_broadcast__pb2.ChunksRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_broadcast__pb2.Chunk.SerializeToString,
-            ),
-            'GetHeld': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetHeld,
-                    request_deserializer=antiphon_dot_protos_dot_broadcast__pb2.HeldRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_broadcast__pb2.Held.SerializeToString,
             ),
             'Where': grpc.unary_unary_rpc_method_handler(
                     servicer.Where,
@@ -134,33 +118,6 @@ class Broadcast:
             '/antiphon.Broadcast/GetChunks',
             antiphon_dot_protos_dot_broadcast__pb2.ChunksRequest.SerializeToString,
             antiphon_dot_protos_dot_broadcast__pb2.Chunk.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetHeld(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Broadcast/GetHeld',
-            antiphon_dot_protos_dot_broadcast__pb2.HeldRequest.SerializeToString,
-            antiphon_dot_protos_dot_broadcast__pb2.Held.FromString,
             options,
             channel_credentials,
             insecure,

@@ -177,20 +177,20 @@ class Lease(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ...) -> None: ...
 
 class GroupSubmission(_message.Message):
-    __slots__ = ("lease_id", "group_id", "worker_id", "generation_s", "drafting", "completions")
+    __slots__ = ("lease_id", "group_id", "worker_id", "generation_s", "drafting", "trajectories")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_S_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
-    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     worker_id: str
     generation_s: float
     drafting: DraftingStatistics
-    completions: Completions
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., completions: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
+    trajectories: Completions
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., trajectories: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
 
 class SampleReward(_message.Message):
     __slots__ = ("sample_index", "reward", "failure")
@@ -210,23 +210,17 @@ class GroupRewards(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[SampleReward]
     def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleReward, _Mapping]]] = ...) -> None: ...
 
-class Completion(_message.Message):
-    __slots__ = ("token_ids", "finish_reason")
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    finish_reason: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
-
 class GroupToReward(_message.Message):
-    __slots__ = ("group_id", "prompt_key", "completions")
+    __slots__ = ("group_id", "prompt_key", "completions", "finish_reasons")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_KEY_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     prompt_key: str
-    completions: _containers.RepeatedCompositeFieldContainer[Completion]
-    def __init__(self, group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
+    completions: _containers.RepeatedScalarFieldContainer[bytes]
+    finish_reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., completions: _Optional[_Iterable[bytes]] = ..., finish_reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AuthoredSpan(_message.Message):
     __slots__ = ("sample_index", "worker_id", "start", "stop")

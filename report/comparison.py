@@ -6,15 +6,23 @@ differs between the configurations, and every figure side by side.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.reporting.config_differences import differing
-from antiphon.core.reporting.figures import FIGURES, FiguresFold, RunFigures, VersionTotals, interval, share
+from antiphon.core.reporting.figures import (
+    FIGURES,
+    RunFigures,
+    VersionTotals,
+    figures_of,
+    interval,
+    share,
+    totals_of,
+)
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.starts import read_starts
 from antiphon.report.charts import CYCLE, SMOOTHING_STEPS, Chart, Panel, Series, plain_charts, smoothed
@@ -44,34 +52,19 @@ class ComparedRun:
     figures: RunFigures
     totals: Sequence[VersionTotals]
     """By version, from 0 on."""
-    rewards: Sequence[tuple[int, float]]
-    """(version that the step made, mean training reward of its batch)"""
-    evaluations: Sequence[tuple[int, float, int]]
-    """(version, held-out reward, prompts)"""
+    steps: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+    """Lines of its run log, in order."""
     code: tuple[str, ...]
     """Commits that it ran on, `+changes` where tracked files differed; empty outside a checkout."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeedGroup:
+class SeedGroup(NamedTuple):
     """Runs that differ in their seed alone."""
 
     runs: Sequence[ComparedRun]
-
-    @property
-    def name(self) -> str:
-        """Return what a table calls the group."""
-        return f"{self.runs[0].run_id} and {len(self.runs) - 1} more"
-
-    @property
-    def scores(self) -> dict[str, tuple[float, float]]:
-        """Return the mean over the runs of each held-out score that all have, and half its 95% interval."""
-        found = {}
-        for name in SCORES:
-            values = [getattr(run.figures, name) for run in self.runs]
-            if None not in values:
-                found[name] = mean_interval(values)
-        return found
+    scores: Mapping[str, tuple[float, float]]
+    """The mean over the runs of each held-out score that all have, and half its 95% interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +88,17 @@ class Comparison:
         ]
 
     @property
-    def over_seeds(self) -> list["SeedGroup"]:
+    def over_seeds(self) -> list[SeedGroup]:
         """Return the runs that differ in their seed alone, together; only those of at least two seeds."""
         groups: dict[str, list[ComparedRun]] = {}
         for run in self.runs:
             seedless = run.config.run.model_copy(update={"seed": 0})
             groups.setdefault(dump_config(run.config.model_copy(update={"run": seedless})), []).append(run)
+        found = [group for group in groups.values() if len({run.config.run.seed for run in group}) > 1]
+        scores = [{name: [getattr(run.figures, name) for run in group] for name in SCORES} for group in found]
         return [
-            SeedGroup(group) for group in groups.values() if len({run.config.run.seed for run in group}) > 1
+            SeedGroup(group, {name: mean_interval(known) for name, known in of.items() if None not in known})
+            for group, of in zip(found, scores, strict=True)
         ]
 
     @property
@@ -140,8 +136,6 @@ def read_run(run_dir: Path) -> ComparedRun:
         ConfigError: when its configuration cannot be read.
     """
     config, lines, held = load_config(run_dir / "config.yaml"), read_steps(run_dir), read_evaluations(run_dir)
-    fold = FiguresFold(config)
-    totals = [totals for line in lines for totals in fold.add(line)]
     starts = dict.fromkeys(
         f"{start.commit[:CODE_DIGITS]}{'+changes' * start.modified}"
         for start in read_starts(run_dir)
@@ -150,16 +144,10 @@ def read_run(run_dir: Path) -> ComparedRun:
     return ComparedRun(
         run_id=run_dir.name,
         config=config,
-        figures=fold.figures(held),
-        totals=totals,
-        rewards=[
-            (int(line["version"]), float(line["metrics"]["reward_mean"]))
-            for line in lines
-            if "reward_mean" in line["metrics"]
-        ],
-        evaluations=[
-            (int(line["version"]), float(line["reward_mean"]), int(line["prompts"])) for line in held
-        ],
+        figures=figures_of(lines, held, config),
+        totals=totals_of(lines, config),
+        steps=lines,
+        evaluations=held,
         code=tuple(starts),
     )
 
@@ -201,7 +189,7 @@ def seed_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return a row for each group of runs that differ in their seed alone: name, seeds, scores, as texts."""
     return [
         (
-            group.name,
+            f"{group.runs[0].run_id} and {len(group.runs) - 1} more",
             ", ".join(str(run.config.run.seed) for run in group.runs),
             *(
                 f"{share(group.scores[name][0])} ± {share(group.scores[name][1])}"
@@ -226,11 +214,12 @@ def draw_curves(runs: Sequence[ComparedRun], name: str, label: str, place: Place
     training, held = [], []
     for index, (run, known) in enumerate(zip(runs, places, strict=True)):
         colour = CYCLE[index % len(CYCLE)]
-        points = [(known[version], reward) for version, reward in run.rewards if version in known]
+        rewards = [(line["version"], line["metrics"].get("reward_mean")) for line in run.steps]
+        points = [(known[at], float(y)) for at, y in rewards if at in known and y is not None]
         training.append(Series(run.run_id, colour, smoothed(points)))
-        scored = [found for found in run.evaluations if found[0] in known]
-        spread = [interval(reward, prompts) for _, reward, prompts in scored]
-        points = [(known[version], reward) for version, reward, _ in scored]
+        scored = [line for line in run.evaluations if line["version"] in known]
+        spread = [interval(line["reward_mean"], line["prompts"]) for line in scored]
+        points = [(known[line["version"]], float(line["reward_mean"])) for line in scored]
         held.append(Series(run.run_id, colour, points, spread, style="dots"))
     words = (f"training reward, mean of {SMOOTHING_STEPS} batches", "held-out pass@1, 95% interval")
     panels = [

@@ -2,7 +2,8 @@
 went; and what a plan expects."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from operator import methodcaller
+from typing import NamedTuple
 
 from antiphon.core.capacity.planner import Assessment, Plan
 from antiphon.core.drafting.statistics import drafting_rates
@@ -316,8 +317,7 @@ def capacity(plan: Plan, max_staleness: int) -> Chart:
     return Chart("capacity", label, panels, height=290)
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerPanel:
+class LearnerPanel(NamedTuple):
     """A chart of a number that tells whether a learner's steps are sound, its name, and what it shows."""
 
     title: str
@@ -325,89 +325,55 @@ class LearnerPanel:
     chart: Chart
 
 
-@dataclass(frozen=True, slots=True)
-class MetricChart:
-    """How a metric that every step reports is drawn."""
-
-    title: str
-    metric: str
-    colour: str
-    words: str
-    """What its value is called."""
-    low: float | None = 0.0
-    """Where the axis of values begins; None follows the values."""
-    read: Mapping[str, str] = field(default_factory=dict)
-    """Metric -> its words; told where a reader points, and not drawn."""
-
-
+_Value = Callable[[StepFacts], float | None]
 _KL = {staleness_metric("kl_k3", s): f"k3 of staleness {s}" for s in range(STALENESS_READ + 1)}
-METRIC_CHARTS = (
-    MetricChart("Loss", "loss", "orange", "loss", low=None),
-    MetricChart("Entropy", "entropy_estimate", "green", "entropy"),
-    MetricChart(
-        "KL between engine and learner", "kl_k3", "red", "k3 estimate", read={"kl_k1": "k1 estimate"} | _KL
-    ),
-    MetricChart("Importance ratio", "ratio_mean", "violet", "mean", low=None, read={"ratio_max": "largest"}),
-    MetricChart(
-        "Clip share", "clip_share", "blue", "clipped", read={"truncated_share": "truncated or masked"}
-    ),
-    MetricChart("Effective sample share", "effective_sample_share", "violet", "share", low=None),
-    MetricChart(
-        "Gradient norm", "gradient_norm", "orange", "before clipping", read={"learning_rate": "learning rate"}
-    ),
+METRIC_CHARTS: tuple[tuple[str, str, str, str, float | None, Mapping[str, str]], ...] = (
+    ("Loss", "loss", "orange", "loss", None, {}),
+    ("Entropy", "entropy_estimate", "green", "entropy", 0.0, {}),
+    ("KL between engine and learner", "kl_k3", "red", "k3 estimate", 0.0, {"kl_k1": "k1 estimate"} | _KL),
+    ("Importance ratio", "ratio_mean", "violet", "mean", None, {"ratio_max": "largest"}),
+    ("Clip share", "clip_share", "blue", "clipped", 0.0, {"truncated_share": "truncated or masked"}),
+    ("Effective sample share", "effective_sample_share", "violet", "share", None, {}),
+    ("Gradient norm", "gradient_norm", "orange", "before clipping", 0.0, {"learning_rate": "learning rate"}),
 )
+"""Title, metric, its colour and what it is called, where the axis begins (None: it follows the values), and
+metrics that can be read where a reader points, without being drawn."""
 _MEANINGS = {metric.name: metric for metric in LEARNER_METRICS}
 
 
 def learner_panels(view: RunView) -> list[LearnerPanel]:
     """Return the charts of a run's steps; one whose numbers were not recorded is left out."""
-    panels = [_of_metric(view, drawn) for drawn in METRIC_CHARTS]
-    panels += [_length(view), _filtered(view)]
-    return [panel for panel in panels if panel is not None]
+    panels: list[LearnerPanel] = []
 
+    def points(value: _Value) -> list[Point]:
+        known = [(step.step, value(step)) for step in view.steps]
+        return [(float(step), y) for step, y in known if y is not None]
 
-def _of_metric(view: RunView, drawn: MetricChart) -> LearnerPanel | None:
-    def points(metric: str) -> list[Point]:
-        return _points(view, lambda step: step.metric(metric))
+    def add(name: str, title: str, text: str, series: Sequence[Series], low: float | None = 0.0) -> None:
+        present = [one for one in series if one.points]
+        if any(not one.hidden for one in present):
+            panel = Panel("learner step", present, low=low, whole=True)
+            chart = Chart(name, f"{title} over learner steps", [panel], 190, small=True)
+            sentence = text if text.startswith("k3") else text[:1].upper() + text[1:]
+            panels.append(LearnerPanel(title, f"{sentence}.", chart))
 
-    series = [Series(drawn.words, drawn.colour, points(drawn.metric))]
-    series += [Series(words, "muted", points(metric), hidden=True) for metric, words in drawn.read.items()]
-    metric = _MEANINGS[drawn.metric]
-    unit = "" if metric.unit == "1" else f", {metric.unit}"
-    return _panel(drawn.metric, drawn.title, f"{metric.meaning}{unit}", series, drawn.low)
+    for title, name, colour, words, low, read in METRIC_CHARTS:
+        series = [Series(words, colour, points(methodcaller("metric", name)))]
+        series += [
+            Series(said, "muted", points(methodcaller("metric", other)), hidden=True)
+            for other, said in read.items()
+        ]
+        unit = "" if _MEANINGS[name].unit == "1" else f", {_MEANINGS[name].unit}"
+        add(name, title, f"{_MEANINGS[name].meaning}{unit}", series, low)
+    if trained := points(lambda step: step.completion_tokens_mean):
+        held = [(float(e.version), e.completion_tokens_mean) for e in view.evaluations]
+        series = [Series("training", "violet", trained), Series("held-out", "blue", held, style="points")]
+        add("length", "Completion length", "mean tokens of a completion", series)
 
-
-def _length(view: RunView) -> LearnerPanel | None:
-    trained = _points(view, lambda step: step.completion_tokens_mean)
-    if not trained:
-        return None
-    held = [(float(e.version), e.completion_tokens_mean) for e in view.evaluations]
-    series = [Series("training", "violet", trained), Series("held-out", "blue", held, style="points")]
-    return _panel("length", "Completion length", "mean tokens of a completion", series)
-
-
-def _filtered(view: RunView) -> LearnerPanel | None:
-    def share(step: StepFacts) -> float | None:
+    def filtered(step: StepFacts) -> float | None:
         groups = step.groups + step.groups_filtered
         return 100 * step.groups_filtered / groups if groups else None
 
     text = "% of the step's groups that were left out because all of their samples got the same reward"
-    return _panel("filtered", "Groups filtered", text, [Series("filtered, %", "blue", _points(view, share))])
-
-
-def _points(view: RunView, value: Callable[[StepFacts], float | None]) -> list[Point]:
-    known = [(step.step, value(step)) for step in view.steps]
-    return [(float(step), y) for step, y in known if y is not None]
-
-
-def _panel(
-    name: str, title: str, text: str, series: Sequence[Series], low: float | None = 0.0
-) -> LearnerPanel | None:
-    present = [one for one in series if one.points]
-    if all(one.hidden for one in present):
-        return None
-    panel = Panel("learner step", present, low=low, whole=True)
-    sentence = text if text.startswith("k3") else text[:1].upper() + text[1:]
-    return LearnerPanel(
-        title, f"{sentence}.", Chart(name, f"{title} over learner steps", [panel], 190, small=True)
-    )
+    add("filtered", "Groups filtered", text, [Series("filtered, %", "blue", points(filtered))])
+    return panels

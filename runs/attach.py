@@ -21,6 +21,7 @@ from antiphon.core.status import RunStatus
 from antiphon.lineage.run_events import EventPacker
 from antiphon.net.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
 from antiphon.net.security.local_run import ensure_local_credentials, local_credentials
+from antiphon.runs.directory import store_directory
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.prompts import RestingPrompts
 
@@ -77,8 +78,8 @@ async def commits_of(address: str, credentials: Credentials | None = None) -> Se
 
 
 @asynccontextmanager
-async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[CoordinatorClient, bool]]:
-    """Yield a coordinator of the run and whether the run is running.
+async def attached(directory: Path) -> AsyncIterator[tuple[CoordinatorClient, bool]]:
+    """Yield a coordinator of the run in a home's folder and whether the run is running.
 
     Raises:
         UnavailableError: when the journal could not be replayed in time.
@@ -92,7 +93,7 @@ async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[Coo
         return
     credentials = ensure_local_credentials(directory)  # not another user of this machine may ask it
     async with (
-        _coordinator_on(directory, config, store_root, credentials) as own,
+        _coordinator_on(directory, config, credentials) as own,
         _client(own, credentials) as client,
     ):
         yield client, False
@@ -110,9 +111,7 @@ async def _client(
 
 
 @asynccontextmanager
-async def _coordinator_on(
-    directory: Path, config: RunConfig, store_root: Path, credentials: Credentials
-) -> AsyncIterator[str]:
+async def _coordinator_on(directory: Path, config: RunConfig, credentials: Credentials) -> AsyncIterator[str]:
     from antiphon.services.coordinator.server import serve_coordinator
     from antiphon.system.logs import configure_logs
 
@@ -124,7 +123,7 @@ async def _coordinator_on(
             config,
             directory.name,
             directory,
-            store_root,
+            store_directory(directory.parents[1]),
             host,
             0,
             bound.set_result,

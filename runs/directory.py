@@ -71,7 +71,10 @@ def make_home(home: Path) -> None:
             f"{home} is a folder for the files of all users, whom a home shuts out; give ANTIPHON_HOME "
             "a folder of your own, such as one within it"
         )
-    _note_home(home)
+    known = known_homes()
+    if home not in known:
+        with contextlib.suppress(OSError, RuntimeError, UnavailableError):  # as for `known_homes`
+            write_atomically(_homes_file(), "".join(f"{one}\n" for one in [*known, home]).encode())
     if stat.S_IMODE(home.stat().st_mode) & 0o077:
         home.chmod(0o700)
 
@@ -84,13 +87,6 @@ def known_homes() -> list[Path]:
         return []  # there are none, or nobody's home is known: this list is a help and nothing else
     # `Path.is_dir` raises where it may not look, as in a home that its owner closed.
     return sorted({Path(name) for name in named if os.path.isdir(f"{name}/runs")})
-
-
-def _note_home(home: Path) -> None:
-    known = known_homes()
-    if home not in known:
-        with contextlib.suppress(OSError, RuntimeError, UnavailableError):  # as for `known_homes`
-            write_atomically(_homes_file(), "".join(f"{one}\n" for one in [*known, home]).encode())
 
 
 def _homes_file() -> Path:
@@ -125,7 +121,11 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
         directory = runs / run_id
         if not (directory / "config.yaml").exists():
             raise ConfigError(no_such_run(home, run_id))
-        _check_same(config, directory)
+        if load_config(directory / "config.yaml") != config:
+            raise ConfigError(
+                f"run {run_id} was begun with another configuration; "
+                f"start it from {directory / 'config.yaml'} without overrides"
+            )
         if is_finished(directory):
             raise ConfigError(
                 f"run {run_id} is finished; `antiphon report {run_id}` shows it, --fresh starts again"
@@ -135,12 +135,13 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
         return RunPlace(run_id, directory, resumed=True)
     fingerprint = digest_bytes(dump_config(config).encode())[:8]
     stem = f"{config.run.name}-s{config.run.seed}-{fingerprint}"
+    project = ledger_project(config.record, home)  # two runs never share a ledger
     for number in range(1, 1_000_000):
         candidate = f"{stem}-{number}"
         directory = runs / candidate
         if not directory.exists():
-            if _has_ledger(config, candidate, home):
-                continue  # of another home, or of a clone whose ledgers came with git
+            if project is not None and shard_directories(project / config.record.ledger, candidate):
+                continue  # its ledger is of another home, or of a clone whose ledgers came with git
             return RunPlace(candidate, directory, resumed=False)
         unfinished = not is_finished(directory) and (directory / "config.yaml").exists()
         if unfinished and not fresh and not _made_anew(config, directory):
@@ -181,21 +182,6 @@ def _opened_with(config: RunConfig, directory: Path) -> tuple[dict[str, str], bo
             "or has none; put a copy of the journal back, or start another run (--fresh)"
         )
     return before, committed
-
-
-def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:
-    """Return whether a run of that name is in the ledger: two runs never share one."""
-    project = ledger_project(config.record, home)
-    return project is not None and bool(shard_directories(project / config.record.ledger, run_id))
-
-
-def _check_same(config: RunConfig, directory: Path) -> None:
-    recorded = load_config(directory / "config.yaml")
-    if recorded != config:
-        raise ConfigError(
-            f"run {directory.name} was begun with another configuration; "
-            f"start it from {directory / 'config.yaml'} without overrides"
-        )
 
 
 def is_finished(directory: Path) -> bool:

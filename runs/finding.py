@@ -22,8 +22,7 @@ from antiphon.lineage.layout import (
     ledger_project,
     shard_directories,
 )
-from antiphon.lineage.ledger.run_pins import OUTCOME_FILE
-from antiphon.lineage.names import CHECKPOINTS, MODEL_FOLDER, RUN, RUN_FOLDER, VERSIONS
+from antiphon.lineage.names import CHECKPOINTS, MODEL_FOLDER, OUTCOME_FILE, RUN, RUN_FOLDER, VERSIONS
 from antiphon.lineage.run_events import EVENTS_FILE, read_events
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs.directory import is_finished, list_runs, no_such_run, store_directory

@@ -16,7 +16,6 @@ from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import ALARMS, StepAlarms
 from antiphon.core.reporting.figures import RunFigures, share
 from antiphon.core.status import RunStatus
-from antiphon.runs.context import StageSpan
 from antiphon.runs.samples import samples_of
 from antiphon.system.files import write_atomically
 from antiphon.system.set_up import command
@@ -27,6 +26,16 @@ SHOWN = 3
 """Completions shown of a run that taught nothing."""
 LONGEST = 100
 """Characters of a prompt or an answer in a line; `antiphon evaluate --samples` has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpan:
+    """When one stage ran, in seconds of `time.perf_counter`; for reports and benchmarks."""
+
+    stage: str
+    number: int
+    started_s: float
+    ended_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +122,10 @@ def closing_lines(shown: StepAlarms, run_dir: Path, home: Path, max_tokens: int 
 
     First a sentence with the fix, then a few completions of the newest version that has any.
     """
-    if not shown.count or shown.idle.count < shown.count:
+    if not shown.count or len(shown.idle) < shown.count:
         return []
     fix = next(kind.fix for kind in ALARMS if kind.name == "no_signal")
-    said = [f"no_signal: this run taught nothing; {shown.idle.words(max_tokens)}; {fix}"]
+    said = [f"no_signal: this run taught nothing; {shown.idle_words(max_tokens)}; {fix}"]
     try:
         found = samples_of(run_dir, home, count=1)[:SHOWN]
     except AntiphonError as error:

@@ -1,12 +1,11 @@
 """Samples of runs: what `lineage.samples` reads of a run of this machine, with the environment's reasons."""
 
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.environments.environment import Environment, explain
+from antiphon.environments.environment import explain
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.layout import find_project
 from antiphon.lineage.run_figures import read_figures
@@ -83,7 +82,9 @@ def ledger_folder(run_dir: Path, home: Path) -> Path | None:
 
 def explainer(config: RunConfig) -> Explain:
     """Return what says why a completion got its reward, in the environment of a configuration."""
-    environment = cache(_opener(config))
+    section = config.environment
+    opener = partial(make_environment, section.name, section.parameters, section.seed)
+    environment = cache(partial(opener, section.train_size, section.heldout_size))
 
     def reason(key: str, answer: str, reward: float) -> str:
         try:
@@ -93,10 +94,3 @@ def explainer(config: RunConfig) -> Explain:
         return explain(environment(), problem, answer, reward)
 
     return reason
-
-
-def _opener(config: RunConfig) -> Callable[[], Environment]:
-    section = config.environment
-    return lambda: make_environment(
-        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
-    )

@@ -9,7 +9,6 @@ from typing import Any
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.status import EvaluationRecord
 from antiphon.runs.attach import attached
-from antiphon.runs.directory import store_directory
 from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.system.files import write_atomically
@@ -32,7 +31,7 @@ def held_out_scores(
     directory = find_run(home, run)
 
     async def ask() -> list[EvaluationRecord]:
-        async with attached(directory, store_directory(home)) as (coordinator, running):
+        async with attached(directory) as (coordinator, running):
             if version is None:
                 return (await coordinator.status()).scores
             return [await _score(coordinator, directory.name, version, running, timeout_s)]

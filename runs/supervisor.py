@@ -37,7 +37,7 @@ from antiphon.system.processes import (
 
 _log = structlog.get_logger(__name__)
 
-WATCH_S = 0.1
+WATCH_S = 0.2
 """Pause between two looks at the children."""
 
 STOP_GRACE_S = 20.0
@@ -374,30 +374,33 @@ class Supervisor:
             process.wait(KILL_S)
 
 
-def service_specs(
-    run_id: str, run_dir: Path, store_root: Path, host: str, coordinator_port: int = 0
-) -> dict[str, Callable[[str], ServiceSpec]]:
-    """Return how each single service is started, given the coordinator's address ("" for itself)."""
-    named = {
-        "--config": str(run_dir / "config.yaml"),
-        "--run-id": run_id,
-        "--run-dir": str(run_dir),
-        "--store": str(store_root),
-        "--host": host,
-    }
-    common = tuple(word for pair in named.items() for word in pair)
+def service_spec(
+    role: str,
+    run_id: str,
+    run_dir: Path,
+    store_root: Path,
+    host: str,
+    coordinator: str = "",
+    port: int = 0,
+) -> ServiceSpec:
+    """Return how the coordinator, the learner or the reward service is started.
 
-    def spec(role: str, coordinator: str) -> ServiceSpec:
-        extra = ("--coordinator", coordinator) if coordinator else ()
-        port = coordinator_port if role == "coordinator" else 0
-        waits = ("--wait-for-journal",) if role == "coordinator" else ()
-        # A bundle that the configuration does not name is none of this run's.
-        environment = {VARIABLE: ""}
-        if role == "learner":
-            environment |= learner_environment()
-        return ServiceSpec(role, ("serve", role, *common, *extra), environment, port, waits)
-
-    return {role: partial(spec, role) for role in ("coordinator", "learner", "reward")}
+    Args:
+        role: coordinator, learner or reward.
+        run_id: the run.
+        run_dir: its folder.
+        store_root: root of the artifact store.
+        host: where it listens.
+        coordinator: HOST:PORT of the coordinator; "" for itself.
+        port: port to listen on; 0 lets it pick a free one.
+    """
+    arguments = ["serve", role, "--config", str(run_dir / "config.yaml"), "--run-id", run_id]
+    arguments += ["--run-dir", str(run_dir), "--store", str(store_root), "--host", host]
+    arguments += ["--coordinator", coordinator] if coordinator else []
+    waits = ("--wait-for-journal",) if role == "coordinator" else ()
+    # A bundle that the configuration does not name is none of this run's.
+    environment = {VARIABLE: ""} | (learner_environment() if role == "learner" else {})
+    return ServiceSpec(role, tuple(arguments), environment, port, waits)
 
 
 def learner_environment() -> dict[str, str]:

@@ -14,13 +14,14 @@ from typing import TypeVar
 
 import structlog
 
-from antiphon.api.coordinator import Coordinator, StageReply
+from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import Learner, StepResult
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.loop.schedule import is_evaluated
 from antiphon.core.patience import Patience
 from antiphon.core.records import BatchRef, SnapshotManifest
+from antiphon.core.requests import StageReply
 from antiphon.core.status import EvaluationRecord, LearnerProgress
 from antiphon.net.rpc.retry import retry_unavailable
 

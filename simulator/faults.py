@@ -168,38 +168,30 @@ def draw_faults(
     everyone = ["coordinator", "learner", "flow", *workers, *reward_services]
     found: list[Fault] = []
 
-    def add(kind: FaultKind, target: str) -> None:
-        at_s = random.between(mix.first_s, mix.last_s)
-        # Short faults are as instructive as long ones, and a range of uniform draws has few of them.
-        lasts_s = mix.shortest_s * (mix.longest_s / max(mix.shortest_s, 1e-3)) ** random.number()
-        found.append(Fault(at_s, kind, target, lasts_s))
+    def add(count: int, kinds: FaultKind | tuple[FaultKind, ...], targets: str | list[str]) -> None:
+        for _ in range(count):
+            kind = kinds if isinstance(kinds, FaultKind) else random.choose(kinds)
+            target = targets if isinstance(targets, str) else random.choose(targets)
+            if kind is FaultKind.RECLAIM:
+                taken = [name for name in workers if random.happens(mix.reclaim_share)]
+                target = ",".join(taken or [random.choose(workers)])
+            at_s = random.between(mix.first_s, mix.last_s)
+            # Short faults are as instructive as long ones, and a range of uniform draws has few of them.
+            lasts_s = mix.shortest_s * (mix.longest_s / max(mix.shortest_s, 1e-3)) ** random.number()
+            found.append(Fault(at_s, kind, target, lasts_s))
 
-    for _ in range(mix.coordinator_kills):
-        kind = FaultKind.KILL_AT_WRITE if random.happens(0.5) else FaultKind.KILL
-        add(kind, "coordinator")
-    for _ in range(mix.worker_kills):
-        add(FaultKind.KILL, random.choose(workers))
-    for _ in range(mix.learner_kills):
-        add(FaultKind.KILL, "learner")
-    for _ in range(mix.reward_kills):
-        add(FaultKind.KILL, random.choose(reward_services))
-    for _ in range(mix.flow_kills):
-        add(FaultKind.KILL, "flow")
-    for _ in range(mix.stops):
-        add(FaultKind.STOP, random.choose(everyone))
-    for _ in range(mix.retirements):
-        add(FaultKind.RETIRE, random.choose(workers))
-    for _ in range(mix.reclaims):
-        taken = [name for name in workers if random.happens(mix.reclaim_share)]
-        add(FaultKind.RECLAIM, ",".join(taken or [random.choose(workers)]))
-    for _ in range(mix.cuts):
-        add(random.choose((FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN)), random.choose(everyone))
-    for _ in range(mix.storms):
-        add(FaultKind.STORM, "")
-    for _ in range(mix.slow_disks):
-        add(FaultKind.SLOW_DISK, "")
-    for _ in range(mix.hangs):
-        add(FaultKind.HANG, random.choose(workers))
+    add(mix.coordinator_kills, (FaultKind.KILL_AT_WRITE, FaultKind.KILL), "coordinator")
+    add(mix.worker_kills, FaultKind.KILL, workers)
+    add(mix.learner_kills, FaultKind.KILL, "learner")
+    add(mix.reward_kills, FaultKind.KILL, reward_services)
+    add(mix.flow_kills, FaultKind.KILL, "flow")
+    add(mix.stops, FaultKind.STOP, everyone)
+    add(mix.retirements, FaultKind.RETIRE, workers)
+    add(mix.reclaims, FaultKind.RECLAIM, "")
+    add(mix.cuts, (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN), everyone)
+    add(mix.storms, FaultKind.STORM, "")
+    add(mix.slow_disks, FaultKind.SLOW_DISK, "")
+    add(mix.hangs, FaultKind.HANG, workers)
     # A link matters only while several versions are published.
     links = [FaultKind.SLOW_LINK] * mix.slow_links + [FaultKind.DEAD_TRANSFER] * mix.dead_transfers
     for kind in links:
@@ -208,10 +200,7 @@ def draw_faults(
     found += [Fault(0.0, FaultKind.SLOW_LINK, name, STRAGGLING_S) for name in workers[-1:] * mix.stragglers]
     for name in workers[: mix.joiners]:
         found.append(Fault(0.0, FaultKind.DEAD_TRANSFER, name, random.between(*LINK_S)))
-    for _ in range(mix.deposals):
-        add(FaultKind.DEPOSE, "coordinator")
-    for _ in range(mix.full_disks):
-        add(FaultKind.FULL_DISK, "")
-    for _ in range(mix.corrupt_chunks):
-        add(FaultKind.CORRUPT_CHUNKS, random.choose(workers))
+    add(mix.deposals, FaultKind.DEPOSE, "coordinator")
+    add(mix.full_disks, FaultKind.FULL_DISK, "")
+    add(mix.corrupt_chunks, FaultKind.CORRUPT_CHUNKS, workers)
     return sorted(found, key=lambda fault: (fault.at_s, fault.kind, fault.target))

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import (
     PROTOCOL_VERSION,
@@ -25,6 +24,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.net.security.guard import DEFAULT_LIMITS
 from antiphon.services.coordinator.client import CoordinatorClient

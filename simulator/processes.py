@@ -33,7 +33,6 @@ from antiphon.services.coordinator.journal.opening import showing_life
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import register_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.learner.announcing import keep_announced
 from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import register_learner
@@ -48,9 +47,8 @@ from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
-from antiphon.weights.relay_service import Arrivals, RelayService
 from antiphon.weights.server import register_broadcast
-from antiphon.weights.service import BroadcastService
+from antiphon.weights.service import Arrivals, BroadcastService
 
 RESTART_S = 1.0
 """Pause of the supervisor before it starts a process again that ended by itself."""
@@ -170,7 +168,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         shared.wall_clock,
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
-        note_quota=state_machine.fleet.note_quota,
+        note_quota=state_machine.loop.fleet.note_quota,
     )
     server = InProcessServer()
     audits = AuditQueue(state_machine, shared.audit_secret)
@@ -210,7 +208,7 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
     await restoring
     await service.publish_again()
     async with asyncio.TaskGroup() as beside:
-        beside.create_task(keep_announced(service, coordinator))
+        beside.create_task(service.keep_announced())
         auditor = ArithmeticAuditor(shared.learner_disk.payloads)
         beside.create_task(audit_forever(coordinator, auditor, f"learner-{origin}"))
 
@@ -227,11 +225,13 @@ def make_worker(
     arrivals, address = Arrivals(), f"{process.name}:1"
     server = InProcessServer()
     guarded = GuardInterceptor(server, Guard(TOKEN_KEY, RUN_ID, shared.wall_clock, shared.loop.time))
-    register_broadcast(guarded, RelayService(payloads, arrivals))
+    register_broadcast(guarded, BroadcastService(payloads, arrivals=arrivals))
     shared.network.listen(address, process, server)
 
     async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
-        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
+        return await coordinator.plan_transfer(
+            worker.worker_id, manifest.version, manifest.payloads.index(payload)
+        )
 
     def source(config: RunConfig) -> engines.SnapshotSource:
         return engines.SnapshotSource(

@@ -13,13 +13,13 @@ from typing import Any
 
 from blake3 import blake3
 
-from antiphon.api.coordinator import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.events import load_event
 from antiphon.core.loop.run_state import fold, new_state
 from antiphon.core.records import GroupRewards, GroupSubmission, StepCommit, SubmitVerdict
+from antiphon.core.requests import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -365,7 +365,7 @@ class World:
         return [(group.lease_id, group.group_id) for group in groups if group.lease_id]
 
     def _taking_part(self) -> list[str]:
-        return [member.worker_id for member in self.shared.state_machines[-1].fleet.living()]
+        return [member.worker_id for member in self.shared.state_machines[-1].loop.fleet.living()]
 
     def _told(self, entry: ProcessEntry, worker: str = "") -> CoordinatorClient:
         return Witnessed(self.shared, self.witness, entry, worker)
@@ -427,10 +427,10 @@ class World:
                 state_machine.state.groups_filtered,
                 state_machine.state.newest_version,
             )
-        if witness.counts["run.finished"] and len(state_machine.leases) and self._alive("coordinator"):
+        if witness.counts["run.finished"] and len(state_machine.loop.leases) and self._alive("coordinator"):
             held = [group.group_id for group in state_machine.state.groups.values()]
             if not held:
-                witness.report(f"{len(state_machine.leases)} leases are held of a run without groups")
+                witness.report(f"{len(state_machine.loop.leases)} leases are held of a run without groups")
         recovery_s = self._recovery_s()
         limit_s = LEASE_PERIODS * config.coordinator.lease_s + self._own_work_s()
         if recovery_s is not None and recovery_s > limit_s:

@@ -1,13 +1,14 @@
 """Files: written whole or not at all, and flushed to the disk."""
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 from urllib.parse import quote
 
 from antiphon.core.errors import UnavailableError
@@ -43,6 +44,18 @@ def write_atomically(path: Path, payload: bytes, mode: int = 0o600) -> None:
         flush_folder(path.parent)
     except OSError as error:
         raise unusable(error, path.parent) from error
+
+
+def hold(path: Path, shared: bool = False) -> IO[bytes] | None:
+    """Lock a file, made when missing, until the returned handle is closed; None where others hold it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = path.open("ab")
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        return None
+    return handle
 
 
 def copy_atomically(source: Path, path: Path, mode: int = 0o600) -> None:

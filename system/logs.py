@@ -3,10 +3,11 @@
 A line that finds no place, as on a full disk, is dropped: what a program does never depends on its log.
 """
 
+import ctypes
 import os
 import sys
-from collections.abc import MutableMapping
-from contextlib import suppress
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 import structlog
@@ -55,6 +56,23 @@ def configure_logs(level: str = "info", stream: TextIO | None = None) -> None:
         # A cached logger would write to this very stream for ever, closed or not, and evade `capture_logs`.
         cache_logger_on_first_use=False,
     )
+
+
+@contextmanager
+def without_native_output() -> Iterator[None]:
+    """Drop what libraries in C print to this process's standard output meanwhile."""
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    libc.fflush(None)
+    output, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(output, 1)
+        os.close(output)
+        os.close(nowhere)
 
 
 def _in_plain_text(_: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

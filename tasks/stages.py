@@ -6,22 +6,22 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from antiphon.runs.context import find
+from antiphon.runs.live_run import find_live_run
 
 
 @task(task_run_name="collect {step}", cache_policy=NO_CACHE, persist_result=False)
 def collect(run_id: str, step: int) -> dict[str, Any]:
     """Open one step and wait until all its groups were sampled and handed in."""
-    run = find(run_id)
-    run.timed("collect", step, lambda: run.wait(run.stages.collect(step)))
+    run = find_live_run(run_id)
+    run.timed("collect", step, run.stages.collect(step))
     return {"step": step}
 
 
 @task(task_run_name="reward {step}", cache_policy=NO_CACHE, persist_result=False)
 def reward(run_id: str, step: int) -> dict[str, Any]:
     """Wait until the groups of one step are rewarded and its batch is sealed; returns its rewards."""
-    run, started = find(run_id), time.perf_counter()
-    batch = run.timed("reward", step, lambda: run.wait(run.stages.reward(step)))
+    run, started = find_live_run(run_id), time.perf_counter()
+    batch = run.timed("reward", step, run.stages.reward(step))
     return {
         "step": step,
         "batch": batch.digest,
@@ -37,8 +37,8 @@ def reward(run_id: str, step: int) -> dict[str, Any]:
 @task(task_run_name="step {number}", cache_policy=NO_CACHE, persist_result=False)
 def step(run_id: str, number: int) -> dict[str, Any]:
     """Run one learner step; returns the version it made."""
-    run = find(run_id)
-    result = run.timed("step", number, lambda: run.wait(run.stages.step(number)))
+    run = find_live_run(run_id)
+    result = run.timed("step", number, run.stages.step(number))
     return {
         "step": number,
         "version": result.commit.version,
@@ -51,16 +51,16 @@ def step(run_id: str, number: int) -> dict[str, Any]:
 @task(task_run_name="broadcast v{version}", cache_policy=NO_CACHE, persist_result=False)
 def broadcast(run_id: str, version: int) -> dict[str, Any]:
     """Publish one policy version; returns its digest."""
-    run = find(run_id)
-    manifest = run.timed("broadcast", version, lambda: run.wait(run.stages.broadcast(version)))
+    run = find_live_run(run_id)
+    manifest = run.timed("broadcast", version, run.stages.broadcast(version))
     return {"version": version, "weights": manifest.weights_digest, "bytes": manifest.full_bytes}
 
 
 @task(task_run_name="evaluate v{version}", cache_policy=NO_CACHE, persist_result=False)
 def evaluate(run_id: str, version: int) -> dict[str, Any]:
     """Score one policy version on held-out prompts while training continues."""
-    run = find(run_id)
-    score = run.timed("evaluate", version, lambda: run.wait(run.stages.evaluate(version)))
+    run = find_live_run(run_id)
+    score = run.timed("evaluate", version, run.stages.evaluate(version))
     return {"version": version, "reward_mean": score.reward_mean, "prompts": score.prompts}
 
 

@@ -4,20 +4,14 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from antiphon.api.snapshots import Blocks, Broadcast, Place
-from antiphon.core.errors import IntegrityError
+from antiphon.net.rpc.calls import Client
 from antiphon.net.rpc.serving import call, stream
-from antiphon.net.rpc.unary import Client
 from antiphon.net.security.credentials import Credentials
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 
 _ANSWER_S = 10.0
-"""Longest wait for the answer what a holder has, or where it keeps it."""
-MOST_CHUNKS = 1 << 24
-"""Of a payload about which an answer is believed: 512 GiB in the smallest usual chunks."""
+"""Longest wait for the answer where a holder keeps its payloads."""
 
 
 class BroadcastClient(Client, Broadcast):
@@ -36,15 +30,13 @@ class BroadcastClient(Client, Broadcast):
         self._transfer_timeout_s = transfer_timeout_s
 
     async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
-        request = broadcast_pb2.ChunksRequest(payload_digest=payload_digest, indices=indices)
+        request = broadcast_pb2.ChunksRequest(
+            payload_digest=payload_digest, indices=indices, held_only=held_only
+        )
         async for chunk in stream(self._stub.GetChunks, request, None, self._transfer_timeout_s):
             yield chunk.index, chunk.data
-
-    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
-        request = broadcast_pb2.HeldRequest(payload_digest=payload_digest)
-        return spread(await call(self._stub.GetHeld, request, _ANSWER_S))
 
     async def where(self) -> Place:
         place = await call(self._stub.Where, broadcast_pb2.PlaceRequest(), _ANSWER_S)
@@ -55,18 +47,3 @@ class BroadcastClient(Client, Broadcast):
         # The holder may have to read all of the payload first.
         said = await call(self._stub.GetBlocks, request, self._transfer_timeout_s)
         return Blocks(said.peer_id, said.port, tuple(said.addresses))
-
-
-def spread(said: Any) -> npt.NDArray[np.bool_]:
-    """Return the answer of a holder, a message `Held`, as one bool per chunk.
-
-    Raises:
-        IntegrityError: when its bits do not fit its chunks, or it has too many; nothing was allocated.
-    """
-    if not 0 <= said.chunks <= MOST_CHUNKS or len(said.bits) != -(-said.chunks // 8):
-        raise IntegrityError(
-            f"answered that it knows of {said.chunks} chunks with {len(said.bits)} bytes; a byte for each "
-            f"eight of at most {MOST_CHUNKS} is right"
-        )
-    bits = np.frombuffer(said.bits, np.uint8)
-    return np.unpackbits(bits, count=said.chunks, bitorder="little").astype(np.bool_)

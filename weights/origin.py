@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +131,11 @@ async def _start(
         env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
     )
     assert process.stdin is not None and process.stdout is not None
-    told = {name: getattr(order, name) for name in order.__slots__}
-    told["credentials"] = None if credentials is None else _to_text(credentials)
+    shown = None
+    if credentials is not None:
+        names = ("authority", "certificate", "private_key", "token_key")
+        shown = {name: base64.b64encode(getattr(credentials, name) or b"").decode() for name in names}
+    told = {**asdict(order), "credentials": shown}
     try:
         async with asyncio.timeout(order.start_timeout_s):
             process.stdin.write(json.dumps(told).encode() + b"\n")
@@ -161,18 +164,17 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _to_text(credentials: Credentials) -> dict[str, str]:
-    names = ("authority", "certificate", "private_key", "token_key")
-    return {name: base64.b64encode(getattr(credentials, name) or b"").decode() for name in names}
-
-
 async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
     security = None
     if credentials is not None:
         clock = asyncio.get_running_loop().time
         guard = Guard(needed_token_key(credentials), order.run_id, wall_clock, clock)
         security = Security(credentials, guard)
-    service = _service(order)
+    store = PayloadStore(Path(order.root))
+    service = BroadcastService(store, order.uplink_bytes_per_s)
+    if order.lattica_port is not None:
+        node = LatticaNode(store.root / FOLDER, order.host, order.lattica_port)
+        service = LatticaService(store, order.uplink_bytes_per_s, node, order.lattica_port)
     server, port = await start_server(
         order.host, order.port, lambda s: register_broadcast(s, service), [SERVICE_NAME], security
     )
@@ -183,14 +185,6 @@ async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
             await asyncio.Event().wait()  # until the learner ends it, or ends
     finally:
         await stop_server(server)
-
-
-def _service(order: OriginOrder) -> BroadcastService:
-    store = PayloadStore(Path(order.root))
-    if order.lattica_port is None:
-        return BroadcastService(store, order.uplink_bytes_per_s)
-    node = LatticaNode(store.root / FOLDER, order.host, order.lattica_port)
-    return LatticaService(store, order.uplink_bytes_per_s, node, order.lattica_port)
 
 
 @contextlib.contextmanager
@@ -221,13 +215,8 @@ def _main() -> int:
     secrets = told.pop("credentials")
     credentials = None
     if secrets is not None:
-        read = {name: base64.b64decode(text) for name, text in secrets.items()}
-        credentials = Credentials(
-            read["authority"],
-            read["certificate"],
-            read["private_key"],
-            token_key=read["token_key"] or None,
-        )
+        read: dict[str, Any] = {name: base64.b64decode(text) or None for name, text in secrets.items()}
+        credentials = Credentials(**read)
     return run_service(lambda stop: _serve(OriginOrder(**told), credentials))
 
 

@@ -9,7 +9,6 @@ weights: that is the same formula, since between snapshots every change is at le
 import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from antiphon.weights.patch import (
     encode_patch,
 )
 from antiphon.weights.patch_format import Span, full_bytes, runs
-from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.payload_store import OutgoingPayload, PayloadStore
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 """Pieces compared, evenly spread, and bytes of each: a share of 1% is found within a few percent."""
@@ -41,22 +40,6 @@ class FullWeights:
     """64 hex."""
     data: Buffer
     """Bytes of all tensors, such as a mapped file without its header."""
-
-
-_P = TypeVar("_P", covariant=True)
-
-
-class Outgoing(Protocol[_P]):
-    """A payload that is being written: the payload store's file without a name."""
-
-    def write(self, data: bytes, /) -> object:
-        """Append bytes."""
-
-    def finish(self, *, kind: str, parent: int | None, encoding: str) -> _P:
-        """Keep what was written, and return the payload."""
-
-    def discard(self) -> None:
-        """Leave nothing of it, unless it is finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +62,7 @@ def spare_threads(busy: int) -> int:
 
 
 def write_payloads(
-    make: Callable[[int], Outgoing[_P]],
+    make: Callable[[int], OutgoingPayload],
     new: FullWeights,
     stored: Sequence[FullWeights],
     tensors: Sequence[TensorEntry],
@@ -87,7 +70,7 @@ def write_payloads(
     *,
     left_out: Callable[[int, int], None] = lambda parent, patch_bytes: None,
     written: Callable[[int], None] = lambda length: None,
-) -> Generator[_P, None, None]:
+) -> Generator[Payload, None, None]:
     """Write the payloads of a version that are worth their bytes, beside the raw full one; yield each.
 
     A patch is begun where its estimate is small enough, and discarded where the estimate was wrong.
@@ -108,7 +91,7 @@ def write_payloads(
     by_version = {weights.version: weights for weights in stored}
     total = full_bytes(tensors)
 
-    def into(out: Outgoing[_P]) -> Callable[[bytes], None]:
+    def into(out: OutgoingPayload) -> Callable[[bytes], None]:
         def write(data: bytes) -> None:
             out.write(data)
             written(len(data))

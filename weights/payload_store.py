@@ -3,7 +3,8 @@
 The origin and every receiver keep one. A payload is written under another name and gets its own
 when all of it is there, checked, and on the disk; from then on it never changes, and others may map it
 or link it. What a killed process was receiving is continued: chunks that it had marked are checked
-again, because a mark may have reached the disk before its chunk.
+again, because a mark may have reached the disk before its chunk. A payload costs one flush of its file and
+one of its folder.
 """
 
 import mmap
@@ -12,21 +13,35 @@ import secrets
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
-from antiphon.api.manifest import full_payload, manifest_from_bytes, manifest_to_bytes
+from antiphon.api.manifest import full_payload, manifest_from_bytes, manifest_to_bytes, payload_digest
 from antiphon.core.digests import check_digest
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.system.files import PREFIX, flush_folder, unusable, write_atomically
-from antiphon.weights.payload_files import SUFFIX, IncomingPayload, OutgoingPayload, chunk_digest
 
+Buffer = bytes | bytearray | memoryview
 PAYLOADS = "payloads"
 """Folder of a run, or of a worker, with its payload store."""
 TOKEN = "token"
 """File whose content shows that a reader is on the store's machine and may read it."""
+SUFFIX = ".payload"
+_PART, _MARKS = ".part", ".marks"
+THREADED_BYTES = 1 << 20
+"""Fewer bytes are digested sooner than threads are woken for them."""
+_MODE = 0o444
+"""Payloads never change, and others link to the very same file: none may write to them."""
+
+
+def is_chunk(data: Buffer, digest: str) -> bool:
+    """Tell whether a chunk has a digest; that of a large one is computed by all threads of the machine."""
+    threads = blake3.AUTO if len(data) >= THREADED_BYTES else 1
+    return blake3(data, max_threads=threads).hexdigest() == digest
 
 
 class PayloadStore:
@@ -86,22 +101,27 @@ class PayloadStore:
         with self._guard:
             if digest not in self._known:
                 # Another process may write the folder: what it has dropped is forgotten here too.
-                self._known = {name: known for name, known in self._known.items() if self._holds(name)}
+                for dropped in [
+                    one for one in self._known if one not in self._incoming and not self.has(one)
+                ]:
+                    del self._known[dropped]
                 for version in self.versions():
                     for payload in self.manifest(version).payloads:
                         self._known[payload.digest] = payload
-            if digest not in self._known or not self._holds(digest):
+            known = self._known.get(digest)
+            if known is None or not (digest in self._incoming or self.has(digest)):
                 raise _not_held(digest)
-            return self._known[digest]
+            return known
 
-    def _holds(self, digest: str) -> bool:
-        return digest in self._incoming or self.has(digest)
+    def make(self, chunk_bytes: int, head_bytes: int = 0) -> "OutgoingPayload":
+        """Begin a payload whose bytes come in order; the first `head_bytes` are given at the end.
 
-    def make(self, chunk_bytes: int, head_bytes: int = 0) -> OutgoingPayload:
-        """Begin a payload whose bytes come in order; the first `head_bytes` are given at the end."""
-        return OutgoingPayload(self.root, chunk_bytes, head_bytes, self._made)
+        Raises:
+            UnavailableError: when the folder cannot be written.
+        """
+        return OutgoingPayload(self, chunk_bytes, head_bytes)
 
-    def receive(self, payload: Payload) -> IncomingPayload:
+    def receive(self, payload: Payload) -> "IncomingPayload":
         """Begin to receive a payload, or go on where an earlier transfer stopped; reads what that marked.
 
         Raises:
@@ -109,9 +129,19 @@ class PayloadStore:
         """
         with self._guard:
             if payload.digest not in self._incoming:
-                self._incoming[payload.digest] = IncomingPayload(self.root, payload, self._received)
+                self._incoming[payload.digest] = IncomingPayload(self, payload)
                 self._known[payload.digest] = payload
             return self._incoming[payload.digest]
+
+    def name(self, path: Path, payload: Payload, unlisted: bool) -> None:
+        """Give a payload that is whole, checked and on the disk its name; called by what was writing it."""
+        with self._guard:
+            if unlisted:
+                self._unlisted.add(payload.digest)
+            os.replace(path, f"{self.root}/{payload.digest}{SUFFIX}")
+            flush_folder(self.root)
+            self._known[payload.digest] = payload
+            self._incoming.pop(payload.digest, None)
 
     def adopt(self, payload: Payload, path: Path) -> bool:
         """Link the file of another store on this machine; False where that cannot be done.
@@ -131,7 +161,7 @@ class PayloadStore:
             os.link(path, target, follow_symlinks=False)
         except OSError:
             return False
-        self._known[payload.digest] = payload
+        self.note(payload)
         return True
 
     def map(self, digest: str) -> memoryview:
@@ -140,13 +170,14 @@ class PayloadStore:
         Raises:
             UnavailableError: when it is not held.
         """
+        path = self.path(digest)
         try:
-            with self.path(digest).open("rb") as file:
+            with path.open("rb") as file:
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except FileNotFoundError:
             raise _not_held(digest) from None
         except (OSError, ValueError) as error:  # ValueError: an empty file
-            raise UnavailableError(f"{self.path(digest)} cannot be mapped: {error}") from error
+            raise UnavailableError(f"{path} cannot be mapped: {error}") from error
 
     def checked(self, manifest: SnapshotManifest) -> Path:
         """Return a version's policy file after comparing each of its chunks with the manifest.
@@ -159,7 +190,7 @@ class PayloadStore:
         mapping = self.map(payload.digest)
         for index, digest in enumerate(payload.chunk_digests):
             start, length = payload.span(index)
-            if chunk_digest(mapping[start : start + length]) != digest:
+            if not is_chunk(mapping[start : start + length], digest):
                 raise IntegrityError(
                     f"chunk {index} of version {manifest.version} was altered in "
                     f"{self.path(payload.digest)}; restore it from a copy"
@@ -175,13 +206,11 @@ class PayloadStore:
             UnavailableError: when one of them is not held.
         """
         incoming = self._incoming.get(payload.digest)
-        paths = [self.path(payload.digest)]
-        if incoming is not None:
-            if not incoming.held[run.start : run.stop].all():
-                raise _not_held(payload.digest, run[0])
-            paths.insert(0, incoming.path)  # it may get its own name meanwhile
+        if incoming is not None and not incoming.held[run.start : run.stop].all():
+            raise _not_held(payload.digest, run[0])
         start, length = payload.span(run[0])[0], sum(payload.span(index)[1] for index in run)
-        for path in paths:
+        # What arrives may get its own name meanwhile.
+        for path in (*([] if incoming is None else [incoming.path]), self.path(payload.digest)):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
@@ -218,12 +247,16 @@ class PayloadStore:
             UnavailableError: when none of its payloads is held, or the folder cannot be written.
         """
         with self._guard:
-            if not any(self.has(payload.digest) for payload in manifest.payloads):
+            lacking = 0
+            for payload in manifest.payloads:
+                lacking += not self.has(payload.digest)
+            if lacking == len(manifest.payloads):
                 raise UnavailableError(
                     f"no payload of version {manifest.version} is held; write it before listing it"
                 )
             write_atomically(self._manifest_path(manifest.version), manifest_to_bytes(manifest))
-            self._unlisted.difference_update(payload.digest for payload in manifest.payloads)
+            for payload in manifest.payloads:
+                self._unlisted.discard(payload.digest)
 
     def manifest(self, version: int | None) -> SnapshotManifest:
         """Return the manifest of `version`, or of the newest version held.
@@ -273,13 +306,16 @@ class PayloadStore:
         """
         versions = {manifest.version for manifest in keep}
         with self._guard:
-            wanted = {payload.digest for manifest in keep for payload in manifest.payloads} | self._unlisted
+            wanted = set(self._unlisted)
+            for manifest in keep:
+                for payload in manifest.payloads:
+                    wanted.add(payload.digest)
             for version in self.versions():
                 if version not in versions:
                     self._manifest_path(version).unlink(missing_ok=True)
-            for digest in self._incoming.keys() - wanted:
-                del self._incoming[digest]
-            self._known = {digest: known for digest, known in self._known.items() if digest in wanted}
+            for held in cast("tuple[dict[str, object], ...]", (self._incoming, self._known)):
+                for digest in held.keys() - wanted:
+                    del held[digest]
             for path in self.root.glob(f"*{SUFFIX}*"):
                 if not path.name.startswith(PREFIX) and path.name.partition(".")[0] not in wanted:
                     path.unlink(missing_ok=True)
@@ -287,24 +323,195 @@ class PayloadStore:
     def _manifest_path(self, version: int) -> Path:
         return self.root / f"{version}.manifest"
 
-    def _made(self, path: Path, payload: Payload) -> Path:
-        with self._guard:
-            self._unlisted.add(payload.digest)
-            return self._named(path, payload)
 
-    def _received(self, path: Path, payload: Payload) -> Path:
-        with self._guard:
-            named = self._named(path, payload)
-            self._incoming.pop(payload.digest, None)
-            return named
+class OutgoingPayload:
+    """A payload that is made here: written once, in order, and digested in chunks on the way.
 
-    def _named(self, path: Path, payload: Payload) -> Path:
-        """Give a payload that is on the disk its name."""
-        target = self.path(payload.digest)
-        os.replace(path, target)
-        flush_folder(self.root)
-        self._known[payload.digest] = payload
-        return target
+    Until `finish` it has no name, and `discard` leaves nothing; a killed maker's is removed by
+    `PayloadStore.remove_leftovers`.
+    """
+
+    def __init__(self, store: PayloadStore, chunk_bytes: int, head_bytes: int) -> None:
+        """Open the file; see `PayloadStore.make`."""
+        self._store, root = store, store.root
+        self._chunk_bytes = chunk_bytes
+        self._digests: list[str] = []
+        self._hasher = _hasher()
+        self._end = head_bytes
+        # Chunks that hold some of the head are digested when it is known.
+        self._head_bytes, self._headed = head_bytes, -(-head_bytes // chunk_bytes)
+        self._path = root / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise unusable(error, root) from error
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes, and let the disk begin with them.
+
+        Raises:
+            UnavailableError: when no space is left.
+        """
+        view = memoryview(data).cast("B")
+        begun = self._end
+        self._digest(view)
+        try:
+            _write_all(self._descriptor, view, begun)
+            # Dirty pages go to the disk from now on, instead of all at the end; none is dropped meanwhile.
+            os.posix_fadvise(self._descriptor, begun, len(view), os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise unusable(error, self._store.root) from error
+
+    def finish(
+        self,
+        head: bytes = b"",
+        kind: str = "full",
+        parent: int | None = None,
+        encoding: str = "raw",
+        digest: str = "",
+    ) -> Payload:
+        """Write the head, bring everything to the disk and give the payload its name.
+
+        Raises:
+            UnavailableError: when no space is left; nothing is left then.
+            IntegrityError: when `digest` is given and the payload has another one; nothing is left then.
+        """
+        assert len(head) == self._head_bytes
+        try:
+            _write_all(self._descriptor, memoryview(head), 0)
+            if self._end > self._headed * self._chunk_bytes and self._end % self._chunk_bytes:
+                self._digests.append(self._hasher.hexdigest())
+            heads = []
+            for start in range(0, min(self._headed * self._chunk_bytes, self._end), self._chunk_bytes):
+                length = min(self._chunk_bytes, self._end - start)
+                heads.append(blake3(os.pread(self._descriptor, length, start)).hexdigest())
+            digests = (*heads, *self._digests)
+            payload = Payload(
+                kind,  # type: ignore[arg-type]
+                parent,
+                encoding,  # type: ignore[arg-type]
+                payload_digest(self._end, self._chunk_bytes, digests),
+                self._end,
+                self._chunk_bytes,
+                digests,
+            )
+            if digest and payload.digest != digest:
+                self.discard()
+                raise IntegrityError(f"what was made is payload {payload.digest} instead of {digest}")
+            os.fdatasync(self._descriptor)
+            os.fchmod(self._descriptor, _MODE)
+            self._store.name(self._path, payload, unlisted=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+        except OSError as error:
+            self.discard()
+            raise unusable(error, self._store.root) from error
+        return payload
+
+    def discard(self) -> None:
+        """Leave nothing of it, unless it is finished."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._path.unlink(missing_ok=True)
+
+    def _digest(self, view: memoryview) -> None:
+        place = 0
+        while place < len(view):
+            part = view[place : place + self._chunk_bytes - self._end % self._chunk_bytes]
+            place += len(part)
+            headed = self._end < self._headed * self._chunk_bytes
+            self._end += len(part)
+            if headed:
+                continue
+            self._hasher.update(part)
+            if self._end % self._chunk_bytes == 0:
+                self._digests.append(self._hasher.hexdigest())
+                self._hasher = _hasher()
+
+
+class IncomingPayload:
+    """A payload that arrives in chunks, in any order: a sparse file, and a mark for each chunk.
+
+    Methods may be called from any thread; different chunks may be written at the same time.
+    """
+
+    def __init__(self, store: PayloadStore, payload: Payload) -> None:
+        """Open or continue the file; see `PayloadStore.receive`."""
+        self._store, root = store, store.root
+        self.payload = payload
+        self.path = root / f"{payload.digest}{SUFFIX}{_PART}"
+        self._marks = root / f"{payload.digest}{SUFFIX}{_MARKS}"
+        self.held: npt.NDArray[np.bool_] = np.zeros(len(payload.chunk_digests), np.bool_)
+        """Per chunk: whether it is here, checked."""
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            is_marked = self.path.exists() and self._marks.exists()
+            marked = np.frombuffer(self._marks.read_bytes()[: len(self.held)] if is_marked else b"", np.uint8)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            if self.path.exists():  # what was killed just before the file got its name left it read-only
+                self.path.chmod(0o644)
+            self._descriptor = os.open(self.path, flags, 0o644)
+            os.ftruncate(self._descriptor, payload.payload_bytes)
+            self._mark_file = os.open(self._marks, flags, 0o644)
+            for index in np.flatnonzero(marked == 1):
+                start, length = payload.span(int(index))
+                data = os.pread(self._descriptor, length, start)
+                self.held[index] = is_chunk(data, payload.chunk_digests[index])
+        except OSError as error:
+            raise unusable(error, root) from error
+
+    def missing(self) -> list[int]:
+        """Return the chunks that are not here yet, in order."""
+        return [int(index) for index in np.flatnonzero(~self.held)]
+
+    def write(self, index: int, data: Buffer) -> None:
+        """Check a chunk and keep it; one that is here already changes nothing.
+
+        Raises:
+            IntegrityError: when it is not the payload's chunk of that place; nothing is kept then.
+            UnavailableError: when no space is left.
+        """
+        if not 0 <= index < len(self.held):
+            raise IntegrityError(
+                f"there is no chunk {index} among the {len(self.held)} of {self.payload.digest}"
+            )
+        if self.held[index]:
+            return
+        start, length = self.payload.span(index)
+        if len(data) != length:
+            how = "is truncated" if len(data) < length else "is oversized"
+            raise IntegrityError(f"{how}: {len(data)} bytes instead of {length}")
+        if not is_chunk(data, self.payload.chunk_digests[index]):
+            raise IntegrityError("was altered: its bytes do not match its digest")
+        try:
+            _write_all(self._descriptor, memoryview(data), start)
+            os.pwrite(self._mark_file, b"\x01", index)
+        except OSError as error:
+            raise unusable(error, self._store.root) from error
+        self.held[index] = True
+
+    def finish(self) -> None:
+        """Bring the whole payload to the disk and give it its name.
+
+        Raises:
+            UnavailableError: when chunks are missing, or the disk fails.
+        """
+        if missing := self.missing():
+            raise UnavailableError(f"{len(missing)} chunks of payload {self.payload.digest} are missing")
+        try:
+            os.fdatasync(self._descriptor)
+            os.fchmod(self._descriptor, _MODE)
+            self._store.name(self.path, self.payload, unlisted=False)
+            self._marks.unlink(missing_ok=True)
+        except OSError as error:
+            raise unusable(error, self._store.root) from error
+
+    def __del__(self) -> None:
+        for name in ("_descriptor", "_mark_file"):
+            if (descriptor := self.__dict__.pop(name, None)) is not None:
+                os.close(descriptor)
 
 
 def _not_held(digest: str, index: int | None = None) -> UnavailableError:
@@ -312,3 +519,13 @@ def _not_held(digest: str, index: int | None = None) -> UnavailableError:
     return UnavailableError(
         f"{what}payload {digest[:64]} is not held here (any more); fetch the newest manifest"
     )
+
+
+def _hasher() -> blake3:
+    return blake3(max_threads=blake3.AUTO)
+
+
+def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], offset + done)

@@ -6,41 +6,21 @@ digest matches the manifest's, from any sender, and from then on others may have
 
 import asyncio
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 import structlog
 
 from antiphon.api.snapshots import Broadcast
 from antiphon.core.dissemination.plan import Assignment
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.dissemination.requests import Request, Transfer
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.system.wakeup import Wakeup, end_tasks
-from antiphon.weights.payload_files import IncomingPayload
-from antiphon.weights.relay_service import Arrivals
+from antiphon.weights.payload_store import IncomingPayload
+from antiphon.weights.service import Arrivals
 
 _log = structlog.get_logger(__name__)
-
-CURIOUS_S = 0.25
-"""Between two questions to a holder about what it has."""
-
-
-@dataclass(slots=True)
-class Delivery:
-    """What a transfer took, and from whom."""
-
-    seconds: float = 0.0
-    first_chunk_s: float = 0.0
-    """From the beginning until the first chunk was here."""
-    bytes_from: dict[str, int] = field(default_factory=dict)
-    """Source -> bytes that it sent, those of chunks that came twice or were refused among them."""
-    best_bytes_per_s: dict[str, float] = field(default_factory=dict)
-    """Source -> highest rate at which it sent: at least so fast is its uplink."""
-    duplicate_bytes: int = 0
-    """Of chunks that were here already."""
-    stalled: list[str] = field(default_factory=list)
-    culprits: dict[str, str] = field(default_factory=dict)
-    """Source -> what it sent wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +35,9 @@ class TransferLimits:
     """Without progress from anyone, while every source is away or refuses: others may be known by now."""
 
 
-async def fetch_payload(
-    incoming: IncomingPayload,
-    sources: Mapping[str, Sequence[Broadcast]],
-    assignment: Assignment,
-    arrivals: Arrivals,
-    culprits: MutableMapping[str, str],
-    limits: TransferLimits = TransferLimits(),
-    *,
-    arrived: Callable[[int], None] = lambda count: None,
-) -> Delivery:
-    """Bring all chunks that `incoming` lacks; it is not finished here.
+class Receiver:
+    """Brings one payload here; whatever happens, what has arrived stays, and another goes on from there."""
 
-    Whatever happens, what has arrived stays, and another call goes on from there.
-
-    Args:
-        incoming: the payload; chunks are verified and written by it, on threads.
-        sources: name -> connections to it, over which requests are spread; those that `assignment` names
-            and that are not here are not asked.
-        assignment: whom to ask.
-        arrivals: told of each chunk, for those who wait here for it.
-        culprits: who sent something wrong in this run, and is not asked; added to.
-        limits: how long sources are waited for.
-        arrived: called with the bytes of each piece that came.
-
-    Raises:
-        IntegrityError: when every source sent something wrong; names them.
-        UnavailableError: when nothing but a drip came for `limits.give_up_s`, or the disk is full.
-    """
-    receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, limits, arrived)
-    return await receiver.run()
-
-
-class _Receiver:
     def __init__(
         self,
         incoming: IncomingPayload,
@@ -95,9 +45,22 @@ class _Receiver:
         assignment: Assignment,
         arrivals: Arrivals,
         culprits: MutableMapping[str, str],
-        limits: TransferLimits,
-        arrived: Callable[[int], None],
+        limits: TransferLimits = TransferLimits(),
+        *,
+        arrived: Callable[[int], None] = lambda count: None,
     ) -> None:
+        """Prepare, in a running loop.
+
+        Args:
+            incoming: the payload; chunks are verified and written by it, on threads. It is not finished here.
+            sources: name -> connections to it, over which requests are spread; those that `assignment` names
+                and that are not here are not asked.
+            assignment: whom to ask.
+            arrivals: notified of each chunk, for those who wait here for it.
+            culprits: who sent something wrong in this run, and is not asked; added to.
+            limits: how long sources are waited for.
+            arrived: called with the bytes of each piece that came.
+        """
         self._incoming, self._sources, self._arrivals = incoming, sources, arrivals
         self._payload = incoming.payload
         self._limits, self._arrived = limits, arrived
@@ -120,36 +83,36 @@ class _Receiver:
         )
         self._change = Wakeup()
         self._calls: dict[asyncio.Task[None], Request] = {}
-        self._questions: dict[str, asyncio.Task[None]] = {}
         self._busy = {name: [0] * len(lanes) for name, lanes in sources.items()}
         self._broken: AntiphonError | None = None
         self._refusals: dict[str, str] = {}
         """Source -> why it did not send, the last time."""
-        self._delivery = Delivery()
+        self._first_chunk_s = 0.0
+        self._bytes_from: dict[str, int] = {}
+        self._wrong_ones: dict[str, str] = {}
 
-    async def run(self) -> Delivery:
-        """Ask until everything is here."""
+    async def run(self) -> DeliveryRecord:
+        """Ask until everything is here, and return what that took, without the version and who fetched it.
+
+        Raises:
+            IntegrityError: when every source sent something wrong; names them.
+            UnavailableError: when nothing but a drip came for `limits.give_up_s`, or the disk is full.
+        """
         transfer = self._transfer
         try:
             while not transfer.complete:
                 self._check()
                 now = self._clock()
                 for name in transfer.stalled(now):
-                    self._delivery.stalled.append(name)
                     self._hang_up(name)
                 for request in transfer.next_requests(now):
                     self._calls[asyncio.create_task(self._ask(request))] = request
-                for name in transfer.curious(now):
-                    if name not in self._questions:
-                        self._questions[name] = asyncio.create_task(self._inquire(name))
                 await self._change.wait(min(transfer.retry_s(now), self._limits.refused_s))
         finally:
-            await end_tasks(*self._calls, *self._questions.values())
-        self._delivery.seconds = self._clock() - self._begun_s
-        self._delivery.best_bytes_per_s = {
-            name: source.best_bytes_per_s for name, source in transfer.sources.items() if source.bytes_in
-        }
-        return self._delivery
+            await end_tasks(*self._calls)
+        rates = {name: one.best_bytes_per_s for name, one in transfer.sources.items() if one.bytes_in}
+        took_s = self._clock() - self._begun_s
+        return DeliveryRecord(0, "", took_s, self._first_chunk_s, self._bytes_from, rates, self._wrong_ones)
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -200,7 +163,7 @@ class _Receiver:
         """Take the chunks of one request, each in one or more pieces, or several in one."""
         due, coming, pieces, length = set(request.indices), -1, list[bytes](), 0
         span = self._payload.span
-        replies = lane.get_chunks(self._payload.digest, request.indices)
+        replies = lane.get_chunks(self._payload.digest, request.indices, request.held_only)
         try:
             async for index, piece in replies:
                 if index not in due:
@@ -223,7 +186,17 @@ class _Receiver:
                 for at in run:
                     came = len(piece) if last == index else span(at)[1]
                     self._note(request.source, came, at, span(at)[1])
-                await self._keep(request, run, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                whole_run = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                try:
+                    # Digesting and writing take milliseconds, for which a worker must not stop sampling.
+                    await asyncio.to_thread(self._write, run, whole_run)
+                except AntiphonError as error:
+                    self._broken = error  # the disk's fault, no source's
+                    raise UnavailableError(str(error)) from error
+                self._first_chunk_s = self._first_chunk_s or self._clock() - self._begun_s
+                self._arrivals.notify(self._payload.digest)
+                if any([self._transfer.arrived(request, index) for index in run]):
+                    self._change.notify()
                 due.difference_update(run)
                 pieces, length = [], 0
         finally:
@@ -234,25 +207,10 @@ class _Receiver:
         if due:
             raise UnavailableError(f"the stream ended before chunk {min(due)}")
 
-    async def _keep(self, request: Request, run: range, data: bytes) -> None:
-        try:
-            # Digesting and writing take milliseconds, for which a worker must not stop sampling.
-            await asyncio.to_thread(self._write, run, memoryview(data))
-        except AntiphonError as error:
-            self._broken = error  # the disk's fault, no source's
-            raise UnavailableError(str(error)) from error
-        self._delivery.first_chunk_s = self._delivery.first_chunk_s or self._clock() - self._begun_s
-        self._arrivals.notify(self._payload.digest)
-        if any([self._transfer.arrived(request, index) for index in run]):
-            self._change.notify()
-
     def _write(self, run: range, data: memoryview) -> None:
         begin = self._payload.span(run[0])[0]
         for index in run:
             start, length = self._payload.span(index)
-            if self._incoming.held[index]:
-                self._delivery.duplicate_bytes += length
-                continue
             try:
                 self._incoming.write(index, data[start - begin : start - begin + length])
             except IntegrityError as error:
@@ -262,28 +220,13 @@ class _Receiver:
 
     def _note(self, name: str, count: int, index: int, so_far: int) -> None:
         self._transfer.bytes_came(name, count, self._clock(), index, so_far)
-        self._delivery.bytes_from[name] = self._delivery.bytes_from.get(name, 0) + count
+        self._bytes_from[name] = self._bytes_from.get(name, 0) + count
         self._arrived(count)
-
-    async def _inquire(self, name: str) -> None:
-        """Learn what a holder has, and leave some time before it is asked again."""
-        try:
-            async with asyncio.timeout(self._limits.stall_s):
-                self._transfer.told(name, await self._sources[name][0].held(self._payload.digest))
-            self._change.notify()
-            await asyncio.sleep(CURIOUS_S)
-        except IntegrityError as error:
-            self._wrong(name, str(error))
-            self._change.notify()
-        except (AntiphonError, TimeoutError):
-            self._transfer.failed(name, self._clock())
-        finally:
-            self._questions.pop(name, None)
 
     def _wrong(self, name: str, what: str) -> None:
         _log.warning("source.wrong", source=name or "origin", payload=self._payload.digest[:12], reason=what)
         self._transfer.wrong(name, what)
-        self._delivery.culprits[name] = what
+        self._wrong_ones[name] = what
         self._hang_up(name)
 
     def _hang_up(self, name: str) -> None:

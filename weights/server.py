@@ -4,10 +4,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import numpy as np
 
 from antiphon.api.snapshots import Broadcast
-from antiphon.net.rpc.serving import answers_errors
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 
 SERVICE_NAME = "antiphon.Broadcast"
@@ -20,25 +18,18 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
     def __init__(self, service: Broadcast) -> None:
         self._service = service
 
-    @answers_errors
     async def GetChunks(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Stream the chunks asked for."""
-        async for index, data in self._service.get_chunks(request.payload_digest, list(request.indices)):
+        async for index, data in self._service.get_chunks(
+            request.payload_digest, list(request.indices), request.held_only
+        ):
             yield broadcast_pb2.Chunk(index=index, data=data)
 
-    @answers_errors
-    async def GetHeld(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        """Answer which chunks are held."""
-        held = await self._service.held(request.payload_digest)
-        return broadcast_pb2.Held(chunks=len(held), bits=np.packbits(held, bitorder="little").tobytes())
-
-    @answers_errors
     async def Where(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Answer where the payloads lie."""
         place = await self._service.where()
         return broadcast_pb2.Place(folder=str(place.folder), token=place.token)
 
-    @answers_errors
     async def GetBlocks(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Answer where the chunks are blocks."""
         found = await self._service.blocks(request.payload_digest)

@@ -5,16 +5,43 @@ whatever their number. On the holder's own machine nothing is sent: the receiver
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from pathlib import Path
 
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.dissemination.requests import LEAST_PIECE_BYTES, PIECE_BYTES, PiecePace
 from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.core.records import Payload
+from antiphon.system.wakeup import Wakeup
 from antiphon.weights.payload_store import PayloadStore
+
+STALL_S = 30.0
+"""Longest wait for a chunk that is on its way while nothing arrives: longer than receivers have patience."""
+
+
+class Arrivals:
+    """Wakes those who wait for chunks of a payload."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Wakeup] = {}
+        self._count: Counter[str] = Counter()
+        """Who waits, by payload. Peers may name any payload: what nobody waits for takes no memory."""
+
+    def notify(self, payload_digest: str) -> None:
+        if (wakeup := self._waiting.get(payload_digest)) is not None:
+            wakeup.notify()
+
+    async def wait(self, payload_digest: str, timeout_s: float) -> bool:
+        """Wait until something of a payload arrives; False when `timeout_s` seconds passed without."""
+        wakeup = self._waiting.setdefault(payload_digest, Wakeup())
+        self._count[payload_digest] += 1
+        try:
+            return await wakeup.wait(timeout_s)
+        finally:
+            self._count[payload_digest] -= 1
+            if not self._count[payload_digest]:
+                del self._count[payload_digest]
+                self._waiting.pop(payload_digest, None)
 
 
 class Uplink:
@@ -56,15 +83,29 @@ def following(indices: Sequence[int], most: int) -> range:
 
 
 class BroadcastService(Broadcast):
-    """Serves one payload store."""
+    """Serves one payload store; chunks of a payload that is still arriving are handed on as they come."""
 
-    def __init__(self, store: PayloadStore, uplink_bytes_per_s: float | None = None) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: PayloadStore,
+        uplink_bytes_per_s: float | None = None,
+        arrivals: Arrivals | None = None,
+        stall_s: float = STALL_S,
+    ) -> None:
+        """Serve `store`.
+
+        Args:
+            store: of this process.
+            uplink_bytes_per_s: cap on what all receivers together get; None: no cap.
+            arrivals: of the same store's transfers; None: nothing arrives, as at the origin.
+            stall_s: longest wait for a chunk that is on its way, while nothing of its payload arrives.
+        """
+        self._store, self._arrivals, self._stall_s = store, arrivals, stall_s
         self.uplink = Uplink(uplink_bytes_per_s)
         """Of everything that is sent from here."""
 
     async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
         """Yield (index, piece), a chunk after the other, no faster than the uplink cap.
 
@@ -76,51 +117,57 @@ class BroadcastService(Broadcast):
 
         Raises:
             ContractError: when a chunk is asked for twice, or the payload has no such chunk.
-            UnavailableError: for a chunk that is not held.
+            UnavailableError: for a chunk that is not held, and does not arrive in time.
         """
         if len(set(indices)) != len(indices):
             raise ContractError(
                 f"a request for {len(indices)} chunks names {len(set(indices))}; ask for each chunk once"
             )
-        payload = await self._find(payload_digest)
+        store = self._store
+        try:
+            payload = await asyncio.to_thread(store.find, payload_digest)
+        except UnavailableError:  # it may be about to arrive: children may hear of it first
+            if held_only or not await self._arrives(payload_digest):
+                raise
+            payload = await asyncio.to_thread(store.find, payload_digest)
+        if wrong := [index for index in indices if not 0 <= index < len(payload.chunk_digests)]:
+            raise ContractError(f"payload {payload.digest} has no chunk {wrong[0]}; fetch its manifest again")
         clock = asyncio.get_running_loop().time
         pace = PiecePace(min(payload.chunk_bytes, LEAST_PIECE_BYTES))
-        for index in indices:
-            if not 0 <= index < len(payload.chunk_digests):
-                raise ContractError(
-                    f"payload {payload.digest} has no chunk {index}; fetch its manifest again"
-                )
         left = list(indices)
         while left:
+            here = left
+            if self._arrivals is not None:  # one that is late keeps no other back
+                held = store.held(payload)
+                if not (here := [index for index in left if held[index]]):
+                    if held_only or not await self._arrives(payload.digest):
+                        waited = "" if held_only else f", nor did it arrive for {self._stall_s:g} s"
+                        raise UnavailableError(
+                            f"chunk {left[0]} of payload {payload.digest} is not held here{waited}; take it "
+                            "from another holder"
+                        )
+                    continue
             # Chunks that come together are handed on together: no more of them than hide a message's cost.
             together = min(pace.piece_bytes, PIECE_BYTES)
-            run = await self._next(payload, left, max(1, together // payload.chunk_bytes))
+            run = following(here, max(1, together // payload.chunk_bytes))
             left = [index for index in left if index not in run]  # they may stand apart in the request
             length, sent, data = sum(payload.span(index)[1] for index in run), 0, b""
             while sent < length:
                 begun_s = clock()
                 size = length if len(run) > 1 else min(pace.piece_bytes, length - sent)
                 drains_s = await self.uplink.take(size)
-                data = data or await asyncio.to_thread(self._store.read_chunks, payload, run)
+                data = data or await asyncio.to_thread(store.read_chunks, payload, run)
                 piece = data[sent : sent + size]
                 yield run[0], piece
                 sent += len(piece)
                 pace.sent(size, max(drains_s, clock() - begun_s))
 
-    async def _find(self, digest: str) -> Payload:
-        return await asyncio.to_thread(self._store.find, digest)
-
-    async def _next(self, payload: Payload, left: Sequence[int], most: int) -> range:
-        """Return which of these chunks to send next: at most this many that follow each other."""
-        return following(left, most)
-
-    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
-        """Return, per chunk, whether it is held; empty when the payload is not known here."""
-        try:
-            return self._store.held(await asyncio.to_thread(self._store.find, payload_digest))
-        except UnavailableError:
-            return np.zeros(0, np.bool_)
+    async def _arrives(self, payload_digest: str) -> bool:
+        """Wait for something of a payload; False when nothing came in time, or none arrives here."""
+        return self._arrivals is not None and await self._arrivals.wait(payload_digest, self._stall_s)
 
     async def where(self) -> Place:
-        """Return where the payloads lie on this machine."""
+        """Return where the origin's payloads lie on this machine; no peer learns a worker's paths."""
+        if self._arrivals is not None:
+            return Place(Path(), "")
         return Place(self._store.root.absolute(), await asyncio.to_thread(self._store.token))

@@ -44,8 +44,45 @@ class Weights:
     def digest(self, done: Callable[[int], None] = lambda length: None) -> str:
         """Read them once and return their digest; `done` gets the bytes of each part that was read."""
         hasher = weights_hasher(self.entries)
-        _read(self, hasher.update, done)
+        self.read(done, hasher.update)
         return hasher.hexdigest()
+
+    def read(self, done: Callable[[int], None], *takers: Callable[[memoryview], object]) -> None:
+        """Hand the canonical bytes to each of `takers`, in order, on a thread of its own.
+
+        Two buffers take turns: while one is filled, the other is taken.
+        """
+        if sys.byteorder != "little":
+            raise ContractError("snapshots are written on little-endian machines alone; train on one")
+        size = min(BUFFER_BYTES, sum(entry.length for entry in self.entries))
+        buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        under_way: list[Future[object]] = []
+        used = 0
+        with self.reading(), ThreadPoolExecutor(1, "snapshot") as thread:
+            for entry in self.entries:
+                dtype, width = getattr(torch, entry.dtype), DTYPE_BYTES[entry.dtype]
+                with self.tensor(entry.name) as tensor:
+                    flat = tensor.detach().reshape(-1)
+                    place, count = 0, entry.length // width
+                    while True:
+                        is_full = used % width or size - used < width
+                        if used and (is_full if place < count else entry is self.entries[-1]):
+                            part = memoryview(buffers[0].numpy())[:used]
+                            before, under_way = under_way, [thread.submit(take, part) for take in takers]
+                            done(used)
+                            for work in before:  # its buffer is filled next
+                                work.result()
+                            buffers.reverse()
+                            used = 0
+                        if place == count:
+                            break
+                        fits = min(count - place, (size - used) // width)
+                        values = buffers[0][used : used + fits * width].view(dtype)
+                        values.copy_(flat[place : place + fits])
+                        self.check(entry.name, values)
+                        place, used = place + fits, used + fits * width
+            for work in under_way:
+                work.result()
 
     def copies(self) -> dict[str, torch.Tensor]:
         """Return them as tensors on the CPU, as published."""
@@ -134,54 +171,11 @@ def write_snapshot(
     head_bytes = len(policy_header(run_id, version, _UNKNOWN, entries))
     hasher = weights_hasher(entries)
     payload = store.make(chunk_bytes or auto_chunk_bytes(head_bytes + full_bytes), head_bytes)
-
-    def take(data: memoryview) -> None:
-        payload.write(data)  # the disk has its work while the digest is computed
-        hasher.update(data)
-
     try:
-        _read(weights, take, done)
+        weights.read(done, payload.write, hasher.update)  # the disk works while the digest is computed
         digest = hasher.hexdigest()
         finished = payload.finish(policy_header(run_id, version, digest, entries))
     except BaseException:
         payload.discard()
         raise
     return SnapshotManifest(run_id, version, digest, entries, full_bytes, (finished,), origin="")
-
-
-def _read(weights: Weights, take: Callable[[memoryview], object], done: Callable[[int], None]) -> None:
-    """Hand the canonical bytes to `take`, in order, on a thread of its own, through two buffers."""
-    if sys.byteorder != "little":
-        raise ContractError("snapshots are written on little-endian machines alone; train on one")
-    size = min(BUFFER_BYTES, sum(entry.length for entry in weights.entries))
-    buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
-    taken: list[Future[object]] = []
-    turn = used = 0
-
-    with weights.reading(), ThreadPoolExecutor(1, "snapshot") as taker:
-
-        def hand_over() -> None:
-            nonlocal turn, used
-            taken.append(taker.submit(take, memoryview(buffers[turn].numpy())[:used]))
-            done(used)
-            turn, used = 1 - turn, 0
-            if len(taken) > 1:  # the other buffer is filled next
-                taken.pop(0).result()
-
-        for entry in weights.entries:
-            dtype, width = getattr(torch, entry.dtype), DTYPE_BYTES[entry.dtype]
-            with weights.tensor(entry.name) as tensor:
-                flat = tensor.detach().reshape(-1)
-                place, count = 0, entry.length // width
-                while place < count:
-                    if used % width or size - used < width:
-                        hand_over()
-                    part = min(count - place, (size - used) // width)
-                    values = buffers[turn][used : used + part * width].view(dtype)
-                    values.copy_(flat[place : place + part])
-                    weights.check(entry.name, values)
-                    place, used = place + part, used + part * width
-        if used:
-            hand_over()
-        for future in taken:
-            future.result()

@@ -7,6 +7,7 @@ payload is for: it brings the chunks that are missing, each checked against the 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import ORIGIN, TransferPlan
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
@@ -21,8 +23,8 @@ from antiphon.net.rpc.serving import open_channel
 from antiphon.net.security.credentials import Credentials
 from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import TOKEN, PayloadStore
-from antiphon.weights.relay import TransferLimits, fetch_payload
-from antiphon.weights.relay_service import Arrivals
+from antiphon.weights.relay import Receiver, TransferLimits
+from antiphon.weights.service import Arrivals
 
 ADDRESSES_KEPT = 16
 """Sources whose connections stay open for the next payload."""
@@ -150,8 +152,8 @@ class RelayTransport(Transport):
         self._network.round_trip(clock() - asked_s)
         if not self._links or not await _adopted(payload, place, self._store):
             return False
-        self._network.delivered(manifest.version, clock() - begun_s)
-        self._note(payload)
+        self._network.delivered(DeliveryRecord(manifest.version, "", clock() - begun_s))
+        self._network.holds(payload.digest, self._store.has)  # what was linked is handed on
         return True
 
     async def fetch(
@@ -159,59 +161,39 @@ class RelayTransport(Transport):
     ) -> None:
         if not self._store.has(payload.digest):
             if await self.link(manifest, payload):
-                arrived(payload.payload_bytes)
-            else:
-                await self._bring(manifest, payload, arrived)
-        self._note(payload)
+                return arrived(payload.payload_bytes)
+            plan = FROM_ORIGIN
+            try:
+                if self._ask_plan is not None:
+                    plan = await self._ask_plan(manifest, payload) or FROM_ORIGIN
+            except AntiphonError as error:  # the origin is enough
+                _log.warning("transfer.unplanned", version=manifest.version, reason=str(error))
+            sources = {ORIGIN: self._connect(manifest.origin)}
+            for name, address in plan.addresses.items():
+                try:
+                    sources[name] = self._connect(address)
+                except AntiphonError as error:
+                    _log.warning("relay.unusable", worker=name, reason=str(error))
+            incoming = await asyncio.to_thread(self._store.receive, payload)
+            self._arrivals.notify(payload.digest)
+            delivery = await Receiver(
+                incoming,
+                sources,
+                plan.assignment,
+                self._arrivals,
+                self._network.culprits,
+                self._limits,
+                arrived=arrived,
+            ).run()
+            await asyncio.to_thread(incoming.finish)
+            self._network.delivered(replace(delivery, version=manifest.version))
+        # So that it is handed on, also after a restart.
+        self._store.note(payload)
+        self._network.holds(payload.digest, self._store.has)
 
     async def close(self) -> None:
         if isinstance(self._connect, Connections):
             await self._connect.close()
-
-    def _note(self, payload: Payload) -> None:
-        """Remember that a payload is here, so that it is handed on, also after a restart."""
-        self._store.note(payload)
-        self._network.holds(payload.digest, self._store.has)
-
-    async def _bring(
-        self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
-    ) -> None:
-        plan = await self._plan(manifest, payload)
-        sources = {ORIGIN: self._connect(manifest.origin)}
-        for name, address in plan.addresses.items():
-            try:
-                sources[name] = self._connect(address)
-            except AntiphonError as error:
-                _log.warning("relay.unusable", worker=name, reason=str(error))
-        incoming = await asyncio.to_thread(self._store.receive, payload)
-        self._arrivals.notify(payload.digest)
-        delivery = await fetch_payload(
-            incoming,
-            sources,
-            plan.assignment,
-            self._arrivals,
-            self._network.culprits,
-            self._limits,
-            arrived=arrived,
-        )
-        await asyncio.to_thread(incoming.finish)
-        self._network.delivered(
-            manifest.version,
-            delivery.seconds,
-            delivery.first_chunk_s,
-            delivery.bytes_from,
-            delivery.best_bytes_per_s,
-            delivery.culprits,
-        )
-
-    async def _plan(self, manifest: SnapshotManifest, payload: Payload) -> TransferPlan:
-        if self._ask_plan is None:
-            return FROM_ORIGIN
-        try:
-            return await self._ask_plan(manifest, payload) or FROM_ORIGIN
-        except AntiphonError as error:  # the origin is enough
-            _log.warning("transfer.unplanned", version=manifest.version, reason=str(error))
-            return FROM_ORIGIN
 
 
 async def _adopted(payload: Payload, place: Place, store: PayloadStore) -> bool:

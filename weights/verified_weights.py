@@ -68,18 +68,15 @@ def open_snapshot(manifest: SnapshotManifest, store: PayloadStore) -> VerifiedWe
             f"the weights of version {manifest.version} have digest {digest}, but the manifest says "
             f"{manifest.weights_digest}; they are not loaded"
         )
-    return VerifiedWeights(_views(manifest, mapping, len(head)), digest, _SEAL)
-
-
-def _views(manifest: SnapshotManifest, mapping: memoryview, start: int) -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
         # torch warns once that the memory is read-only, which is what it is mapped for.
         warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
         whole = torch.from_numpy(np.frombuffer(mapping, np.uint8))
     tensors = {}
     for entry in manifest.tensors:
-        flat = whole[start + entry.offset : start + entry.offset + entry.length]
-        if (start + entry.offset) % DTYPE_BYTES[entry.dtype]:
+        start = len(head) + entry.offset
+        flat = whole[start : start + entry.length]
+        if start % DTYPE_BYTES[entry.dtype]:
             flat = flat.clone()  # a narrow tensor leaves the next one at an odd address, where no view is
         tensors[entry.name] = flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
-    return tensors
+    return VerifiedWeights(tensors, digest, _SEAL)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from antiphon.core.coordinator import consequences, groups, leases
+from antiphon.core.coordinator.running_leases import RunningLeases
 from antiphon.core.loop import acceptance, admission, assembly
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
@@ -18,12 +20,10 @@ from antiphon.core.loop.staleness import StalenessBound, VersionWindow
 from antiphon.core.records import Lease, SubmitVerdict
 from antiphon.net.security import guard
 from antiphon.net.security.guard import Guard, TokenBucket
-from antiphon.services.coordinator import audit_queue, reward_queue, sealing, worker_registry
+from antiphon.services.coordinator import audit_queue, sealing
 from antiphon.services.coordinator.journal import journal
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.store import Written
-from antiphon.services.coordinator.lease_granter import LeaseGranter
-from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.learner.service import LearnerService
 from antiphon.simulator.campaign import Campaign
 from antiphon.simulator.faults import FaultMix
@@ -68,7 +68,7 @@ def receipts_are_forgotten(patch: Patch) -> None:
 
 
 def slower_leases_go_on(patch: Patch) -> None:
-    patch.setattr(RunningLeases, "stop_slower", lambda self, group, winner, now: [])
+    patch.setattr(RunningLeases, "slower", lambda self, group, winner, now: [])
 
 
 def answers_come_before_the_disk(patch: Patch) -> None:
@@ -217,12 +217,12 @@ def what_failed_counts_as_wrong(patch: Patch) -> None:
 
 
 def workers_speak_for_others(patch: Patch) -> None:
-    patch.setattr(guard, "_wrong_name", lambda claims, request: None)
+    patch.setattr(guard, "_wrong_name", lambda claims, request, said: None)
 
 
 def workers_give_orders(patch: Patch) -> None:
     patch.setattr(Guard, "_refuse", lambda self, caller, scope: None)
-    patch.setattr(guard, "_wrong_name", lambda claims, request: None)
+    patch.setattr(guard, "_wrong_name", lambda claims, request, said: None)
 
 
 def workers_ask_without_limit(patch: Patch) -> None:
@@ -250,7 +250,7 @@ def honest_groups_are_called_untrusted(patch: Patch) -> None:
 
 
 def beginnings_are_not_checked(patch: Patch) -> None:
-    patch.setattr(worker_registry, "check_piece", lambda *arguments, **named: None)
+    patch.setattr(consequences, "check_piece", lambda *arguments, **named: None)
 
 
 def deposed_coordinators_go_on(patch: Patch) -> None:
@@ -262,18 +262,19 @@ def deposed_coordinators_go_on(patch: Patch) -> None:
 
 
 def scorers_have_for_ever(patch: Patch) -> None:
-    patch.setattr(reward_queue.RewardQueue, "_time_for", lambda self, group_id: 1e9)
+    real = groups.hand_out
+    patch.setattr(groups, "hand_out", lambda loop, who, ids, now: real(loop, who, ids, now + 1e9))
 
 
 def evaluations_go_on_with_newer_weights(patch: Patch) -> None:
-    lease = LeaseGranter._lease
+    lease = leases._lease
 
-    def unpinned(self: LeaseGranter, *told: Any) -> Lease:
-        return dataclasses.replace(lease(self, *told), version=None)
+    def unpinned(*arguments: Any) -> Lease:
+        return dataclasses.replace(lease(*arguments), version=None)
 
-    patch.setattr(LeaseGranter, "_lease", unpinned)
+    patch.setattr(leases, "_lease", unpinned)
     patch.setattr(acceptance, "check_submission", lambda *told, **limits: None)
-    patch.setattr(worker_registry, "check_piece", lambda *told, **limits: None)
+    patch.setattr(consequences, "check_piece", lambda *told, **limits: None)
 
 
 MUTATIONS: dict[Callable[[Patch], None], str] = {

@@ -6,12 +6,13 @@ python -m antiphon.benchmarks.parts.plain_job CONFIG [KEY=VALUE ...] --results F
 import argparse
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 
 from antiphon.core.config import load_config
 from antiphon.flows.driver import Handle, drive
 from antiphon.runs.directory import home_directory
-from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
+from antiphon.runs.live_run import RunOptions, claim_run
 from antiphon.tasks.stages import TASKS
 
 
@@ -51,7 +52,7 @@ class PlainStages:
                 handle.wait()
             self._work(stage, number)
 
-        return PlainHandle(self._pool.submit(run))
+        return PlainHandle(self._pool.submit(copy_context().run, run))
 
     def close(self) -> None:
         """Wait for the threads to end."""
@@ -67,11 +68,10 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_config(arguments.config, arguments.overrides)
     options = RunOptions(fresh=True, results=arguments.results)
-    with surrounded(Surroundings(options=options)), open_run(config, None, home_directory()) as live:
-        run_id = live.context.run_id
-        stages = PlainStages(lambda stage, number: TASKS[stage].fn(run_id, number))
-        drive(live.context, stages, live.committed)
-        live.finish()
+    with claim_run(config, None, home_directory(), options=options) as run:
+        stages = PlainStages(lambda stage, number: TASKS[stage].fn(run.run_id, number))
+        drive(run, stages, run.committed)
+        run.finish()
         stages.close()
 
 

@@ -57,7 +57,7 @@ class ServedRun:
         for order in orders:
             self.start(order)
         async with asyncio.timeout(JOIN_S):
-            while sum(member.held_version == 0 for member in self.machine.fleet.living()) < len(orders):
+            while sum(member.held_version == 0 for member in self.machine.loop.fleet.living()) < len(orders):
                 await asyncio.sleep(0.05)
 
     async def events(self) -> list[StoredEvent]:

@@ -15,18 +15,13 @@ first steps the share lies below the prediction.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 
 from antiphon.core.errors import ContractError
+from antiphon.core.records import Payload
 
 MOST_SHARE = 0.5
 """A patch is made when its bytes are expected below this share of the full payload's: two larger ones in a
 row would be no better than the payload itself."""
-_PRECISION = {"bfloat16": (8, -133), "float16": (11, -24), "float32": (24, -149), "float64": (53, -1074)}
-"""Significant bits, and the exponent of the smallest positive number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,42 +32,6 @@ class Change:
     """Changed elements of all, 0..1."""
     magnitude_bits: float
     """Mean of log2 of the difference of a changed element's bits, as of integers; 0: all by one ulp."""
-
-
-class HasBytes(Protocol):
-    """What choosing needs of a payload: `core.records.Payload` has it."""
-
-    @property
-    def parent(self) -> int | None:
-        """The version it changes; None for a full payload."""
-
-    @property
-    def payload_bytes(self) -> int:
-        """What fetching it costs."""
-
-
-_P = TypeVar("_P", bound=HasBytes)
-
-
-def predicted_change(weights: npt.NDArray[Any], updates: npt.NDArray[Any], dtype: str) -> Change:
-    """Predict what an update changes in a snapshot; neither version is rounded for that.
-
-    Args:
-        weights: [N] master weights, or a sample of them.
-        updates: [N], what is added to them; over several steps their sum.
-        dtype: of the snapshot: bfloat16, float16, float32 or float64.
-
-    >>> predicted_change(np.array([1.0, 1.0]), np.array([2.0**-9, 0.0]), "bfloat16").share
-    0.125
-    """
-    significant, smallest = _PRECISION[dtype]
-    _, exponents = np.frexp(weights)
-    spacing = np.where(weights == 0, smallest, np.maximum(exponents - significant, smallest))
-    ulps = np.abs(updates) / np.ldexp(1.0, spacing)
-    changed = np.minimum(1.0, ulps)
-    bits = np.log2(np.maximum(1.0, ulps))
-    total = float(changed.sum())
-    return Change(total / max(1, len(ulps)), float((changed * bits).sum()) / total if total else 0.0)
 
 
 def estimated_bytes(change: Change, full_bytes: int, element_bytes: int) -> int:
@@ -112,8 +71,8 @@ def ladder_parents(stored: Sequence[int], version: int, ladder: Sequence[int]) -
 
 
 def choose_payloads(
-    held: Collection[int], version: int, payloads: Mapping[int, Sequence[_P]]
-) -> list[tuple[int, _P]]:
+    held: Collection[int], version: int, payloads: Mapping[int, Sequence[Payload]]
+) -> list[tuple[int, Payload]]:
     """Return the payloads that bring a worker to a version with the fewest bytes, in the order of use.
 
     Of chains with equally many bytes the one with fewer payloads is taken.
@@ -127,7 +86,7 @@ def choose_payloads(
         ContractError: when no chain of payloads leads there.
     """
     costs = dict.fromkeys(held, (0, 0))
-    steps: dict[int, tuple[int, _P]] = {}
+    steps: dict[int, tuple[int, Payload]] = {}
     for reached in sorted(payloads):
         if reached > version or reached in held:
             continue
@@ -147,7 +106,7 @@ def choose_payloads(
             f"no announced payloads lead from versions {sorted(held)} to version {version}; announce a full "
             "payload"
         )
-    chain: list[tuple[int, _P]] = []
+    chain: list[tuple[int, Payload]] = []
     at: int | None = version
     while at is not None and at in steps:
         chain.append(steps[at])

@@ -50,12 +50,6 @@ class Orders:
 
 
 @dataclass(slots=True)
-class _Smoothed:
-    rate: float
-    at_s: float
-
-
-@dataclass(slots=True)
 class Activator:
     """Decides from what is offered and measured; keeps the averages and the times of its last orders.
 
@@ -64,7 +58,8 @@ class Activator:
 
     redundancy: Redundancy = field(default_factory=lambda: Redundancy(confidence=0.5))
     hysteresis: Hysteresis = field(default_factory=Hysteresis)
-    _rates: dict[str, _Smoothed] = field(default_factory=dict)
+    _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Worker -> its smoothed rate, and when it was last measured."""
     _short_since: float = math.inf
     _spare_since: float = math.inf
     _ordered_at: float = -math.inf
@@ -77,12 +72,9 @@ class Activator:
         """
         if not 0.0 <= rate < math.inf:
             raise InfeasibleError(f"worker {name} reports a rate of {rate:g}; it is not counted")
-        last = self._rates.get(name)
-        if last is None:
-            self._rates[name] = _Smoothed(rate, now)
-            return
-        weight = -math.expm1(-max(0.0, now - last.at_s) / self.hysteresis.smoothing_s)
-        self._rates[name] = _Smoothed(last.rate + weight * (rate - last.rate), now)
+        smoothed, at_s = self._rates.get(name, (rate, now))
+        weight = -math.expm1(-max(0.0, now - at_s) / self.hysteresis.smoothing_s)
+        self._rates[name] = smoothed + weight * (rate - smoothed), now
 
     def decide(
         self,
@@ -106,21 +98,19 @@ class Activator:
             join_s: seconds from an order until a worker samples.
             relays: workers that pass a broadcast on at the moment; none of them is drained.
         """
-        known = [self._as_measured(one) for one in offers]
-        mine = [one for one in known if one.name in active]
-        if self._lasts_short(now, mine, need):
-            return self._add(now, known, mine, need)
-        return self._drain(now, mine, need, left_s, join_s, relays)
-
-    def _as_measured(self, offer: WorkerOffer) -> WorkerOffer:
-        smoothed = self._rates.get(offer.name)
         # A worker that samples nothing keeps a trace of a rate: it is the last one to be wanted.
-        return offer if smoothed is None else replace(offer, rate=max(smoothed.rate, 1e-9 * offer.rate))
-
-    def _lasts_short(self, now: float, mine: Sequence[WorkerOffer], need: float) -> bool:
+        known = [
+            replace(one, rate=max(self._rates[one.name][0], 1e-9 * one.rate))
+            if one.name in self._rates
+            else one
+            for one in offers
+        ]
+        mine = [one for one in known if one.name in active]
         lacking = not self._is_enough(mine, need * (1.0 - self.hysteresis.shortage))
         self._short_since = min(self._short_since, now) if lacking else math.inf
-        return now - self._short_since >= self.hysteresis.add_after_s
+        if now - self._short_since >= self.hysteresis.add_after_s:
+            return self._add(now, known, mine, need)
+        return self._drain(now, mine, need, left_s, join_s, relays)
 
     def _is_enough(self, workers: Sequence[WorkerOffer], need: float) -> bool:
         everyone = np.ones(len(workers), dtype=np.bool_)
@@ -169,9 +159,6 @@ class Activator:
         if left_s <= join_s:
             return Orders()
         self._spare_since, self._ordered_at = math.inf, now
-        saved = (
-            ""
-            if math.isinf(left_s)
-            else f", which saves ${spare.usd_per_hour * left_s / _SECONDS_PER_HOUR:.2f}"
-        )
+        usd = spare.usd_per_hour * left_s / _SECONDS_PER_HOUR
+        saved = "" if math.isinf(left_s) else f", which saves ${usd:.2f}"
         return Orders((), (spare.name,), f"{need:.4g} are sampled without {spare.name} as well{saved}")

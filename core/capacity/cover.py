@@ -111,27 +111,21 @@ class Fleet:
         self.outside: Numbers = np.ones((len(offers), len(names)))
         """1 where a worker is outside a group."""
         self.outside[np.arange(len(offers)), groups] = 0.0
-        if not redundancy.survives:
-            self.outside = self.outside[:, :0]
 
-    def supply(self, means: Numbers, variances: Numbers) -> Numbers:
-        return np.asarray(means - self.z * np.sqrt(np.maximum(0.0, variances)))
+    def supply(self, chosen: Flags) -> float:
+        """Return what a set gives with the confidence that was asked for."""
+        return float(self.means[chosen].sum() - self.z * math.sqrt(self.variances[chosen].sum()))
 
-    def lacking(self, means: Numbers, variances: Numbers, outside: Numbers) -> Numbers:
-        """Return what lacks to be enough, of sets given by sums (...), (...), (..., groups)."""
-        first = np.maximum(0.0, self.need - self.supply(means, variances))
-        others = np.maximum(0.0, self.redundancy.survives * self.need - outside).sum(axis=-1)
-        return np.asarray(first + others)
-
-    def sums(self, chosen: Flags) -> tuple[Numbers, Numbers, Numbers]:
-        return (
-            self.means[chosen].sum(),
-            self.variances[chosen].sum(),
-            (self.means[:, None] * self.outside)[chosen].sum(axis=0),
-        )
+    def survives(self, chosen: Flags) -> float:
+        """Return the share of the need that is left of a set when its largest group vanishes."""
+        left = self.means[chosen] @ self.outside[chosen]
+        return float(left.min(initial=self.means[chosen].sum())) / self.need
 
     def is_enough(self, chosen: Flags) -> bool:
-        return bool(self.lacking(*self.sums(chosen)) <= _SLACK * self.need)
+        return (
+            self.supply(chosen) >= (1.0 - _SLACK) * self.need
+            and self.survives(chosen) >= self.redundancy.survives - _SLACK
+        )
 
 
 def cover(offers: Sequence[WorkerOffer], need: float, redundancy: Redundancy | None = None) -> Cover:
@@ -155,14 +149,13 @@ def cover(offers: Sequence[WorkerOffer], need: float, redundancy: Redundancy | N
     everyone = np.ones(len(offers), dtype=np.bool_)
     enough = bool(offers) and fleet.is_enough(everyone)
     chosen = _cheapest(fleet) if enough else everyone
-    mean, variance, _ = fleet.sums(chosen)
     names = tuple(one.name for one, taken in zip(offers, chosen, strict=True) if taken)
     return Cover(
         tuple(sorted(names)),
         float(fleet.prices[chosen].sum()),
-        float(fleet.supply(mean, variance)),
+        fleet.supply(chosen),
         enough,
-        _left(offers, chosen, need),
+        fleet.survives(chosen),
     )
 
 
@@ -171,10 +164,11 @@ def _cheapest(fleet: Fleet) -> Flags:
     from scipy.optimize import Bounds, LinearConstraint, milp  # half a second that few callers need
 
     need, everyone = fleet.need, np.ones(len(fleet.prices), dtype=np.bool_)
-    rows = [fleet.means / need, *(fleet.means[:, None] * fleet.outside / need).T]
-    least = [1.0, *np.full(fleet.outside.shape[1], fleet.redundancy.survives)]
+    outside = fleet.outside if fleet.redundancy.survives else fleet.outside[:, :0]
+    rows = [fleet.means / need, *(fleet.means[:, None] * outside / need).T]
+    least = [1.0, *np.full(outside.shape[1], fleet.redundancy.survives)]
     # Of equal workers the first are taken, so that not each choice of them is tried.
-    facts = np.column_stack([fleet.prices, fleet.means, fleet.variances, fleet.outside])
+    facts = np.column_stack([fleet.prices, fleet.means, fleet.variances, outside])
     kinds = np.unique(facts, axis=0, return_inverse=True)[1].ravel()
     order = np.argsort(kinds, kind="stable")
     equal = np.flatnonzero(np.diff(kinds[order]) == 0)
@@ -200,13 +194,3 @@ def _cheapest(fleet: Fleet) -> Flags:
         rows.append((fleet.means - fleet.z * fleet.variances * chosen / deviation) / need)
         least.append(1.0)
     return everyone
-
-
-def _left(offers: Sequence[WorkerOffer], chosen: Flags, need: float) -> float:
-    means: dict[str, float] = {}
-    for one, taken in zip(offers, chosen, strict=True):
-        if taken:
-            means[one.group or f"\0{one.name}"] = means.get(one.group or f"\0{one.name}", 0.0) + (
-                one.rate * one.availability
-            )
-    return (sum(means.values()) - max(means.values(), default=0.0)) / need

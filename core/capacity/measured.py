@@ -1,20 +1,25 @@
-"""Measured: what a run that was recorded says of its task and machines, for plans of others like it."""
+"""Measured: what a run says of its task and machines, and what the capacity model expects by that.
+
+A live run measures itself (`LoopMeasures.measured`), a recorded one is read from its log (`measure`).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from antiphon.core.capacity.live import expect
-from antiphon.core.capacity.model import required_supply, shape_of
+from antiphon.core.capacity.model import best_pace, least_staleness, pace, required_supply, shape_of
 from antiphon.core.config_sections import LoopSection
 from antiphon.core.errors import InfeasibleError
 from antiphon.core.status import CapacityRecord
 
+WORTH_IT = 0.005
+"""Another publish interval is named where it saves this share of a step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the run log of a run gives, by all of its steps."""
+    """What a run gives."""
 
     steps: int
     trained: float
@@ -32,11 +37,32 @@ class Measured:
     """From one commit to the next, mean."""
 
     def expected(self, loop: LoopSection, speed: float = 1.0) -> CapacityRecord:
-        """Return what is expected of this run, with engines `speed` times as fast."""
+        """Return what is expected of this run, with engines `speed` times as fast.
+
+        Raises:
+            InfeasibleError: for what is no measurement, such as a step that took no time that a clock shows.
+        """
         train_s, broadcast_s, group_s, place_s = self.seconds
-        seconds = (train_s, broadcast_s, group_s / speed, place_s / speed)
-        supply = self.tokens_per_s * self.workers * speed
-        return expect(loop, seconds, self.acceptance, self.completion_tokens, supply, self.step_s)
+        shape = shape_of(loop, train_s, broadcast_s, group_s / speed, place_s / speed, self.acceptance)
+        tokens_per_s = self.tokens_per_s * self.workers * speed
+        supply = tokens_per_s / self.completion_tokens
+        found = pace(shape, loop.max_staleness, loop.publish_interval, supply)
+        best = best_pace(shape, loop.max_staleness, supply)
+        better = best.step_s < found.step_s * (1.0 - WORTH_IT)
+        return CapacityRecord(
+            need_tokens_per_s=required_supply(shape) * self.completion_tokens,
+            supply_tokens_per_s=tokens_per_s,
+            acceptance=self.acceptance,
+            train_s=shape.train_s,
+            broadcast_s=shape.broadcast_s,
+            group_s=shape.group_s,
+            place_s=shape.place_s,
+            regime=found.regime.value,
+            step_s=found.step_s,
+            measured_step_s=self.step_s,
+            publish_interval=(best if better else found).publish_interval,
+            least_staleness=least_staleness(shape),
+        )
 
 
 def measure(lines: Sequence[Mapping[str, Any]], loop: LoopSection) -> Measured:

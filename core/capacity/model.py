@@ -248,7 +248,7 @@ def _round_trip_s(shape: LoopShape, sampling_s: float, max_staleness: int, publi
     return slowest
 
 
-def best_pace(shape: LoopShape, max_staleness: int, supply: float, interval: int | None = None) -> Pace:
+def best_pace(shape: LoopShape, max_staleness: int, supply: float) -> Pace:
     """Return the pace with the publish interval that gives the least seconds per step.
 
     Of intervals that are as fast the shortest one is taken, as its data is the freshest.
@@ -257,10 +257,7 @@ def best_pace(shape: LoopShape, max_staleness: int, supply: float, interval: int
         shape: the loop.
         max_staleness: S.
         supply: completions per second.
-        interval: the interval to take instead.
     """
-    if interval is not None:
-        return pace(shape, max_staleness, interval, supply)
     most = min(max_staleness + 1, MOST_INTERVAL)
     found = [pace(shape, max_staleness, k, supply) for k in range(1, most + 1)]
     fastest = min(one.step_s for one in found)

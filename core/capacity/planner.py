@@ -7,7 +7,8 @@ keeps it busy is taken; where it is smaller, the one that costs least per step.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from antiphon.core.capacity.cover import Redundancy, WorkerOffer, cover
@@ -39,8 +40,7 @@ from antiphon.core.capacity.model import (
 )
 from antiphon.core.capacity.offers import Offers, WorkerClass, bytes_per_s
 from antiphon.core.config import RunConfig
-from antiphon.core.dissemination.plan import plan_topology
-from antiphon.core.dissemination.predict import Link, Size
+from antiphon.core.dissemination.plan import Link, Size, plan_tree
 from antiphon.core.errors import InfeasibleError
 
 _SECONDS_PER_HOUR = 3600.0
@@ -71,7 +71,7 @@ class ClassRate:
 class Assessment:
     """What a fleet does with a configuration."""
 
-    counts: dict[str, int]
+    counts: Mapping[str, int]
     """Class -> workers to have."""
     supply: float
     """Completions per second on average, losses taken off."""
@@ -143,7 +143,17 @@ class Planner:
         self.train_s, self.train_measured = self._train_s()
         self.rates = {one.name: self._rate(one) for one in offers.workers}
         self.classes = {one.name: one for one in offers.workers}
-        self.pool = [offer for one in offers.workers for offer in self._offers_of(one)]
+        self.pool = [
+            WorkerOffer(
+                f"{one.name} {number}",
+                one.usd_per_hour or 0.0,
+                self.rates[one.name].completions_per_s,
+                self.rates[one.name].availability,
+                f"{one.name}/{number % one.zones}" if one.losses_per_hour else "",
+            )
+            for one in offers.workers
+            for number in range(one.most)
+        ]
 
     def _model(self) -> ModelSize:
         offers = self.offers
@@ -211,24 +221,12 @@ class Planner:
             availability(losses, one.replaced_s),
         )
 
-    def _offers_of(self, one: WorkerClass) -> list[WorkerOffer]:
-        rate = self.rates[one.name]
-        return [
-            WorkerOffer(
-                f"{one.name} {number}",
-                one.usd_per_hour or 0.0,
-                rate.completions_per_s,
-                rate.availability,
-                f"{one.name}/{number % one.zones}" if one.losses_per_hour else "",
-            )
-            for number in range(one.most)
-        ]
-
-    def broadcast_s(self, counts: dict[str, int]) -> float:
+    def broadcast_s(self, counts: Mapping[str, int]) -> float:
         """Return the seconds in which a fleet has a published version, along the best topology."""
         if self.measured is not None and not any(self.classes[name].gpu for name in counts):
             return self.measured.seconds[1]  # of machines of one's own; links of rented ones are other ones
-        if all(rate.measured for rate in self.rates.values()) and not self._model_known():
+        known = (self.offers.model or self.config.model.path) in MODELS or bool(self.offers.parameters)
+        if all(rate.measured for rate in self.rates.values()) and not known:
             return 0.0
         payload = int(self._model().parameters * self.offers.weight_bytes * self.offers.payload_share) or 1
         size = Size(payload, min(_CHUNK_BYTES, max(1, payload // _FEWEST_CHUNKS)))
@@ -241,16 +239,13 @@ class Planner:
             for number in range(count)
         }
         origin = Link(bytes_per_s(learner.up_mbit_per_s), bytes_per_s(learner.down_mbit_per_s))
-        return plan_topology(size, origin, links).seconds
-
-    def _model_known(self) -> bool:
-        return (self.offers.model or self.config.model.path) in MODELS or bool(self.offers.parameters)
+        return plan_tree(size, origin, links).seconds
 
     def assess(
-        self, counts: dict[str, int], max_staleness: int | None = None, interval: int | None = None
+        self, counts: Mapping[str, int], max_staleness: int | None = None, interval: int | None = None
     ) -> Assessment:
         """Return what a fleet does; with the best publish interval where none is named."""
-        counts = {name: count for name, count in counts.items() if count}
+        counts = {name: counts[name] for name in self.classes if counts.get(name)}
         bound = self.config.loop.max_staleness if max_staleness is None else max_staleness
         supply = sum(
             count * self.rates[name].completions_per_s * self.rates[name].availability
@@ -264,33 +259,17 @@ class Planner:
             max(self.rates[name].place_s for name in counts),
             self.acceptance,
         )
-        found = best_pace(shape, bound, supply, interval)
-        rented = {name: (self.classes[name].usd_per_hour or 0.0) * n for name, n in counts.items()}
+        found = best_pace(shape, bound, supply) if interval is None else pace(shape, bound, interval, supply)
         per_hour = (self.offers.learner.usd_per_hour or 0.0) + sum(
-            usd * self.rates[name].availability for name, usd in rented.items()
+            (self.classes[name].usd_per_hour or 0.0) * count * self.rates[name].availability
+            for name, count in counts.items()
         )
-        return Assessment(
-            counts,
-            supply,
-            shape,
-            found,
-            per_hour,
-            per_hour * found.step_s / _SECONDS_PER_HOUR
-            + self._egress_usd(sum(counts.values())) / found.publish_interval,
-        )
-
-    def _egress_usd(self, workers: int) -> float:
-        if not self.offers.egress_usd_per_gb:
-            return 0.0
-        payload = self._model().parameters * self.offers.weight_bytes * self.offers.payload_share
-        return workers * payload / 1e9 * self.offers.egress_usd_per_gb
-
-    def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return class -> how many of the offered workers that have these names."""
-        found = dict.fromkeys(self.classes, 0)
-        for name in names:
-            found[name.rpartition(" ")[0]] += 1
-        return found
+        offers, egress_usd = self.offers, 0.0
+        if offers.egress_usd_per_gb:
+            payload = self._model().parameters * offers.weight_bytes * offers.payload_share
+            egress_usd = sum(counts.values()) * payload / 1e9 * offers.egress_usd_per_gb
+        usd_per_step = per_hour * found.step_s / _SECONDS_PER_HOUR + egress_usd / found.publish_interval
+        return Assessment(counts, supply, shape, found, per_hour, usd_per_step)
 
     def plan(self, max_idle: float | None = None, max_usd: float | None = None) -> Plan:
         """Return the plan.
@@ -305,24 +284,22 @@ class Planner:
         bound, steps = self.config.loop.max_staleness, self.config.run.steps
         need = required_supply(shape_of(self.config.loop, self.train_s, 0.0, 1.0, 1.0, self.acceptance))
         covers = [cover(self.pool, share * need, self.redundancy) for share in _NEEDS]
-        fleets = {one.names: one for one in covers}
-        assessed = [(self.assess(self.counts(names)), one) for names, one in fleets.items()]
-        busy = next(
-            (pair for share, pair in zip(_NEEDS, covers, strict=True) if math.isclose(share, _BUSY)),
-            covers[-1],
-        )
-        chosen = next(pair for pair in assessed if pair[1].names == busy.names)
+        fleets = {
+            one.names: (self.assess(Counter(name.rpartition(" ")[0] for name in one.names)), one)
+            for one in covers
+        }
+        chosen = fleets[covers[_NEEDS.index(_BUSY)].names]
+        allowed = assessed = list(fleets.values())
         if bound < least_staleness(chosen[0].shape):
             chosen = min(assessed, key=lambda pair: _worth(pair[0]))
-        allowed = assessed
         if max_idle is not None:
             allowed = [p for p in allowed if p[0].pace.idle_share <= max_idle + _IDLE_TOLERANCE]
             if not allowed:
                 raise InfeasibleError(self._too_idle(max_idle, [pair[0] for pair in assessed]))
         if max_usd is not None:
+            cheapest = min(steps * pair[0].usd_per_step for pair in allowed)
             allowed = [p for p in allowed if steps * p[0].usd_per_step <= max_usd]
             if not allowed:
-                cheapest = min(steps * pair[0].usd_per_step for pair in assessed)
                 raise InfeasibleError(
                     f"{steps} steps cost at least ${cheapest:,.2f} with these offers"
                     f"{' and that idle share' if max_idle is not None else ''}, more than ${max_usd:,.2f}; "
@@ -349,7 +326,7 @@ class Planner:
             by_workers=tuple(
                 sorted((p[0] for p in assessed), key=lambda one: (one.workers, one.usd_per_hour))
             ),
-            rates={name: rate for name, rate in self.rates.items()},
+            rates=self.rates,
             survives=covered.survives,
             train_measured=self.train_measured,
             notes=tuple(self._notes(fleet, need, covered.enough)),
@@ -357,13 +334,10 @@ class Planner:
 
     def _too_idle(self, max_idle: float, assessed: Sequence[Assessment]) -> str:
         best = min(assessed, key=lambda one: one.pace.idle_share)
-        least = least_staleness(best.shape)
-        bound = self.config.loop.max_staleness
-        way = (
-            f"raise loop.max_staleness from {bound} to {least}"
-            if bound < least
-            else f"offer more than {best.workers} workers"
-        )
+        least, bound = least_staleness(best.shape), self.config.loop.max_staleness
+        way = f"offer more than {best.workers} workers"
+        if bound < least:
+            way = f"raise loop.max_staleness from {bound} to {least}"
         return (
             f"the learner would wait {best.pace.idle_share:.1%} of the time at least "
             f"({best.pace.wait_s:,.1f} s of each {best.pace.step_s:,.1f} s), more than the "

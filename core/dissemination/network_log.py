@@ -43,30 +43,24 @@ class NetworkLog:
         if seconds > 0:
             self._round_trip_s = min(self._round_trip_s or seconds, seconds)
 
-    def delivered(
-        self,
-        version: int,
-        seconds: float,
-        first_chunk_s: float = 0.0,
-        bytes_from: Mapping[str, int] = {},
-        best_bytes_per_s: Mapping[str, float] = {},
-        culprits: Mapping[str, str] = {},
-    ) -> None:
+    def delivered(self, told: DeliveryRecord) -> None:
         """Note that a payload of a version is here; several make one delivery."""
-        before = self._deliveries.pop(version, None)
-        known = before or DeliveryRecord(version, "", first_chunk_s=first_chunk_s)
-        sent = {name: known.bytes_from.get(name, 0) + count for name, count in bytes_from.items()}
-        rates = {name: max(known.best_bytes_per_s.get(name, 0.0), r) for name, r in best_bytes_per_s.items()}
+        version, came = told.version, told.bytes
+        if told.seconds > 0 and came:
+            self._down_bytes_per_s = max(self._down_bytes_per_s, came / told.seconds)
+        known = self._deliveries.pop(version, None) or replace(told, seconds=0.0, bytes_from={})
+        sent = {name: known.bytes_from.get(name, 0) + count for name, count in told.bytes_from.items()}
+        rates = {
+            name: max(known.best_bytes_per_s.get(name, 0.0), rate)
+            for name, rate in told.best_bytes_per_s.items()
+        }
         self._deliveries[version] = replace(
             known,
-            seconds=known.seconds + seconds,
+            seconds=known.seconds + told.seconds,
             bytes_from=_few({**known.bytes_from, **sent}),
             best_bytes_per_s=_few({**known.best_bytes_per_s, **rates}),
-            culprits=_few({**known.culprits, **_short(culprits)}),
+            culprits=_few(_short({**known.culprits, **told.culprits})),
         )
-        came = sum(bytes_from.values())
-        if seconds > 0 and came:
-            self._down_bytes_per_s = max(self._down_bytes_per_s, came / seconds)
         for old in list(self._deliveries)[:-MOST_WAITING]:
             del self._deliveries[old]
 

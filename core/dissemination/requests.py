@@ -7,7 +7,7 @@ that is not needed soon, and preferred again once it delivers. One that is far b
 helped out by the next one. Who sent a wrong chunk is asked nothing more.
 """
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,8 @@ class Request:
     number: int
     source: str
     indices: tuple[int, ...]
+    held_only: bool
+    """The source need not get these chunks before this worker does: it is not to wait for them."""
 
 
 @dataclass(slots=True)
@@ -86,8 +88,6 @@ class Source:
     calls_at_once: int
     bytes_per_s: float
     """Measured; at first what was planned."""
-    said: BoolArray | None = None
-    """Per chunk, whether it says that it holds it; None: nothing known."""
     calls: dict[int, Request] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
     """Open request -> chunks that it has still to bring."""
@@ -194,12 +194,6 @@ class Transfer:
         upstream = [s for s in self.sources.values() if s.upstream and not self._avoided(s.name)]
         return all(s.failures > (s.stalls if s.name == ORIGIN else 0) for s in upstream)
 
-    def curious(self, now: float) -> list[str]:
-        """Return who should be asked what it holds: others, when no parent answers."""
-        if any(self._usable(s, now) and s.keeps_pace for s in self._parents()):
-            return []
-        return [s.name for s in self.sources.values() if not s.upstream and self._usable(s, now)]
-
     def next_requests(self, now: float) -> list[Request]:
         """Return the requests to begin now; they count as open until `ended`."""
         found: list[Request] = []
@@ -209,7 +203,7 @@ class Transfer:
                     source.last_byte_s = source.watched_since_s = source.rate_since_s = now
                     source.watched_bytes = source.rate_bytes = 0
                 self._number += 1
-                request = Request(self._number, source.name, indices)
+                request = Request(self._number, source.name, indices, not source.upstream)
                 source.calls[request.number] = request
                 source.left[request.number] = len(indices)
                 self._asked[list(indices)] += 1
@@ -278,7 +272,6 @@ class Transfer:
         source = self.sources[name]
         source.retry_at_s = now + min(_FIRST_PAUSE_S * 2 ** min(source.failures, 8), _MOST_PAUSE_S)
         source.failures += 1
-        source.said = None
 
     def wrong(self, name: str, what: str) -> None:
         """Note that a source sent something wrong: it is asked for nothing more.
@@ -288,11 +281,6 @@ class Transfer:
         self._wrong[name] = what
         if name != ORIGIN:
             self._culprits[name] = what
-
-    def told(self, name: str, said: Sequence[bool] | BoolArray) -> None:
-        """Note what a source says that it holds; a list of the wrong length counts as nothing held."""
-        if len(said) == len(self._held):
-            self.sources[name].said = np.asarray(said, np.bool_)
 
     def retry_s(self, now: float) -> float:
         """Return seconds until something may change although nothing happens."""
@@ -340,12 +328,10 @@ class Transfer:
 
     def _choose(self, source: Source) -> tuple[int, ...]:
         free = ~self._held & (self._asked == 0)
-        if not source.upstream:
-            free &= False if source.said is None else source.said
         chosen = np.flatnonzero(free)
         if not len(chosen):
             chosen = self._late(source)
-        if source.failures:
+        if source.failures and source.upstream:
             return tuple(map(int, chosen[-1:]))
         ahead = source.bytes_per_s * AHEAD_S / self._chunk_bytes / source.calls_at_once
         fair = -(-len(chosen) // source.calls_at_once)  # the end is shared by all streams
@@ -361,8 +347,6 @@ class Transfer:
                 else:
                     late[list(request.indices)] = True
         late &= due
-        if not source.upstream:
-            late &= False if source.said is None else source.said
         return np.flatnonzero(late)
 
 

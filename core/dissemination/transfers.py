@@ -14,16 +14,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median_low
 
-from antiphon.core.dissemination.plan import (
-    FALLBACKS,
-    NEIGHBOURS,
-    ORIGIN,
-    Assignment,
-    TransferPlan,
-    plan_topology,
-)
-from antiphon.core.dissemination.predict import Link, Size
+from antiphon.core.dissemination.plan import ORIGIN, Assignment, Link, Size, TransferPlan, Tree, fastest_first
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
+from antiphon.core.records import Payload
 from antiphon.core.trust.worker_names import name_of_worker
 
 UNMEASURED_UP_BYTES_PER_S = 12.5e6
@@ -81,7 +74,7 @@ class _Told:
 class _PayloadPlan:
     asker: str
     """Name of the worker for which it was made."""
-    assignments: dict[str, Assignment]
+    tree: Tree
 
 
 class TransferPlans:
@@ -144,33 +137,43 @@ class TransferPlans:
         }
 
     def plan(
-        self, worker_id: str, digest: str, size: Size, peers: Mapping[str, str], likely: Collection[str]
-    ) -> Assignment:
+        self, worker_id: str, payload: Payload, peers: Mapping[str, str], likely: Collection[str]
+    ) -> TransferPlan:
         """Return whom a worker fetches a payload from; the names in it are workers of `peers` or the origin.
 
         Args:
             worker_id: who asks; one of `peers`.
-            digest: of the payload.
-            size: of the payload.
+            payload: what it wants.
             peers: the workers that take part now: id -> host:port at which others reach it, or "".
             likely: those of them that will probably want the payload too.
         """
+        digest = payload.digest
         for one in peers:
             self._known.setdefault(one, _Known())
         if digest in self._retired:
-            return FROM_ORIGIN.assignment
-        known = self._plans.get(digest)
-        if known is None:
-            wanted = {worker_id, *likely, *(one for one in peers if self._holds(one, digest))}
-            links = {one: self._link(one, peers[one]) for one in sorted(wanted & peers.keys())}
-            made = plan_topology(size, self._origin(), links)
-            known = _PayloadPlan(name_of_worker(worker_id), dict(made.assignments))
-            self._plans[digest] = known
+            return FROM_ORIGIN
+        holders = {one for one in peers if digest in self._known[one].held}
+        links = {one: self._link(one, address) for one, address in peers.items()} | {ORIGIN: self._origin()}
+        if digest not in self._plans:
+            tree = Tree(Size(payload.payload_bytes, payload.chunk_bytes))
+            self._plans[digest] = _PayloadPlan(name_of_worker(worker_id), tree)
+            for one in fastest_first(
+                {one: links[one] for one in {worker_id, *likely, *holders} & peers.keys()}
+            ):
+                tree.add(one, links, holders)
             if len(self._plans) > PLANS_KEPT:
                 self._retire()
-        if worker_id not in known.assignments:
-            known.assignments[worker_id] = self._below(worker_id, digest, known, peers)
-        return self._answer(worker_id, known.assignments[worker_id], peers)
+            if digest in self._retired:
+                return FROM_ORIGIN
+        tree, shunned = self._plans[digest].tree, self._shunned(worker_id)
+        serving = {one for one in peers if peers[one] and name_of_worker(one) not in shunned}
+        if worker_id not in tree.parents:
+            near = {one: link for one, link in links.items() if one in {*serving, worker_id, ORIGIN}}
+            tree.add(worker_id, near, holders | (tree.parents.keys() - peers.keys()))
+        found = tree.assignment(worker_id, serving, holders)
+        named = (*found.parents[:-1], *found.others)
+        self._known[worker_id].named.update(named)
+        return TransferPlan(found, {one: peers[one] for one in named})
 
     def _retire(self) -> None:
         """Forget the oldest plan of the worker that caused the most: none drives out those of the others."""
@@ -180,55 +183,11 @@ class TransferPlans:
         del self._plans[old]
         self._retired.add(old)
 
-    def _answer(self, worker_id: str, planned: Assignment, peers: Mapping[str, str]) -> Assignment:
-        shunned = self._shunned(worker_id)
-
-        def serves(one: str) -> bool:
-            return bool(peers.get(one)) and name_of_worker(one) not in shunned
-
-        parents = tuple(one for one in planned.parents if one == ORIGIN or serves(one))
-        others = tuple(one for one in planned.others if serves(one) and one not in parents)
-        self._known[worker_id].named.update(parents[:-1], others)
-        return replace(planned, parents=parents, others=others)
-
-    def _below(
-        self, worker_id: str, digest: str, known: _PayloadPlan, peers: Mapping[str, str]
-    ) -> Assignment:
-        """Return the place of a worker that the plan did not expect: below the one that can give it the
-        most."""
-        links = {
-            one: link
-            for one in known.assignments
-            if one in peers and (link := self._link(one, peers[one])).reachable
-        }
-        near = tuple(sorted(links, key=lambda one: (not self._holds(one, digest), one))[:NEIGHBOURS])
-        busy = Counter(
-            planned.parents[0]
-            for one, planned in known.assignments.items()
-            if one in peers and not self._holds(one, digest)
-        )
-        room = {one: link.up_bytes_per_s for one, link in links.items()}
-        arrives = {one: known.assignments[one].bytes_per_s for one in links if not self._holds(one, digest)}
-        room[ORIGIN] = self._origin().up_bytes_per_s
-        shunned = self._shunned(worker_id)
-        room = {one: up / (busy[one] + 1) for one, up in room.items() if name_of_worker(one) not in shunned}
-        room = {one: min(up, arrives.get(one, up)) for one, up in room.items()}
-        parent = max(room, key=lambda one: (room[one], one))
-        above = known.assignments[parent] if parent != ORIGIN else Assignment((), (), 0, FASTEST_BYTES_PER_S)
-        upstream = [one for one in (parent, *above.parents) if one != ORIGIN][: 1 + FALLBACKS]
-        rate = min(room[parent], self._known[worker_id].down_bytes_per_s, above.bytes_per_s)
-        others = tuple(one for one in near if one not in upstream)
-        return Assignment((*upstream, ORIGIN), others, above.depth + 1, rate)
-
     def _shunned(self, worker_id: str) -> set[str]:
         """Return the names that a worker should not be sent to."""
         name = name_of_worker(worker_id)
         own = {accused for accused, said in self._accused.items() if name in said}
         return own | self.excluded().keys() | {name}
-
-    def _holds(self, worker_id: str, digest: str) -> bool:
-        known = self._known.get(worker_id)
-        return known is not None and digest in known.held
 
     def _origin(self) -> Link:
         return Link(min(self._cap, self._uplink(ORIGIN)), FASTEST_BYTES_PER_S)

@@ -28,7 +28,6 @@ import numpy.typing as npt
 
 from antiphon.core.drafting import kernels
 from antiphon.core.drafting.arena import DraftArena, grown
-from antiphon.core.drafting.chains import draft_rows, learn_rows
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FloatArray, IntArray
 
@@ -290,7 +289,7 @@ class DraftForest:
         if held is None:
             return
         for slot in list(held.requests):
-            self._forget(slot)
+            self.close_request(slot, finished=False)
         for block, cells in held.blocks:
             self._arena.free_text(block, cells)
         self._arena.free_table(*self._table(group))
@@ -343,18 +342,21 @@ class DraftForest:
         """
         if slot not in self._blocks:
             return
-        group, start, length = (int(x) for x in self._requests[slot, : kernels.LENGTH + 1])
-        held = self._groups[group]
-        if not finished:
-            self._forget(slot)
-            return
-        block, cells = self._blocks[slot]
-        kept = 1 + length + 1
+        group, start, length, *_, own_head, own_mask, _ = self._requests[slot].tolist()
+        held, (block, cells) = self._groups[group], self._blocks.pop(slot)
+        kept = 1 + length + 1 if finished else 0
         self._arena.free_text(block + kept, cells - kept)
-        self._drop(slot)
-        held.blocks.append((block, kept))
-        self._reserve_table(group, length + 1)
-        self._add_document(group, start, length)
+        if own_mask >= 0:
+            self._arena.free_table(own_head, own_mask)
+        held.requests.discard(slot)
+        self._requests[slot, kernels.LIVE] = 0
+        self._memory.pending[slot] = 0
+        if finished:
+            held.blocks.append((block, kept))
+            self._reserve_table(group, length + 1)
+            self._arena.index(start, length, *self._table(group))
+            held.documents.append((start, length))
+            held.positions += length + 1
 
     def draft(
         self, slots: Int64Array, token_ids: IntArray, lengths: Int64Array, limits: Int64Array, floor: float
@@ -378,7 +380,7 @@ class DraftForest:
         if rows > len(self._counts):
             self._reserve_rows(rows)
         drafts, counts, chances = self._drafts[:rows], self._counts[:rows], self._chances[:rows]
-        draft_rows(
+        kernels.draft_rows(
             self._arena.texts, self._node, self._memory, self._requests, self._group_table, self._gram,
             contiguous(slots, np.int64), contiguous(token_ids, np.int32), contiguous(lengths, np.int64),
             contiguous(limits, np.int64), float(floor), drafts, counts, chances,
@@ -393,18 +395,11 @@ class DraftForest:
             accepted: [B] int64, tokens of the last draft that were accepted. All of it must have been
                 verified: the first token that was not accepted counts as rejected.
         """
-        learn_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
+        kernels.learn_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
 
     def _table(self, group: int) -> tuple[int, int]:
-        head, mask = self._group_table[group, [kernels.HEAD, kernels.MASK]]
-        return int(head), int(mask)
-
-    def _add_document(self, group: int, start: int, length: int) -> None:
-        """Put a text that lies in the arena into its group's chains."""
-        held = self._groups[group]
-        self._arena.index(start, length, *self._table(group))
-        held.documents.append((start, length))
-        held.positions += length + 1
+        head, mask, _ = self._group_table[group].tolist()
+        return head, mask
 
     def _reserve_table(self, group: int, more: int) -> None:
         """Make a group's head tables as large as its positions; doubling keeps that constant per token."""
@@ -417,20 +412,6 @@ class DraftForest:
         self._group_table[group, [kernels.HEAD, kernels.MASK]] = head, mask
         for start, length in held.documents:
             self._arena.index(start, length, head, mask)
-
-    def _forget(self, slot: int) -> None:
-        block, cells = self._blocks[slot]
-        self._arena.free_text(block, cells)
-        self._drop(slot)
-
-    def _drop(self, slot: int) -> None:
-        head, mask = (int(x) for x in self._requests[slot, [kernels.OWN_HEAD, kernels.OWN_MASK]])
-        if mask >= 0:
-            self._arena.free_table(head, mask)
-        del self._blocks[slot]
-        self._groups[int(self._requests[slot, kernels.GROUP])].requests.discard(slot)
-        self._requests[slot, kernels.LIVE] = 0
-        self._memory.pending[slot] = 0
 
     def _reserve_slots(self, slots: int) -> None:
         if slots <= len(self._requests):

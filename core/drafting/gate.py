@@ -280,13 +280,6 @@ class BatchSize:
         """Note a step of `requests`."""
         self.requests += (requests - self.requests) / (HORIZON if self.met else 1)
 
-    def rescale(self, before: float, after: float) -> None:
-        """Restate what is known for another F."""
-        if self.met:
-            factor = (self.requests + before) / (self.requests + after)
-            self.costs.rescale(factor)
-            self.mean_density *= factor
-
     def due(self, step: int) -> bool:
         """Return whether an undrafted step must come, so that costs stay known."""
         if self.owed or step - self.undrafted_at >= STALE_INTERVAL:
@@ -297,11 +290,6 @@ class BatchSize:
         if abs(surplus) < CONFIDENCE * self.costs.error(self.mean_density):
             return self.drafted_steps >= UNSURE_INTERVAL
         return self.drafted_steps >= min(max((self.gain - 1.0) / COMPARISON, LEAST_INTERVAL), MOST_INTERVAL)
-
-    def restart(self) -> None:
-        """Forget the gain: a new trial counts by its own steps."""
-        self.trials = 0
-        self.mean_worth = self.mean_square = self.mean_density = 0.0
 
     def weigh(self, worth: float, density: float) -> None:
         """Take in a drafted step."""
@@ -442,27 +430,36 @@ class DraftGate:
         if not size.met:
             if drafted:
                 return
-            self._begin(size, requests)
+            if self._latest is not None:  # expect of it what drafts cost in seconds at the latest size
+                costs, known = self._latest.costs, self._latest.requests + self._fixed_rows
+                size.costs = StepCosts(costs.row, costs.fixed * known / (requests + self._fixed_rows))
         size.meet(requests)
         if drafted:
             self._observe_drafted(size, requests, max(rows - requests, 0), tokens, seconds)
         else:
-            self._observe_undrafted(size, requests, seconds, stands_for)
+            size.costs.learn(self._step, requests + self._fixed_rows, None, seconds)
+            size.undrafted_at, size.drafted_steps = self._step, 0
+            size.owed = max(size.owed - 1, 0)
+            if self._step % FIT_STEPS < stands_for:
+                self._fit()
+            self._book(0.0, float(stands_for))
             self._account -= unused_s / seconds
 
-    def _observe_undrafted(self, size: BatchSize, requests: int, seconds: float, stands_for: int) -> None:
-        size.costs.learn(self._step, requests + self._fixed_rows, None, seconds)
-        size.undrafted_at, size.drafted_steps = self._step, 0
-        size.owed = max(size.owed - 1, 0)
-        self._fit_if_due(stands_for)
-        self._book(0.0, float(stands_for))
+    def _fit(self) -> None:
+        """Learn F, and restate by it what is known."""
+        before, self._fixed_rows = self._fixed_rows, fixed_rows(self._sizes, self._fixed_rows)
+        for size in filter(lambda size: size.met, self._sizes):
+            factor = (size.requests + before) / (size.requests + self._fixed_rows)
+            size.costs.rescale(factor)
+            size.mean_density *= factor
 
     def _observe_drafted(
         self, size: BatchSize, requests: int, drafted: int, tokens: int, seconds: float
     ) -> None:
         if not size.open and self._step - size.changed_at > self._wait(size):
             size.open, size.changed_at = True, self._step
-            size.restart()
+            # Forget the gain: a new trial counts by its own steps.
+            size.trials, size.mean_worth, size.mean_square, size.mean_density = 0, 0.0, 0.0, 0.0
         size.drafted_steps += 1
         rows = requests + self._fixed_rows
         size.costs.learn(self._step, rows, drafted, seconds)
@@ -498,19 +495,6 @@ class DraftGate:
         while octave >= len(self._sizes):
             self._sizes.append(BatchSize())
         return self._sizes[octave]
-
-    def _begin(self, size: BatchSize, requests: int) -> None:
-        """Expect of a new batch size what drafts cost in seconds at the latest one."""
-        if self._latest is not None:
-            costs, rows = self._latest.costs, self._latest.requests + self._fixed_rows
-            size.costs = StepCosts(costs.row, costs.fixed * rows / (requests + self._fixed_rows))
-
-    def _fit_if_due(self, stands_for: int) -> None:
-        if self._step % FIT_STEPS >= stands_for:
-            return
-        before, self._fixed_rows = self._fixed_rows, fixed_rows(self._sizes, self._fixed_rows)
-        for size in self._sizes:
-            size.rescale(before, self._fixed_rows)
 
 
 def fixed_rows(sizes: list[BatchSize], fixed: float) -> float:

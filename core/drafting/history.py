@@ -117,7 +117,12 @@ class HistoryStore:
         window = max(self._epochs, self._responses) if evaluated else self._epochs
         if sum(other > epoch for other in known) >= window:
             return HistoryChange(False, ())
-        self._put(prompt_key, epoch, _pack(completions))
+        entry = _pack(completions)
+        known = self._prompts.setdefault(prompt_key, {})
+        if known:
+            self._superseded[prompt_key, min(max(known), epoch)] = None
+        known[epoch] = entry
+        self._used += entry.charge
         gone = []
         while len(self._prompts[prompt_key]) > window:
             gone.append(self._drop_oldest(prompt_key))
@@ -144,14 +149,6 @@ class HistoryStore:
         if not found:
             return None
         return PromptHistory(prompt_key, found[0].epoch, tuple(found[: self._responses]))
-
-    def _put(self, prompt_key: str, epoch: int, entry: _Epoch) -> None:
-        known = self._prompts.setdefault(prompt_key, {})
-        if known:
-            newest = max(known)
-            self._superseded[prompt_key, min(newest, epoch)] = None
-        known[epoch] = entry
-        self._used += entry.charge
 
     def _drop_oldest(self, prompt_key: str) -> tuple[str, int]:
         known = self._prompts[prompt_key]
@@ -222,19 +219,14 @@ def weighted(
         by_epoch.setdefault(completion.epoch, []).append(completion.reward)
     facts = {}
     for age, epoch in enumerate(sorted(by_epoch, reverse=True)):
-        mean, std = _moments(by_epoch[epoch])
+        # A handful of numbers, for each request that comes: too few for numpy to be any quicker. Infinite or
+        # NaN where the rewards are too large to be summed.
+        rewards = by_epoch[epoch]
+        mean = sum(rewards) / len(rewards)
+        std = math.sqrt(sum((reward - mean) * (reward - mean) for reward in rewards) / len(rewards))
         facts[epoch] = (mean, std, age)
     return [
         (past.token_ids, completion_weight(past.reward, *facts[past.epoch], recency, reward_weight))
         for past in history.completions
         if past.token_ids.size
     ]
-
-
-def _moments(rewards: Sequence[float]) -> tuple[float, float]:
-    """Return mean and standard deviation; infinite or NaN where the rewards are too large to be summed.
-
-    A handful of numbers, for each request that comes: too few for numpy to be any quicker.
-    """
-    mean = sum(rewards) / len(rewards)
-    return mean, math.sqrt(sum((reward - mean) * (reward - mean) for reward in rewards) / len(rewards))

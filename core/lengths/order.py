@@ -14,7 +14,6 @@ before by the staleness bound. A group of an earlier step is always preferred, f
 A worker much slower than the fastest begins at the short end.
 """
 
-import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,56 +51,30 @@ class WaitingGroup:
     """That its longest completion is predicted to need."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskingWorker:
-    """A worker that asks for groups, among the active ones."""
+def take(
+    order: LeaseOrder, groups: Iterable[WaitingGroup], most: int, workers: int = 1, share: float = 1.0
+) -> list[int]:
+    """Return the numbers of up to `most` groups for a worker that asks, the first to sample first.
 
-    workers: int = 1
-    """How many there are."""
-    share: float = 1.0
-    """Its pace over that of the fastest."""
-
-
-class WaitingGroups:
-    """The groups that may be leased, in order."""
-
-    def __init__(self, order: LeaseOrder, groups: Iterable[WaitingGroup] = ()) -> None:
-        self._order = order
-        self._steps: dict[int, list[tuple[float, int]]] = {}
-        """Step -> (minus tokens, number), ascending."""
-        self._count = 0
-        for group in groups:
-            self.add(group)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, group: WaitingGroup) -> None:
-        """Add one group."""
-        tokens = 0.0 if self._order is LeaseOrder.ARRIVAL else group.tokens
-        bisect.insort(self._steps.setdefault(group.step, []), (-tokens, group.number))
-        self._count += 1
-
-    def take(self, worker: AskingWorker, most: int) -> list[int]:
-        """Remove and return the numbers of up to `most` groups for a worker, the first to sample first."""
-        taken = list[int]()
-        while self._steps and len(taken) < most:
-            step = min(self._steps)
-            taken += self._deal(self._steps[step], worker, most - len(taken))
-            if not self._steps[step]:
-                del self._steps[step]
-        self._count -= len(taken)
-        return taken
-
-    def _deal(self, line: list[tuple[float, int]], worker: AskingWorker, most: int) -> list[int]:
-        """Remove up to `most` groups of one step."""
-        count = min(most, len(line))
-        dealt = self._order is LeaseOrder.LONGEST_FIRST
-        stride = max(1, min(worker.workers, len(line) // count)) if dealt else 1
-        places = [index * stride for index in range(count)]
-        if self._order is not LeaseOrder.ARRIVAL and worker.share < SLOW:
-            places = [len(line) - 1 - place for place in places]
-        taken = [line[place][1] for place in places]
-        for place in sorted(places, reverse=True):
-            del line[place]
-        return taken
+    Args:
+        order: how groups are ordered.
+        groups: those that may be leased.
+        most: how many it may have.
+        workers: how many are active.
+        share: its pace over that of the fastest.
+    """
+    steps: dict[int, list[tuple[float, int]]] = {}
+    for group in groups:
+        tokens = 0.0 if order is LeaseOrder.ARRIVAL else group.tokens
+        steps.setdefault(group.step, []).append((-tokens, group.number))
+    taken = list[int]()
+    for _, line in sorted(steps.items()):
+        if not (count := min(most - len(taken), len(line))):
+            break
+        dealt = order is LeaseOrder.LONGEST_FIRST
+        stride = max(1, min(workers, len(line) // count)) if dealt else 1
+        line.sort()
+        if order is not LeaseOrder.ARRIVAL and share < SLOW:
+            line.reverse()
+        taken += [line[place * stride][1] for place in range(count)]
+    return taken

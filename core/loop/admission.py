@@ -179,9 +179,9 @@ def plan_leases(
     Evaluations come first. `groups`, the most that it can take, counts whole groups of `loop.group_size`
     samples; an evaluation lease has one sample and counts as that share of a group. `held_elsewhere` are
     the versions that other living workers hold. Elastic mode opens at most `openings` new groups
-    (`core.loop.run_ahead`); None: as many as the gate allows. With an `ordering` it opens them all at once,
-    in the order of the prompts, so that their places are what they are in the order of arrival, and leases
-    some of them.
+    (`core.capacity.run_ahead`); None: as many as the gate allows. With an `ordering` it opens them all at
+    once, in the order of the prompts, so that their places are what they are in the order of arrival, and
+    leases some of them.
     """
     if state.finished:
         return LeasePlan((), (), "the run is finished", None)

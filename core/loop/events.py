@@ -374,7 +374,10 @@ def load_event(kind: str, body: str) -> JournalEvent:
     if (cls := _KINDS.get(kind)) is None:
         raise IntegrityError(f"the journal has an event of unknown kind {kind!r}; another version wrote it")
     try:
-        fields = {name: _frozen(value) for name, value in json.loads(body).items()}
+        fields = {
+            name: _frozen(value) if isinstance(value, list) else value
+            for name, value in json.loads(body).items()
+        }
         if fields.get("drafting") is not None:
             fields["drafting"] = DraftingStatistics(**fields["drafting"])
         return cls(**fields)

@@ -6,9 +6,13 @@ hundred steps and come back, a collapsed run stays at its lowest.
 """
 
 import math
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from antiphon.core.records import StepCommit
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
@@ -138,45 +142,31 @@ ALARMS: tuple[AlarmKind, ...] = (
 
 
 class StepAlarms:
-    """What a run's commits show, folded commit by commit; what is kept does not grow with the run."""
+    """What a run's commits show, taken in one by one; of those that are past a few numbers are kept."""
 
     def __init__(self) -> None:
         self.count = 0
         """Commits so far, which come in step order."""
         self.last: StepCommit | None = None
-        self.idle = IdleSteps()
-        """The newest steps in a row that trained nothing."""
+        self.idle: list[tuple[StepCommit, str]] = []
+        """The newest steps in a row that trained nothing, and why."""
         self._recent: deque[StepCommit] = deque(maxlen=WINDOW)
-        self._sums: deque[float] = deque([0.0], maxlen=4 * WINDOW + 1)
-        """Sums of the rewards of the first n steps that trained, for the newest n."""
-        self._lowest, self._best = math.inf, -math.inf
-        """The lowest reward; the best mean of a whole window."""
-        self._row: deque[float] = deque(maxlen=IDLE_STEPS)
-        self._earned = 0.0
-        """The most that each of IDLE_STEPS steps in a row earned."""
-        self._earned_before = 0.0
-        """The same of the steps before the idle ones."""
+        self._trained = array("d")
+        """Rewards of the steps that trained."""
+        self._rewards = array("d")
+        """Of every step, 0 where none was reported."""
 
     def add(self, commit: StepCommit) -> None:
         """Take in the next commit."""
         why = untrained(commit, "" if self.last is None else self.last.weights_digest)
-        if not why:
-            self.idle = IdleSteps()
-        elif not self.idle.count:
-            self._earned_before = self._earned if self.count >= IDLE_STEPS else min(self._row, default=0.0)
         if why:
-            self.idle.add(commit, why)
+            self.idle.append((commit, why))
+        else:
+            self.idle.clear()
         self.count, self.last = self.count + 1, commit
         self._recent.append(commit)
-        for reward in _values([commit], "reward_mean"):
-            self._sums.append(self._sums[-1] + reward)
-            self._lowest = min(self._lowest, reward)
-            if len(self._sums) > WINDOW:
-                self._best = max(self._best, (self._sums[-1] - self._sums[-1 - WINDOW]) / WINDOW)
-        self._row.append(commit.metrics.get("reward_mean", 0.0))
-        if len(self._row) == IDLE_STEPS:
-            lowest = min(self._row)
-            self._earned = lowest if self.count == IDLE_STEPS else max(self._earned, lowest)
+        self._trained.extend(_values([commit], "reward_mean"))
+        self._rewards.append(commit.metrics.get("reward_mean", 0.0))
 
     def find(
         self,
@@ -191,62 +181,94 @@ class StepAlarms:
         (run.steps) it is not known when a run is over, and without `max_tokens` (sampling.max_tokens) not
         which completions were cut off.
         """
-        if self.last is None:
-            return ()
-        idle = self._no_signal(steps, max_tokens)
+        found = self._no_signal(steps, max_tokens)
         window = min(WINDOW, self.count // 4)
         if window < LEAST_WINDOW:
-            return () if idle is None else (idle,)
+            return tuple(found)
         recent = [*self._recent][-window:]
-        last = self.last.step
-        means = {
-            name: sum(values) / len(values)
-            for name in ("entropy_estimate", "kl_k3.staleness_0", "effective_sample_share", "staleness_mean")
-            if (values := _values(recent, name))
-        }
-        found = [
-            idle,
-            None if idle is not None and idle.name == "reward_collapse" else self._reward(window),
-            *(_level(means, last, rule) for rule in _levels(vocabulary)),
+        last = recent[-1].step
+        if not any(alarm.name == "reward_collapse" for alarm in found):
+            found += self._reward(window)
+
+        def mean(name: str) -> float:
+            values = _values(recent, name)
+            return sum(values) / len(values) if values else math.nan
+
+        most = math.inf if vocabulary is None else UNIFORM_SHARE * math.log(vocabulary)
+        entropy, kl = mean("entropy_estimate"), mean("kl_k3.staleness_0")
+        useful, staleness = mean("effective_sample_share"), mean("staleness_mean")
+        noise = f"nats; log V = {most / UNIFORM_SHARE:.3g}"
+        levels = (
+            ("entropy_explosion", "entropy_estimate", entropy, entropy > most, noise),
+            ("entropy_collapse", "entropy_estimate", entropy, entropy < CERTAIN_NATS, "nats"),
+            ("sampler_divergence", "kl_k3.staleness_0", kl, kl > DIVERGED_NATS, "nats per token"),
+            ("useless_batches", "effective_sample_share", useful, useful < USEFUL_SHARE, "of the tokens"),
+        )
+        found += [
+            Alarm(name, last, f"{metric} is {value:.3g} {words}")
+            for name, metric, value, wrong, words in levels
+            if wrong
         ]
         # Samples wait for a slow learner up to the bound, which harms nothing as long as none is dropped.
         dropped = sum(_values(recent, "groups_dropped_stale"))
-        if (
-            max_staleness > 0
-            and means.get("staleness_mean", 0.0) > AT_BOUND_SHARE * max_staleness
-            and dropped
-        ):
+        if max_staleness > 0 and staleness > AT_BOUND_SHARE * max_staleness and dropped:
             said = (
                 f"{dropped:.0f} groups were dropped as too old, and the mean staleness was "
-                f"{means['staleness_mean']:.2f} over {window} steps; the bound is {max_staleness}"
+                f"{staleness:.2f} over {window} steps; the bound is {max_staleness}"
             )
             found.append(Alarm("staleness_at_bound", last, said))
-        return tuple(alarm for alarm in found if alarm is not None)
+        return tuple(found)
 
-    def _no_signal(self, steps: int | None, max_tokens: int | None) -> Alarm | None:
+    def idle_words(self, max_tokens: int | None = None) -> str:
+        """Say that the newest steps trained nothing, and why.
+
+        >>> shown = StepAlarms()
+        >>> for step in range(5):
+        ...     shown.add(StepCommit(step, step + 1, "aa", "bb", {"trajectories": 0.0, "reward_mean": 0.0}))
+        >>> shown.idle_words()
+        "5 steps in a row trained nothing: no group's rewards differed; all rewards were 0"
+        """
+        count = len(self.idle)
+        rewards = [c.metrics["reward_mean"] for c, _ in self.idle if "reward_mean" in c.metrics]
+        level = f"; the mean reward is {rewards[-1]:.3g}" if rewards else ""
+        if set(rewards) in ({0.0}, {1.0}):
+            level = f"; all rewards were {rewards[-1]:.3g}"
+        tokens = sum(commit.metrics.get("completion_tokens_mean", 0.0) for commit, _ in self.idle)
+        if max_tokens is not None and count and tokens >= CUT_SHARE * max_tokens * count:
+            level += (
+                f"; nearly all answers were cut off at sampling.max_tokens={max_tokens}: raise it, or look "
+                "at whether the model's end token is the one that its files name"
+            )
+        reasons = " or ".join(dict.fromkeys(why for _, why in self.idle))
+        steps = "1 step" if count == 1 else f"{count} steps in a row"
+        return f"{steps} trained nothing: {reasons}{level}"
+
+    def _no_signal(self, steps: int | None, max_tokens: int | None) -> list[Alarm]:
         """Say that the last steps trained nothing, or all steps of a run that is over."""
-        idle = self.idle
-        if idle.last is None or (idle.count < IDLE_STEPS and not idle.count == self.count == steps):
-            return None
+        count = len(self.idle)
+        if not count or (count < IDLE_STEPS and not count == self.count == steps):
+            return []
         # What only some steps earn is luck, and steps without it are no fall.
-        if idle.reward_sum / idle.count < COLLAPSED_SHARE * self._earned_before:
-            said = f"{idle.words(max_tokens)}, after {self._earned_before:.3g} before"
-            return Alarm("reward_collapse", idle.last.step, said)
-        return Alarm("no_signal", idle.last.step, idle.words(max_tokens))
+        before = np.array(self._rewards[:-count])
+        rows = sliding_window_view(before, min(IDLE_STEPS, before.size)) if before.size else np.zeros((1, 1))
+        earned = float(rows.min(axis=1).max())
+        step, said = self.idle[-1][0].step, self.idle_words(max_tokens)
+        if sum(self._rewards[-count:]) / count < COLLAPSED_SHARE * earned:
+            return [Alarm("reward_collapse", step, f"{said}, after {earned:.3g} before")]
+        return [Alarm("no_signal", step, said)]
 
-    def _reward(self, window: int) -> Alarm | None:
-        sums = [*self._sums]
-        if self.last is None or len(sums) <= 2 * window:
-            return None
-        best, now = self._best, (sums[-1] - sums[-1 - window]) / window
-        if window < WINDOW:  # a short run, of which all sums are kept
-            best = max((sums[end] - sums[end - window]) / window for end in range(window, len(sums)))
-        lowest = self._lowest
+    def _reward(self, window: int) -> list[Alarm]:
+        """Say that the last window earned hardly anything of what the best one did."""
+        if len(self._trained) < 2 * window:
+            return []
+        sums = np.cumsum([0.0, *self._trained])
+        means = (sums[window:] - sums[:-window]) / window
+        best, now, lowest = float(means.max()), float(means[-1]), min(self._trained)
         # Without this a run that never learned anything would have lost everything.
         if best - lowest <= 1e-9 or now - lowest >= COLLAPSED_SHARE * (best - lowest):
-            return None
+            return []
         said = f"mean reward {now:.3g} over {window} steps, after {best:.3g} in the best {window}"
-        return Alarm("reward_collapse", self.last.step, said)
+        return [Alarm("reward_collapse", self._recent[-1].step, said)]
 
 
 def alarms_of(commits: Iterable[StepCommit]) -> StepAlarms:
@@ -255,55 +277,6 @@ def alarms_of(commits: Iterable[StepCommit]) -> StepAlarms:
     for commit in commits:
         alarms.add(commit)
     return alarms
-
-
-@dataclass(slots=True)
-class IdleSteps:
-    """Steps in a row that trained nothing."""
-
-    count: int = 0
-    last: StepCommit | None = None
-    why: dict[str, None] = field(default_factory=dict)
-    """The reasons, each once, in order."""
-    reward_sum: float = 0.0
-    rewards: set[float] = field(default_factory=set)
-    """Different rewards, at most three of them."""
-    reward: float = 0.0
-    """The last one."""
-    token_sum: float = 0.0
-    """Of the steps' mean completion lengths."""
-
-    def add(self, commit: StepCommit, why: str) -> None:
-        """Count one more, and `why` it trained nothing."""
-        self.count, self.last = self.count + 1, commit
-        self.why[why] = None
-        self.token_sum += commit.metrics.get("completion_tokens_mean", 0.0)
-        if "reward_mean" in commit.metrics:
-            self.reward = commit.metrics["reward_mean"]
-            self.reward_sum += self.reward
-            if len(self.rewards) < 3:
-                self.rewards.add(self.reward)
-
-    def words(self, max_tokens: int | None = None) -> str:
-        """Say that they trained nothing, and why.
-
-        >>> idle = IdleSteps()
-        >>> for step in range(5):
-        ...     metrics = {"trajectories": 0.0, "reward_mean": 0.0}
-        ...     idle.add(StepCommit(step, step + 1, "aa", "bb", metrics), "no group's rewards differed")
-        >>> idle.words()
-        "5 steps in a row trained nothing: no group's rewards differed; all rewards were 0"
-        """
-        steps = "1 step" if self.count == 1 else f"{self.count} steps in a row"
-        level = f"; the mean reward is {self.reward:.3g}" if self.rewards else ""
-        if self.rewards in ({0.0}, {1.0}):
-            level = f"; all rewards were {self.reward:.3g}"
-        if max_tokens is not None and self.count and self.token_sum >= CUT_SHARE * max_tokens * self.count:
-            level += (
-                f"; nearly all answers were cut off at sampling.max_tokens={max_tokens}: raise it, or look "
-                "at whether the model's end token is the one that its files name"
-            )
-        return f"{steps} trained nothing: {' or '.join(self.why)}{level}"
 
 
 def untrained(commit: StepCommit, weights_before: str) -> str:
@@ -429,32 +402,6 @@ def swap_alarm(status: RunStatus) -> Alarm | None:
     others = f"; {len(failing) - 1} others fail as well" if len(failing) > 1 else ""
     said = f"{worst.worker_id} {samples} for {worst.swap_failing_s:.0f} s: {worst.swap_error}{others}"
     return Alarm("swap_failed", -1, said)
-
-
-@dataclass(frozen=True, slots=True)
-class _Level:
-    name: str
-    metric: str
-    wrong: Callable[[float], bool]
-    words: str
-
-
-def _levels(vocabulary: int | None) -> Sequence[_Level]:
-    most = math.inf if vocabulary is None else UNIFORM_SHARE * math.log(vocabulary)
-    noise = f"nats; log V = {most / UNIFORM_SHARE:.3g}"
-    return (
-        _Level("entropy_explosion", "entropy_estimate", lambda x: x > most, noise),
-        _Level("entropy_collapse", "entropy_estimate", lambda x: x < CERTAIN_NATS, "nats"),
-        _Level("sampler_divergence", "kl_k3.staleness_0", lambda x: x > DIVERGED_NATS, "nats per token"),
-        _Level("useless_batches", "effective_sample_share", lambda x: x < USEFUL_SHARE, "of the tokens"),
-    )
-
-
-def _level(means: Mapping[str, float], last: int, rule: _Level) -> Alarm | None:
-    mean = means.get(rule.metric)
-    if mean is None or not rule.wrong(mean):
-        return None
-    return Alarm(rule.name, last, f"{rule.metric} is {mean:.3g} {rule.words}")
 
 
 def _values(commits: Sequence[StepCommit], name: str) -> list[float]:

@@ -7,7 +7,8 @@ run that was interrupted and continued. docs/concepts/figures.md has the table o
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -250,146 +251,99 @@ class VersionTotals:
     """Unix seconds of the commit; for the base, of the first one."""
 
 
-class FiguresFold:
-    """Adds up a run's steps; a step that comes early waits for those before it."""
-
-    def __init__(self, config: RunConfig) -> None:
-        """Begin at the base, version 0, which has cost nothing."""
-        self._config, self._workers = config, config.rollout.workers
-        self._group_size = config.loop.group_size
-        self._last = VersionTotals(0)
-        self._early: dict[int, Mapping[str, Any]] = {}
-        self._told_base = False
-        self._counts: dict[str, Any] = dict.fromkeys(_COUNTED, 0)
-        self._clock: dict[str, Any] = {"startup_s": 0.0, "break_s": 0.0, "breaks": 0}
-        self._busy_s = 0.0
-        self._staleness: dict[int, int] = {}
-        self._drafting = StatisticsSum()
-
-    def add(self, line: Mapping[str, Any]) -> list[VersionTotals]:
-        """Take a line of the run log and return the totals that are now known, by version.
-
-        A step's line gives the totals of the version it made; the first one also gives the
-        base's. A step that was added before gives nothing.
-        """
-        if int(line["step"]) < self._last.version:
-            return []
-        self._early[int(line["step"])] = line
-        found = []
-        while (ready := self._early.pop(self._last.version, None)) is not None:
-            if not self._told_base:
-                self._told_base = True
-                found.append(VersionTotals(0, at=float(ready["timings"]["at"])))
-            self._count(ready["batch"] or {})
-            self._last = self._after(ready)
-            found.append(self._last)
-        return found
-
-    def figures(self, evaluations: Iterable[Mapping[str, Any]]) -> RunFigures:
-        """Return the figures of the steps so far, and of the run log's evaluations, in order."""
-        last, counts, held = self._last, self._counts, list(evaluations)
-        finished = sum(counts[name] for name in ("groups_trained", "groups_filtered", "groups_dropped_stale"))
-        trajectories = sum(self._staleness.values())
-        staleness = sum(age * count for age, count in self._staleness.items())
-        busy = min(1.0, self._busy_s / last.wall_s) if last.wall_s > 0 else None
-        return RunFigures(
-            steps=last.version,
-            wall_s=last.wall_s,
-            seconds_per_step=_ratio(last.wall_s, last.version),
-            dollars=last.dollars,
-            **self._prices_of(last.dollars, held),
-            learner_busy_share=busy,
-            learner_idle_share=None if busy is None else 1.0 - busy,
-            groups_filtered_share=_ratio(counts["groups_filtered"], finished),
-            groups_dropped_stale_share=_ratio(counts["groups_dropped_stale"], finished),
-            tokens_sampled=last.tokens_sampled,
-            tokens_evaluated=sum(
-                _tokens_of(line["completion_tokens_mean"], line["prompts"]) for line in held
-            ),
-            tokens_per_s=_ratio(last.tokens_sampled, last.wall_s),
-            staleness_mean=_ratio(staleness, trajectories),
-            staleness_max=max((age for age, count in self._staleness.items() if count), default=None),
-            staleness_histogram=dict(sorted(self._staleness.items())),
-            **counts,
-            **self._clock,
-            **_drafting(self._drafting.total()),
-            **_rewards(held),
-        )
-
-    def _prices_of(self, dollars: float, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        if not dollars:
-            return {}
-        rewards = [float(line["reward_mean"]) for line in evaluations] or [0.0]
-        return {
-            "dollars_per_step": _ratio(dollars, self._last.version),
-            "dollars_per_million_tokens": _ratio(1e6 * dollars, self._counts["tokens_trained"]),
-            "dollars_per_reward_point": _ratio(dollars, 100.0 * (max(rewards) - rewards[0])),
-        }
-
-    def _count(self, batch: Mapping[str, Any]) -> None:
-        trained = int(batch.get("tokens", 0))
-        groups, filtered = int(batch.get("groups", 0)), int(batch.get("groups_filtered", 0))
-        # The mean is over every completion of these groups, so that it knows how many tokens they have.
-        rewarded = _tokens_of(
-            batch.get("completion_tokens_mean", 0.0), (groups + filtered) * self._group_size
-        )
-        found = {
-            "groups_trained": groups,
-            "groups_filtered": filtered,
-            "groups_dropped_stale": int(batch.get("groups_dropped_stale", 0)),
-            "tokens_trained": trained,
-            "tokens_filtered": max(0, rewarded - trained),
-            "tokens_dropped_stale": int(batch.get("tokens_dropped_stale", 0)),
-        }
-        for name, count in found.items():
-            self._counts[name] += count
-        for age, count in (batch.get("staleness_histogram") or {}).items():
-            self._staleness[int(age)] = self._staleness.get(int(age), 0) + int(count)
-
-    def _after(self, line: Mapping[str, Any]) -> VersionTotals:
-        timings, last, counts = line["timings"], self._last, self._counts
-        wall_s = max(last.wall_s, float(timings.get("wall_s", 0.0)))
-        for name in self._clock:
-            self._clock[name] = max(self._clock[name], timings.get(name, 0))
-        self._busy_s += float(timings.get("train_s", 0.0))
-        if timings.get("drafting"):
-            self._drafting.add(DraftingStatistics(**timings["drafting"]))
-        names = [name_of_worker(worker_id) for worker_id in timings.get("workers") or ()]
-        names = names or [""] * self._workers  # of what an earlier version recorded
-        price, at = self._config.price_of, float(timings["at"])
-        rate = sum(price(name, at)[1] for name in names) + self._config.record.learner_usd_per_hour
-        return VersionTotals(
-            version=last.version + 1,
-            tokens_sampled=sum(counts[f"tokens_{use}"] for use in ("trained", "filtered", "dropped_stale")),
-            tokens_trained=counts["tokens_trained"],
-            wall_s=wall_s,
-            dollars=last.dollars + (wall_s - last.wall_s) * rate / _SECONDS_PER_HOUR,
-            at=at,
-        )
+def next_totals(last: VersionTotals, line: Mapping[str, Any], config: RunConfig) -> VersionTotals:
+    """Return what a step's version had cost, by its line of the run log and the version before."""
+    counts, timings = _counts(line["batch"], config), line["timings"]
+    wall_s, at = max(last.wall_s, float(timings.get("wall_s", 0.0))), float(timings["at"])
+    names = [name_of_worker(worker_id) for worker_id in timings.get("workers") or ()]
+    names = names or [""] * config.rollout.workers  # of what an earlier version recorded
+    rate = sum(config.price_of(name, at)[1] for name in names) + config.record.learner_usd_per_hour
+    sampled = sum(counts[f"tokens_{use}"] for use in ("trained", "filtered", "dropped_stale"))
+    return VersionTotals(
+        version=last.version + 1,
+        tokens_sampled=last.tokens_sampled + sampled,
+        tokens_trained=last.tokens_trained + counts["tokens_trained"],
+        wall_s=wall_s,
+        dollars=last.dollars + (wall_s - last.wall_s) * rate / _SECONDS_PER_HOUR,
+        at=at,
+    )
 
 
-_COUNTED = (
-    *("groups_trained", "groups_filtered", "groups_dropped_stale"),
-    *("tokens_trained", "tokens_filtered", "tokens_dropped_stale"),
-)
+def totals_of(steps: Sequence[Mapping[str, Any]], config: RunConfig) -> list[VersionTotals]:
+    """Return what each version had cost by the run log's lines, in order, version 0 first; [] without steps.
+
+    A line after a missing one counts once that is there.
+    """
+    totals = [VersionTotals(0, at=float(steps[0]["timings"]["at"]))] if steps else []
+    for step, line in enumerate(steps):
+        if int(line["step"]) != step:
+            break
+        totals.append(next_totals(totals[-1], line, config))
+    return totals
 
 
 def figures_of(
     steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], config: RunConfig
 ) -> RunFigures:
     """Return a run's figures from the lines of its run log, each in order."""
-    fold = FiguresFold(config)
-    for line in steps:
-        fold.add(line)
-    return fold.figures(evaluations)
+    *_, last = [VersionTotals(0), *totals_of(steps, config)]
+    counts, staleness, drafting, busy_s = Counter[str](), Counter[int](), StatisticsSum(), 0.0
+    clock: dict[str, Any] = {"startup_s": 0.0, "break_s": 0.0, "breaks": 0}
+    for line in steps[: last.version]:
+        batch, timings = line["batch"] or {}, line["timings"]
+        counts.update(_counts(batch, config))
+        staleness.update({int(age): int(n) for age, n in batch.get("staleness_histogram", {}).items()})
+        clock = {name: max(known, timings.get(name, 0)) for name, known in clock.items()}
+        busy_s += float(timings.get("train_s", 0.0))
+        if timings.get("drafting"):
+            drafting.add(DraftingStatistics(**timings["drafting"]))
+    finished = sum(counts[name] for name in ("groups_trained", "groups_filtered", "groups_dropped_stale"))
+    busy = min(1.0, busy_s / last.wall_s) if last.wall_s > 0 else None
+    rewards = [float(line["reward_mean"]) for line in evaluations] or [0.0]
+    return RunFigures(
+        steps=last.version,
+        wall_s=last.wall_s,
+        seconds_per_step=_ratio(last.wall_s, last.version),
+        dollars=last.dollars,
+        dollars_per_step=_ratio(last.dollars, last.version) or None,
+        dollars_per_million_tokens=_ratio(1e6 * last.dollars, counts["tokens_trained"]) or None,
+        dollars_per_reward_point=_ratio(last.dollars, 100.0 * (max(rewards) - rewards[0])) or None,
+        learner_busy_share=busy,
+        learner_idle_share=None if busy is None else 1.0 - busy,
+        groups_filtered_share=_ratio(counts["groups_filtered"], finished),
+        groups_dropped_stale_share=_ratio(counts["groups_dropped_stale"], finished),
+        tokens_sampled=last.tokens_sampled,
+        tokens_evaluated=sum(round(e["completion_tokens_mean"] * e["prompts"]) for e in evaluations),
+        tokens_per_s=_ratio(last.tokens_sampled, last.wall_s),
+        staleness_mean=_ratio(sum(age * n for age, n in staleness.items()), staleness.total()),
+        staleness_max=max((age for age, n in staleness.items() if n), default=None),
+        staleness_histogram=dict(sorted(staleness.items())),
+        **dict[str, Any](counts),
+        **clock,
+        **_drafting(drafting.total()),
+        **_rewards(evaluations),
+    )
+
+
+def _counts(batch: Mapping[str, Any] | None, config: RunConfig) -> dict[str, int]:
+    """Return groups and tokens of a batch by what became of them."""
+    batch = batch or {}
+    trained, groups, filtered = (int(batch.get(name, 0)) for name in ("tokens", "groups", "groups_filtered"))
+    # The mean is over every completion of these groups, so that it knows how many tokens they have.
+    completions = (groups + filtered) * config.loop.group_size
+    rewarded = round(batch.get("completion_tokens_mean", 0.0) * completions)
+    return {
+        "groups_trained": groups,
+        "groups_filtered": filtered,
+        "groups_dropped_stale": int(batch.get("groups_dropped_stale", 0)),
+        "tokens_trained": trained,
+        "tokens_filtered": max(0, rewarded - trained),
+        "tokens_dropped_stale": int(batch.get("tokens_dropped_stale", 0)),
+    }
 
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _tokens_of(mean: float, completions: int) -> int:
-    return round(mean * completions)
 
 
 def _drafting(statistics: DraftingStatistics | None) -> dict[str, Any]:

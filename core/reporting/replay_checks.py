@@ -7,7 +7,7 @@ so they are compared within a tolerance. Nothing here computes a step; it only c
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isinf, isnan
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -22,58 +22,6 @@ LOGPROB_SHARE = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class TensorDifference:
-    """One tensor that came out differently."""
-
-    name: str
-    elements: int
-    different: int
-    """Elements that are not equal."""
-    largest: float
-    """Largest absolute difference; infinite when the shapes differ."""
-    scale: float
-    """Largest absolute value recorded."""
-    others: int = 0
-    """Further tensors of the version that differ as well."""
-
-    def words(self) -> str:
-        """Say it in one clause.
-
-        >>> TensorDifference("head.weight", 100, 3, 2.5e-7, 1.5).words()
-        'tensor head.weight differs in 3 of 100 elements by at most 2.5e-07 (largest value 1.5)'
-        """
-        if isinf(self.largest):
-            return f"tensor {self.name} is missing or has another shape"
-        more = f", {self.others} more differ" if self.others else ""
-        return (
-            f"tensor {self.name} differs in {self.different} of {self.elements} elements by at most "
-            f"{self.largest:.3g} (largest value {self.scale:.3g}){more}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MetricDifference:
-    """One metric of a step that came out differently."""
-
-    name: str
-    recorded: float | None
-    """None where the record does not have it."""
-    found: float | None
-
-    def words(self) -> str:
-        """Say it in one clause.
-
-        >>> MetricDifference("loss", 0.5, 0.75).words()
-        'loss was 0.5 and is 0.75, 0.25 apart'
-        """
-        if self.recorded is None or self.found is None:
-            side = "record" if self.recorded is None else "replay"
-            return f"{self.name} is not in the {side}"
-        apart = abs(self.found - self.recorded)
-        return f"{self.name} was {self.recorded!r} and is {self.found!r}, {apart:.3g} apart"
-
-
-@dataclass(frozen=True, slots=True)
 class StepCheck:
     """One re-executed step against its record."""
 
@@ -81,10 +29,10 @@ class StepCheck:
     version: int
     recorded_digest: str
     found_digest: str
-    metrics: tuple[MetricDifference, ...]
-    """Metrics that differ; empty when all are equal."""
-    tensor: TensorDifference | None = None
-    """The first tensor that differs, where the recorded weights are at hand."""
+    metrics: Mapping[str, str]
+    """Metrics that differ -> how; empty when all are equal."""
+    tensor: str = ""
+    """How the first tensor that differs does, where the recorded weights are at hand."""
     seconds: float = 0.0
 
     @property
@@ -95,16 +43,12 @@ class StepCheck:
     def words(self) -> str:
         if self.equal:
             return f"step {self.step}: version {self.version} again, bit for bit"
+        metric = next(iter(self.metrics.values()), "")
         if self.found_digest == self.recorded_digest:
-            return f"step {self.step}: the same weights, but {self.metrics[0].words()}"
-        parts = [
-            f"step {self.step}: version {self.version} has weights {self.found_digest[:12]} "
-            f"instead of {self.recorded_digest[:12]}"
-        ]
-        if self.tensor is not None:
-            parts.append(self.tensor.words())
-        parts += [metric.words() for metric in self.metrics[:1]]
-        return "; ".join(parts)
+            return f"step {self.step}: the same weights, but {metric}"
+        weights = f"weights {self.found_digest[:12]} instead of {self.recorded_digest[:12]}"
+        parts = f"step {self.step}: version {self.version} has {weights}", self.tensor, metric
+        return "; ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +79,23 @@ class LogprobCheck:
         return said
 
 
-def compare_metrics(
-    recorded: Mapping[str, float], found: Mapping[str, float]
-) -> tuple[MetricDifference, ...]:
-    """Return the metrics of a step that differ, causes first: rate, then loss; two NaN are equal.
+def compare_metrics(recorded: Mapping[str, float], found: Mapping[str, float]) -> dict[str, str]:
+    """Return a clause for each metric of a step that differs, by name, causes first: rate, then loss.
 
-    >>> compare_metrics({"loss": 1.0, "x": 2.0}, {"loss": 1.0, "x": 2.5})
-    (MetricDifference(name='x', recorded=2.0, found=2.5),)
+    Two NaN are equal.
+
+    >>> compare_metrics({"loss": 0.5, "x": 2.0}, {"loss": 0.75, "x": 2.0})
+    {'loss': 'loss was 0.5 and is 0.75, 0.25 apart'}
     """
     first = {"learning_rate": 0, "loss": 1}
-    names = sorted({*recorded, *found}, key=lambda name: (first.get(name, 2), name))
-    pairs = [(name, recorded.get(name), found.get(name)) for name in names]
-    return tuple(MetricDifference(name, old, new) for name, old, new in pairs if not _same(old, new))
+    said = {}
+    for name in sorted({*recorded, *found}, key=lambda name: (first.get(name, 2), name)):
+        old, new = recorded.get(name), found.get(name)
+        if old is None or new is None:
+            said[name] = f"{name} is not in the {'record' if old is None else 'replay'}"
+        elif old != new and not (isnan(old) and isnan(new)):
+            said[name] = f"{name} was {old!r} and is {new!r}, {abs(new - old):.3g} apart"
+    return said
 
 
 def compare_logprobs(
@@ -167,23 +116,21 @@ def compare_logprobs(
         versions: [T], the version that sampled each token.
         kept_cache: [T], whether it did so over a kept cache; such tokens are not compared.
     """
-    tokens = within = unscored = left_out = 0
+    sizes = [len(one) for one in recorded]
+    old, new = (np.concatenate([*parts, []], dtype=np.float64) for parts in (recorded, scored))
+    kept = np.concatenate([*kept_cache, []], dtype=np.bool_, casting="unsafe")
+    known = ~np.isnan(new) & ~kept
+    gap = np.where(known, np.abs(new - old), -1.0)
+    gap[np.isnan(gap)] = np.inf  # a recorded NaN matches nothing
     largest, where = 0.0, "no token"
-    for old, new, place, version, kept in zip(recorded, scored, places, versions, kept_cache, strict=True):
-        tokens += int((~kept).sum())
-        left_out += int(kept.sum())
-        known = ~np.isnan(new) & ~kept
-        unscored += int((~known & ~kept).sum())
-        if not known.any():
-            continue
-        gap = np.where(known, np.abs(new.astype(np.float64) - old.astype(np.float64)), -1.0)
-        gap[np.isnan(gap)] = np.inf  # a recorded NaN matches nothing
-        within += int(((gap >= 0) & (gap <= LOGPROB_TOLERANCE)).sum())
+    if known.any():
         worst = int(gap.argmax())
-        if where == "no token" or gap[worst] > largest:
-            largest = float(gap[worst])
-            where = f"token {worst} of {place}, sampled by version {int(version[worst])}"
-    return LogprobCheck(step, tokens, within, largest, where, unscored, left_out)
+        place = int(np.searchsorted(np.cumsum(sizes), worst, side="right"))
+        token, largest = worst - sum(sizes[:place]), float(gap[worst])
+        where = f"token {token} of {places[place]}, sampled by version {int(versions[place][token])}"
+    within = int(((gap >= 0) & (gap <= LOGPROB_TOLERANCE)).sum())
+    unscored = int((~known & ~kept).sum())
+    return LogprobCheck(step, int((~kept).sum()), within, largest, where, unscored, int(kept.sum()))
 
 
 def choose_steps(recorded: int, planned: int, first: int | None, last: int | None) -> range:
@@ -309,9 +256,3 @@ class ReplaySummary:
             "seconds": self.seconds,
             "score_seconds": self.score_seconds,
         }
-
-
-def _same(old: float | None, new: float | None) -> bool:
-    if old is None or new is None:
-        return old is new
-    return old == new or (isnan(old) and isnan(new))

@@ -6,7 +6,6 @@ The flow calls a `RunDisplay` about once a second; it never raises and never mak
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import UNKNOWN, share
@@ -27,8 +26,8 @@ class PlaneView:
     """What it waits for; empty while it works."""
 
 
-class RunDisplay(Protocol):
-    """Where a run is shown: a terminal, a log, nowhere."""
+class RunDisplay:
+    """Where a run is shown; this one shows nothing."""
 
     def started(self, run_id: str, links: Mapping[str, str]) -> None:
         """The services are up; `links` names pages and folders to look at."""
@@ -44,10 +43,6 @@ class RunDisplay(Protocol):
 
     def finished(self, lines: Sequence[str]) -> None:
         """The run is complete; `lines` say what came of it."""
-
-
-class SilentDisplay(RunDisplay):
-    """Shows nothing."""
 
 
 class TokenRates:

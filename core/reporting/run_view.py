@@ -24,6 +24,8 @@ from antiphon.core.status import Event
 
 _NUMBER = re.compile(r" for [\d.]+ s")
 _T = TypeVar("_T")
+_OF_BATCH = ("reward_mean", "completion_tokens_mean", "tokens", "groups_filtered")
+"""Fields of a sealed batch that are shown of its step."""
 _Drafted = tuple[int, DraftingStatistics]
 """Epoch, and what drafting did."""
 
@@ -145,7 +147,7 @@ class RunView:
         self._announced: dict[int, float] = {}
         self._loaded: dict[int, float] = {}
         self._opened: dict[int, tuple[float, int]] = {}
-        self._sealed: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        self._sealed: dict[int, tuple[float, dict[str, Any]]] = {}
         self._epochs: dict[str, int] = {}
         self._drafted: dict[str, _Drafted] = {}
         """Training group -> what drafting did for it, until a batch books it."""
@@ -159,13 +161,20 @@ class RunView:
         """Take in the next event of the journal."""
         self.seq = event.seq
         self.counts[event.kind] += 1
-        data = json.loads(event.data_json)
-        at = self._instant(event, data)
         if event.kind == "snapshot.delivered":
-            self.deliveries.add(DeliveryRecord(**data), event.at)
-        handler = getattr(self, "_on_" + event.kind.replace(".", "_"), None)
+            self.deliveries.add(DeliveryRecord(**json.loads(event.data_json)), event.at)
+        handler = _HANDLERS.get(event.kind)
+        if handler is None and "at_s" not in event.data_json and not event.kind.startswith("run."):
+            return  # it says nothing that is shown, and no time
+        data, clock = json.loads(event.data_json), self._clock
+        sessions = clock.sessions
+        clock.take(event.kind, data)
+        if clock.sessions > max(sessions, 1):
+            self.breaks.append(clock.worked_s)
+        timed = data.get("at_s") is not None or clock.working_s is None
+        self._timed = event.at if timed else self._timed
         if handler is not None:
-            handler(at, data)
+            handler(self, clock.times().wall_s + max(0.0, event.at - self._timed), data)
 
     @property
     def publishing(self) -> list[Bar]:
@@ -213,17 +222,6 @@ class RunView:
         total = max(stop - start, 1e-9)
         return {name: sum(b - a for a, b in merge(bars, start, stop)) / total for name, bars in lanes.items()}
 
-    def _instant(self, event: Event, data: Mapping[str, Any]) -> float:
-        before = self._clock.times()
-        self._clock.take(event.kind, data)
-        times = self._clock.times()
-        if times.breaks > before.breaks:
-            self.breaks.append(before.wall_s)
-        if data.get("at_s") is not None or self._clock.working_s is None:
-            self._timed = event.at
-            return times.wall_s
-        return times.wall_s + max(0.0, event.at - self._timed)
-
     def _on_group_opened(self, at: float, data: Mapping[str, Any]) -> None:
         self._epochs[data["group_id"]] = int(data["epoch"])
 
@@ -263,15 +261,22 @@ class RunView:
         booked, self._filtered = self._filtered[:early], self._filtered[early:]
         drafted = (self._drafted.pop(group, None) for group in groups)
         self._booked[int(data["step"])] = [*booked, *(one for one in drafted if one is not None)]
-        kept = {name: value for name, value in data.items() if name not in ("group_ids", "filtered_ids")}
-        more = {"epoch": max(epochs, default=None), "groups": len(data.get("group_ids", ()))}
-        self._sealed[int(data["step"])] = (at, kept | more)
+        self._sealed[int(data["step"])] = (
+            at,
+            {
+                **{name: data[name] for name in _OF_BATCH if name in data},
+                "groups": len(data.get("group_ids", ())),
+                "staleness": {int(age): int(n) for age, n in data.get("staleness", ())},
+                "epoch": max(epochs, default=None),
+                "drafting": _drafting(data),
+            },
+        )
 
     def _on_step_committed(self, at: float, data: Mapping[str, Any]) -> None:
         step = int(data["step"])
         for epoch, statistics in self._booked.pop(step, ()):
             self._drafting.setdefault(epoch, StatisticsSum()).add(statistics)
-        sealed_at, batch = self._sealed.pop(step, (at, {}))
+        sealed_at, facts = self._sealed.pop(step, (at, {}))
         commit = StepCommit(
             step=step,
             version=step + 1,
@@ -281,21 +286,10 @@ class RunView:
             published=bool(data.get("published")),
             times=self._clock.times(),
         )
-        facts = StepFacts(
-            commit=commit,
-            at_s=at,
-            reward_mean=batch.get("reward_mean"),
-            completion_tokens_mean=batch.get("completion_tokens_mean"),
-            tokens=batch.get("tokens", 0),
-            groups=batch.get("groups", 0),
-            groups_filtered=batch.get("groups_filtered", 0),
-            staleness={int(k): int(n) for k, n in batch.get("staleness", ())},
-            epoch=batch.get("epoch"),
-            drafting=_drafting(batch),
-        )
-        self.steps.append(facts)
+        known = StepFacts(commit, at, **facts)
+        self.steps.append(known)
         self.alarms.add(commit)
-        seconds = facts.metric("train_s")
+        seconds = known.metric("train_s")
         begun = at - seconds if seconds else max(sealed_at, self._committed.get(step, 0.0))
         self.training.add(begun, at, step)
         self._committed[step + 1] = at
@@ -337,6 +331,14 @@ def merge(
         elif low < high:
             union.append((low, high))
     return union
+
+
+_HANDLERS: dict[str, Callable[[RunView, float, Mapping[str, Any]], None]] = {
+    name.removeprefix("_on_").replace("_", "."): handler
+    for name, handler in vars(RunView).items()
+    if name.startswith("_on_")
+}
+"""Kind of event -> what it changes in a view."""
 
 
 def _drafting(data: Mapping[str, Any]) -> DraftingStatistics | None:

@@ -200,9 +200,10 @@ def audit_group(
             f"{impossible} of {sums.tokens} tokens have no probability under the lease's sampling parameters"
         )
         found.append(Finding("support", True, words))
-    worst = max((s.drift if math.isfinite(s.drift) else math.inf for s in samples if s.tokens), default=0.0)
-    mean = _mean([s.drift for s in samples if s.tokens])
+    drifts = [s.drift for s in samples if s.tokens]
+    mean = math.fsum(drifts) / max(1, len(drifts)) if all(map(math.isfinite, drifts)) else math.inf
     if mean > band.drift:
+        worst = max(drift if math.isfinite(drift) else math.inf for drift in drifts)
         words = f"logprobs differ by {mean:.3g} nats a token (worst {worst:.3g}, band {band.drift:.3g})"
         found.append(Finding("logprobs", mean > 5.0 * band.drift, words))
     return tuple(found)
@@ -221,9 +222,3 @@ def _counted(
     if probability < CERTAIN:
         words = f"{count_ever} of {tokens_ever} tokens of many groups are not {where}"
         yield Finding("sampling", True, f"{words} (probability {probability:.1e})")
-
-
-def _mean(drifts: Sequence[float]) -> float:
-    if not drifts:
-        return 0.0
-    return math.fsum(drifts) / len(drifts) if all(map(math.isfinite, drifts)) else math.inf

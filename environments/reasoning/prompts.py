@@ -10,17 +10,15 @@ import dataclasses
 import difflib
 import json
 import random  # noqa: TID251 - the library draws from it
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.errors import ConfigError
 from antiphon.core.seeds import derive_seed
-from antiphon.environments.environment import Problem
+from antiphon.environments.environment import Problem, SplitEnvironment, key_of
 from antiphon.environments.reasoning import library, reward
 
 FAMILY = "reasoning"
-SPLITS = ("train", "heldout")
 
 RESERVED = {"seed": "environment.seed", "size": "environment.train_size"}
 """Fields of every task that the environment's own keys decide."""
@@ -46,7 +44,6 @@ EXECUTING = frozenset({"codeio", "composite"})
 """Tasks that make a problem by executing code of the library's data, or may have one that does as a part."""
 _NOT_ASKED = frozenset({"source_dataset", "source_index", "difficulty"})
 """What an entry's metadata says besides the question."""
-_INTEGER = re.compile(r"0|[1-9][0-9]*")
 
 
 def task_names() -> list[str]:
@@ -94,7 +91,7 @@ def problem_of(task: str, entry: Mapping[str, Any]) -> str:
     return json.dumps([asked, entry["answer"]], sort_keys=True)
 
 
-class ReasoningEnvironment:
+class ReasoningEnvironment(SplitEnvironment):
     """One task of reasoning-gym with fixed parameters, seed and sizes."""
 
     def __init__(
@@ -117,48 +114,31 @@ class ReasoningEnvironment:
         for key, value in (("train_size", train_size), ("heldout_size", heldout_size)):
             if value < 1:
                 raise ConfigError(f"environment.{key}={value} must be at least 1")
+        super().__init__(seed, train_size, heldout_size)
         self.name = f"{FAMILY}/{task}"
         self.only_compares = reward.only_compares(task)
-        self.seed = seed
         own = dict(parameters)
         self._suffix = own.pop(SUFFIX, "")
         if not isinstance(self._suffix, str):
             raise ConfigError(f"environment.parameters.{SUFFIX}={self._suffix!r} must be text")
         _check_names(task, own)
-        self._sizes = {"train": train_size, "heldout": heldout_size}
         self._streams = {
             split: _Stream(task, own, seed, split, size, repeats) for split, size in self._sizes.items()
         }
 
-    def problem(self, split: str, index: int) -> Problem:
-        """Return problem `index` of `split` ("train" or "heldout").
+    def make(self, split: str, index: int) -> Problem:
+        """Return a problem.
 
         Raises:
-            ConfigError: when the split is unknown, the index lies outside it, or the task has
-                too few different problems to fill the split.
+            ConfigError: when the task has too few different problems to fill the split.
         """
-        if split not in self._sizes:
-            raise ConfigError(f"split {split!r} is unknown; it is one of {', '.join(SPLITS)}")
-        if not 0 <= index < self._sizes[split]:
-            raise ConfigError(
-                f"problem {index} lies outside split {split!r} of {self.name}, "
-                f"which has {self._sizes[split]}; raise environment.{split}_size"
-            )
         entry = self._streams[split].entry(index)
         answer = entry["answer"]
         return Problem(
-            key=f"{split}-{self.seed}-{index}",
+            key=key_of(split, self.seed, index),
             text=entry["question"] + self._suffix,
             answer="" if answer is None else str(answer),
         )
-
-    def size(self, split: str) -> int:
-        if split not in self._sizes:
-            raise ConfigError(f"split {split!r} is unknown; it is one of {', '.join(SPLITS)}")
-        return self._sizes[split]
-
-    def problem_by_key(self, key: str) -> Problem:
-        return self.problem(*self._place(key))
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion's text: 1.0 when its closing answer is right, else 0.0.
@@ -167,7 +147,7 @@ class ReasoningEnvironment:
             ContractError: when the problem is not one of this environment; never for what a
                 model wrote.
         """
-        split, index = self._place(problem.key)
+        split, index = self.place_of(problem.key)
         stream = self._streams[split]
         entry = stream.entry(index)
         return [reward.score(stream.task, stream.dataset, entry, completion) for completion in completions]
@@ -175,19 +155,6 @@ class ReasoningEnvironment:
     def explain(self, problem: Problem, completion: str, reward_: float) -> str:
         """Say why a completion got its reward, without scoring it again."""
         return reward.explain(problem.answer, completion, reward_)
-
-    def _place(self, key: str) -> tuple[str, int]:
-        split, _, rest = key.partition("-")
-        seed, _, index = rest.rpartition("-")
-        if split in self._sizes and seed == str(self.seed) and _INTEGER.fullmatch(index):
-            place = int(index)
-            if place < self._sizes[split]:
-                return split, place
-        raise ContractError(
-            f"prompt key {key[:80]!r} is not one of {self.name} with environment.seed={self.seed}, "
-            f"train_size={self._sizes['train']}, heldout_size={self._sizes['heldout']}; "
-            "both sides of a run need the same environment configuration"
-        )
 
 
 class _Stream:

@@ -11,6 +11,7 @@ that nothing of it can stay, and with the service that started it.
 
 import gc
 import importlib
+import json
 import math
 import os
 import select
@@ -30,8 +31,6 @@ from antiphon.environments.scoring.messages import (
     checked_reward,
     failure_of,
     hung,
-    parse_answers,
-    parse_task,
     result_line,
 )
 from antiphon.system.sandbox import close_scratch, fork_apart, limit_this_process
@@ -49,7 +48,7 @@ def main() -> int:
     """Serve until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the service, and that one in order
     requests, results, sys.stdout = sys.stdin.buffer, sys.stdout.buffer, sys.stderr  # a class may print
-    task = parse_task(requests.readline())
+    task = ScoringTask(**json.loads(requests.readline()))
     sys.path.extend(task.folders)
     os.environ.update({**ONE_THREAD, **task.secrets})
     try:
@@ -70,9 +69,9 @@ def main() -> int:
     results.write(READY)
     results.flush()
     while line := requests.readline():
-        key, texts, hangs = parse_answers(line)
-        problem = environment.problem_by_key(key)
-        for result in _score_apart(environment, problem, texts, hangs, task, fork):
+        asked = json.loads(line)
+        problem = environment.problem_by_key(asked["key"])
+        for result in _score_apart(environment, problem, asked["texts"], asked["hangs"], task, fork):
             results.write(result_line(result))
             results.flush()
     return 0

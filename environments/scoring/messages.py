@@ -1,13 +1,13 @@
 """What crosses the pipes between the reward service and a scoring process: one JSON object a line.
 
-To the process: first what environment it scores for, then answers to one problem at a time. From it: a line
-when it is ready, then a line for each answer. Whatever else comes from it is an error of that process: a
-hostile answer may have written it.
+To the process: first a `ScoringTask`, then `key`, `texts` and `hangs` for the answers to one problem at a
+time: no more are asked for once this many hung. From it: a line when it is ready, then a line for each
+answer. Whatever else comes from it is an error of that process: a hostile answer may have written it.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from antiphon.core.errors import ContractError
@@ -63,39 +63,20 @@ Verdict = float | Failed
 """A reward in [0, 1], or why there is none."""
 
 
-def task_line(task: ScoringTask) -> bytes:
-    """Return the first line to a scoring process."""
-    return _line(asdict(task))
-
-
-def parse_task(line: bytes) -> ScoringTask:
-    """Read the first line."""
-    return ScoringTask(**json.loads(line))
-
-
-def answers_line(key: str, texts: Sequence[str], hangs: int) -> bytes:
-    """Return the line that asks for the rewards of answers to the problem with a key.
-
-    No more is asked for once this many of them hung.
-    """
-    return _line({"key": key, "texts": list(texts), "hangs": hangs})
-
-
-def parse_answers(line: bytes) -> tuple[str, list[str], int]:
-    """Read such a line: the problem's key, the answers, and how many may hang."""
-    found = json.loads(line)
-    return found["key"], found["texts"], found["hangs"]
+def line_of(value: Mapping[str, Any]) -> bytes:
+    """Return one JSON object as a line."""
+    return json.dumps(value).encode() + b"\n"
 
 
 def result_line(result: Verdict) -> bytes:
     """Return the line that tells what came of one answer."""
     if isinstance(result, Failed):
-        return _line({"failed": result.reason[:REASON_CHARS]})
-    return _line({"reward": result})
+        return line_of({"failed": result.reason[:REASON_CHARS]})
+    return line_of({"reward": result})
 
 
 def parse_result(line: bytes) -> Verdict:
-    """Read such a line, which may have been forged.
+    """Read what `result_line` wrote, or an answer has forged.
 
     Raises:
         ContractError: when it is none.
@@ -142,7 +123,3 @@ def failure_of(error: BaseException, hide: Callable[[str], str]) -> Failed:
 def hung(answer_timeout_s: float) -> Failed:
     """Return the failure of an answer that was not scored in time."""
     return Failed(f"the scorer gave no reward within {answer_timeout_s:g} s")
-
-
-def _line(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value).encode() + b"\n"

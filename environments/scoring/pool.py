@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -22,7 +23,7 @@ import structlog
 
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.reporting.plain_text import plain
-from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.environment import Environment
 from antiphon.environments.scoring.messages import (
     LINE_BYTES,
     READY,
@@ -30,12 +31,11 @@ from antiphon.environments.scoring.messages import (
     Failed,
     ScoringTask,
     Verdict,
-    answers_line,
     checked_reward,
     failure_of,
     hung,
+    line_of,
     parse_result,
-    task_line,
 )
 from antiphon.system.processes import KILL_S, SAME_ORDER
 from antiphon.system.sandbox import check_sandbox, interpreter_paths, sandboxed
@@ -62,13 +62,11 @@ class InProcess:
     async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer to the problem with a key."""
         problem = self._environment.problem_by_key(key)
-        return await asyncio.to_thread(self._verdicts, problem, texts)
-
-    def _verdicts(self, problem: Problem, texts: Sequence[str]) -> list[Verdict]:
         found: list[Verdict] = []
         for text in texts:
             try:
-                found.append(checked_reward(self._environment.reward(problem, [text])[0]))
+                rewards = await asyncio.to_thread(self._environment.reward, problem, [text])
+                found.append(checked_reward(rewards[0]))
             except Exception as error:  # noqa: BLE001 - a model may have written what raised it
                 failure = failure_of(error, self._hide)
                 _log.warning("scoring.failed", prompt=problem.key, reason=failure.reason)
@@ -233,7 +231,7 @@ class ScoringProcess:
                 limit=LINE_BYTES,
             )
             async with asyncio.timeout(START_S):
-                await self._send(task_line(self._task))
+                await self._send(line_of(asdict(self._task)))
                 line = await self._line()
         except (OSError, ContractError, TimeoutError) as error:
             said = self._said() or error
@@ -254,7 +252,7 @@ class ScoringProcess:
         Raises:
             ContractError: when the process ended, fell silent or wrote what is no result.
         """
-        request = answers_line(key, texts, hangs)
+        request = line_of({"key": key, "texts": list(texts), "hangs": hangs})
         for _ in texts:
             try:
                 async with asyncio.timeout(self._task.answer_timeout_s + GRACE_S):

@@ -7,7 +7,7 @@ that one document names and another one has; a digest that none has is kept as a
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ from antiphon.lineage.documents.artifacts import (
 )
 from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.names import (
-    CODE,
     HELDOUT,
-    MACHINE,
     MODEL,
+    ORIGINS,
     RUN,
     TRAIN,
     batch_entry,
@@ -52,18 +51,7 @@ _CONTENTS = {
     "run": ("digest",),
 }
 """Fields of a document that hold the digest of what it describes; it can be found by them too."""
-_WORDS = {
-    "run": RUN,
-    "code": CODE,
-    "machine": MACHINE,
-    "model": MODEL,
-    "base model": MODEL,
-    "train": TRAIN,
-    "train split": TRAIN,
-    "heldout": HELDOUT,
-    "held-out": HELDOUT,
-    "held-out split": HELDOUT,
-}
+_WORDS = {**ORIGINS, "run": RUN, "model": MODEL, "train": TRAIN, "heldout": HELDOUT, "held-out": HELDOUT}
 _NUMBERED = (
     (re.compile(r"(?:v|version |policy |policy v)(\d+)"), version_entry),
     (re.compile(r"(?:t|batch |batch t|step )(\d+)"), batch_entry),
@@ -248,17 +236,7 @@ def _place(plain: str) -> str | None:
     return None
 
 
-_KINDS = (
-    "base model",
-    "code",
-    "machine",
-    "train split",
-    "held-out split",
-    "run",
-    "version",
-    "batch",
-    "evaluation",
-)
+_KINDS = (*ORIGINS, "run", "version", "batch", "evaluation")
 
 
 def _order(node: Node) -> tuple[int, int, str]:
@@ -312,26 +290,30 @@ def _draw(found: dict[str, bytes], run_dir: Path) -> None:
     for rel, facts in origin_facts(config, manifest, files={}).items():
         add(rel, facts)
     add(RUN, manifest)
+    for rel, facts, sampled in logged_facts(run_dir):
+        known = kind_of(rel)
+        if known is not None and known[0] == "version":
+            facts |= recompute_note(facts["version"], config)
+        add(rel, facts, sampled)
+
+
+def logged_facts(run_dir: Path) -> Iterator[tuple[str, dict[str, Any], tuple[int, ...]]]:
+    """Yield what a run's log says of its artifacts: place of the document, facts, versions that sampled it.
+
+    Without the batch itself only the oldest version of each trajectory is known.
+    """
     run_id = run_dir.name
-    base = read_base(run_dir)
-    if base is not None or version_entry(0) in found:
-        add(version_entry(0), version_facts(run_id, 0, base or {}))
+    if (base := read_base(run_dir)) is not None:
+        yield version_entry(0), version_facts(run_id, 0, base), ()
     for line in read_steps(run_dir):
-        step, version = int(line["step"]), int(line["version"])
-        if line["batch"] is not None:
-            facts = batch_facts(
-                run_id, step, line["batch_digest"], line["timings"]["timings_digest"], line["batch"]
-            )
-            # Without the batch itself only the oldest version of each trajectory is known.
-            oldest = {step - int(staleness) for staleness in line["batch"]["staleness_histogram"]}
-            add(batch_entry(step), facts, tuple(sorted(oldest)))
-        add(
-            version_entry(version),
-            version_facts(run_id, version, {**line, **recompute_note(version, config)}),
-        )
+        step, version, batch = int(line["step"]), int(line["version"]), line.get("batch")
+        if batch is not None:
+            digest, timings = line["batch_digest"], line["timings"]["timings_digest"]
+            oldest = {step - int(staleness) for staleness in batch.get("staleness_histogram", {})}
+            yield batch_entry(step), batch_facts(run_id, step, digest, timings, batch), tuple(sorted(oldest))
+        yield version_entry(version), version_facts(run_id, version, line), ()
     for line in read_evaluations(run_dir):
-        version = int(line["version"])
-        add(evaluation_entry(version), evaluation_facts(run_id, line))
+        yield evaluation_entry(int(line["version"])), evaluation_facts(run_id, line), ()
 
 
 def _plain(rel: str, body: bytes) -> dict[str, Any]:

@@ -143,12 +143,13 @@ def library_versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Return the kind of machine, never its name: numerics may depend on it."""
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return {
         "machine": platform.machine(),
         "system": platform.system(),
-        "cpu": _cpu_model(),
+        "cpu": next(iter(_named(Path("/proc/cpuinfo"), "model name")), platform.processor() or "unknown"),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "gpus": _gpu_models(),
+        "gpus": [model for card in cards for model in _named(card, "Model:")],
     }
 
 
@@ -174,20 +175,7 @@ def _bare(value: str) -> str:
     return ":".join(Path(part).name if "/" in part else part for part in value.split(":"))
 
 
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
-
-
-def _gpu_models() -> list[str]:
-    folder = Path("/proc/driver/nvidia/gpus")
-    models = []
-    for info in sorted(folder.glob("*/information")) if folder.is_dir() else []:
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("Model:"):
-                models.append(line.partition(":")[2].strip())
-    return models
+def _named(path: Path, name: str) -> list[str]:
+    """Return what the lines of a system's file say that begin with a name; none where it is absent."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]

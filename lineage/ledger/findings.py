@@ -92,10 +92,6 @@ class Findings:
         elif path not in (known := self._found[at]).paths:
             self._found[at] = replace(known, paths=(*known.paths, path))
 
-    def has(self, path: Path) -> bool:
-        """Return whether a file was complained about, under any of its names."""
-        return path.exists() and identity(path) in self._by_file
-
     def all(self) -> tuple[Finding, ...]:
         return tuple(self._found)
 

@@ -1,89 +1,101 @@
-"""Pins: every artifact of a run as an entry of DVC-tracked directories, appended in process.
+"""Pins: every artifact of a run as an entry of a DVC-tracked directory, appended in process.
 
-A run's ledger is the directory ``<folder>/<run>`` with a pointer of its own, and further shards of
-the same form in a long run. Appending hashes one file and adds it to the project's DVC cache (about
-a millisecond, where the command needs seconds); publishing writes the tree of the newest shard and
-its pointer. What was appended and not yet published stands in a journal beside them, so a crash
-between the two loses nothing. ``dvc status``, ``push``, ``pull``, ``checkout`` and ``gc`` work on
-ledgers that are kept.
+A run's ledger is the directory ``<folder>/<run>`` with a pointer beside it that names the tree of its
+entries. An entry is first in DVC's cache and then, under its name, in the directory, each by one call of the
+file system; so what a process had not published yet lies there whole, and the next one to open the ledger
+enters it. Publishing writes the tree, flushed to the disk, before the pointer. Appending takes about a
+millisecond, where the command needs seconds. ``dvc status``, ``push``, ``pull``, ``checkout`` and ``gc`` work
+on ledgers that are kept.
+
+Entries never change; those that retention takes away leave in the opposite order: the tree and the pointer
+without them, then DVC's cache, and the file last. A long run of an earlier release has further directories
+of the same form, its shards; they are read, and the last one is written on.
 """
 
-import fcntl
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import structlog
 from dvc.exceptions import DvcException, NotDvcRepoError
 from dvc.repo import Repo
+from dvc_data.hashfile.hash import file_md5, hash_file
+from dvc_data.hashfile.hash_info import HashInfo
+from dvc_data.hashfile.meta import Meta
+from dvc_data.hashfile.tree import Tree
+from dvc_objects.fs import generic
+from dvc_objects.fs.local import localfs
 
-from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.lineage.layout import (
     GITIGNORE,
-    SHARD_ENTRIES,
     check_rel,
-    journal_of,
+    files_in,
     keep,
     kept_pointer_of,
+    pointer_bytes,
+    pointer_of,
+    read_pointer,
+    read_tree,
     shard_directories,
-    shard_name,
+    tree_name,
 )
-from antiphon.lineage.ledger.shard import Shard
-from antiphon.system.files import write_atomically
+from antiphon.system.files import PREFIX, hold, write_atomically
+
+_PROTECTED = 0o444
+"""DVC trusts a cached file of this mode without reading it again."""
+_log = structlog.get_logger("antiphon.lineage")
+
+
+@dataclass(slots=True)
+class _Shard:
+    directory: Path
+    entries: dict[str, tuple[Meta, HashInfo]] = field(default_factory=dict)
+    """By path inside the directory, as DVC's tree has them."""
+    unpublished: set[str] = field(default_factory=set)
+    """Entries that came or left since the tree was written."""
+    tree: str = ""
+    """Name of the tree that was written last."""
 
 
 class Ledger:
     """The pinned artifacts of one run; used by one thread of one process at a time."""
 
-    def __init__(
-        self,
-        project: Path,
-        folder: str,
-        run_id: str,
-        shard_entries: int = SHARD_ENTRIES,
-        kept: bool = True,
-    ) -> None:
+    def __init__(self, project: Path, folder: str, run_id: str, kept: bool = True) -> None:
         """Open a run's ledger in the project's `folder`, continuing where an earlier process stopped.
 
-        `run_id` names the directory and its pointer; after `shard_entries` entries the next directory
-        begins. The pointer of a `kept` ledger is a ``.dvc`` file from the start; else `antiphon keep`
-        makes it one.
+        `run_id` names the directory and its pointer. The pointer of a `kept` ledger is a ``.dvc`` file from
+        the start; else `antiphon keep` makes it one.
 
         Raises:
             ConfigError: when `project` is in no DVC project, or another process has the ledger open.
-            UnavailableError: when the cache or the folder cannot be used.
+            IntegrityError: when its pointer was altered.
+            UnavailableError: when the cache or the folder cannot be used, or the tree is not in the cache.
         """
         self._repo = _open_project(project)
+        self._cache: Any = self._repo.cache.local
         self._folder = Path(self._repo.root_dir) / folder
-        self._run_id = run_id
-        self._shard_entries = shard_entries
-        with _explained(self._folder / run_id):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self._folder / run_id)
+        self._kept = kept
+        self.directory = self._folder / run_id
+        """Directory of the ledger."""
+        with _explained(self.directory):
+            self._lock = _lock(self.directory, Path(str(self._repo.tmp_dir)))
+            self.directory.mkdir(parents=True, exist_ok=True)
             ignore = self._folder / ".gitignore"
             if not ignore.exists():
                 write_atomically(ignore, GITIGNORE.encode())
             if kept:
                 keep(self._folder, run_id)
-            places = shard_directories(self._folder, run_id)
-            self._kept = kept or kept_pointer_of(self._folder / run_id).exists()
-            self._shards = [Shard(self._repo, place, self._kept) for place in places]
+            self._shards = [self._opened(place) for place in shard_directories(self._folder, run_id)]
         self._homes = {rel: shard for shard in self._shards for rel in shard.entries}
 
     @property
-    def directory(self) -> Path:
-        """Return the directory of the first shard; a short run has no other."""
-        return self._shards[0].directory
-
-    @property
-    def pointer(self) -> Path:
-        """Return the pointer of the first shard."""
-        return self._shards[0].pointer
-
-    @property
     def unpublished(self) -> int:
-        """Entries appended since the last `publish`."""
-        return sum(shard.unpublished for shard in self._shards)
+        """Entries that came or left since the last `publish`."""
+        return sum(len(shard.unpublished) for shard in self._shards)
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -94,7 +106,7 @@ class Ledger:
     def md5(self, rel: str) -> str | None:
         """Return the md5 under which an entry is pinned, or None."""
         shard = self._homes.get(rel)
-        return shard.entries[rel].md5 if shard else None
+        return str(shard.entries[rel][1].value) if shard else None
 
     def path(self, rel: str) -> Path | None:
         """Return where an entry's file lies, or None when there is no such entry."""
@@ -113,16 +125,29 @@ class Ledger:
         """
         rel = check_rel(rel)
         with _explained(self.directory):
-            shard = self._homes.get(rel) or self._open_shard()
-            md5 = shard.append(rel, payload)
+            if isinstance(payload, Path):
+                md5 = str(file_md5(str(payload), localfs))
+            else:
+                md5 = hashlib.md5(payload, usedforsecurity=False).hexdigest()
+            shard, known = self._homes.get(rel, self._shards[-1]), self.md5(rel)
+            target = shard.directory / rel
+            if known not in (None, md5):
+                raise IntegrityError(
+                    f"ledger entry {rel} of {shard.directory.name} is pinned as {known}, not {md5}; "
+                    "entries never change"
+                )
+            if known is None or not target.exists():
+                self._place(payload, target, HashInfo("md5", md5))
+                shard.entries[rel] = Meta(size=target.stat().st_size), HashInfo("md5", md5)
+                if known is None:
+                    shard.unpublished.add(rel)
         self._homes[rel] = shard
         return md5
 
     def remove(self, rels: Iterable[str], release: Callable[[Path], bool] = lambda path: True) -> None:
-        """Take entries away, and finish what an earlier process began to take away.
+        """Take entries away; a kill at any point leaves a ledger that verifies, and entries to remove again.
 
-        A kill at any point leaves a ledger that verifies; the next call does the rest. Bytes that another
-        entry has too stay in the cache.
+        Bytes that another entry has too stay in the cache.
 
         Args:
             rels: entries of the ledger.
@@ -130,28 +155,47 @@ class Ledger:
                 leaves its bytes in the cache.
 
         Raises:
-            UnavailableError: when there is no space left for the journal or the tree.
+            UnavailableError: when there is no space left for the tree.
         """
         with _explained(self.directory):
+            gone, published = [], False
             for rel in rels:
-                self._homes[rel].leave(rel)
-                del self._homes[rel]
-            for shard in (shard for shard in self._shards if shard.leaving):
-                if shard.unpublished:
-                    shard.publish()
-                shard.clear(self._pins, release)
+                shard = self._homes.pop(rel)
+                gone.append((shard.directory / rel, str(shard.entries.pop(rel)[1].value)))
+                published |= rel not in shard.unpublished
+                shard.unpublished ^= {rel}
+            if published:
+                self.publish()
+            needed = {info.value for shard in self._shards for _, info in shard.entries.values()}
+            for place, md5 in gone:
+                if place.exists():
+                    if md5 not in needed and release(place):
+                        self._cached(md5).unlink(missing_ok=True)
+                    place.unlink()
 
-    def publish(self) -> str:
-        """Write what is new as trees and pointers; return the newest shard's tree.
+    def publish(self) -> None:
+        """Write what is new as a tree and its pointer.
 
         Raises:
             UnavailableError: when there is no space left.
         """
         with _explained(self.directory):
-            for shard in self._shards[:-1]:
-                if shard.unpublished:
-                    shard.publish()
-            return self._shards[-1].publish()
+            for shard in self._shards:
+                pointer = pointer_of(shard.directory)
+                if not shard.unpublished and pointer.exists():
+                    continue
+                tree = Tree()
+                for rel, (meta, info) in shard.entries.items():
+                    tree.add(tuple(rel.split("/")), meta, info)
+                body = tree.as_bytes()
+                before, shard.tree = shard.tree, tree_name(body)
+                write_atomically(self._cached(shard.tree), body, _PROTECTED)
+                size = sum(meta.size or 0 for meta, _ in shard.entries.values())
+                place = kept_pointer_of(shard.directory) if self._kept else pointer
+                write_atomically(place, pointer_bytes(shard.directory, shard.tree, size, len(tree)))
+                shard.unpublished.clear()
+                if before not in ("", shard.tree) and place.suffix != ".dvc":  # which git may know as it was
+                    self._cached(before).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Publish what is new and let go of the project's databases and of the ledger."""
@@ -164,19 +208,70 @@ class Ledger:
         self._repo.close()
         self._lock.close()
 
-    def _pins(self, md5: str) -> bool:
-        return any(entry.md5 == md5 for shard in self._shards for entry in shard.entries.values())
+    def _place(self, payload: Path | bytes, target: Path, info: HashInfo) -> None:
+        """Put an entry into DVC's cache and into the directory."""
+        if isinstance(payload, bytes):
+            write_atomically(target, payload)
+            self._cache_file(target, info)
+            return
+        cached = self._cache_file(payload, info)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        incoming = target.with_name(f"{PREFIX}{target.name}")
+        links = [*self._cache.cache_types, "copy"]
+        generic.transfer(self._cache.fs, str(cached), localfs, str(incoming), links=links)
+        target.unlink(missing_ok=True)  # it was altered
+        incoming.rename(target)
+        self._repo.state.save(str(target), localfs, info)
 
-    def _open_shard(self) -> Shard:
-        newest = self._shards[-1]
-        if len(newest.entries) < self._shard_entries:
-            return newest
-        if newest.unpublished:
-            newest.publish()  # a full shard is written once more and then never again
-        kept = self._kept or kept_pointer_of(self.directory).exists()
-        place = self._folder / shard_name(self._run_id, len(self._shards))
-        self._shards.append(Shard(self._repo, place, kept))
-        return self._shards[-1]
+    def _cache_file(self, path: Path, info: HashInfo) -> Path:
+        """Put a file into DVC's cache, where a killed process may have left a part of it."""
+        place = self._cached(info.value)
+        if place.is_file() and place.stat().st_size != path.stat().st_size:
+            place.unlink()
+        self._cache.add(str(path), localfs, info.value, hardlink=True)
+        return place
+
+    def _opened(self, directory: Path) -> _Shard:
+        """Read what was published, and enter what lies in the directory besides."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in directory.rglob(".*"):  # what a killed process left half-written
+            if path.name.startswith(PREFIX) or path.suffix == ".tmp":
+                path.unlink()
+        shard, files = _Shard(directory), files_in(directory)
+        for rel, md5 in self._published(shard, files).items():
+            place = files.get(rel, self._cached(md5))
+            size = place.stat().st_size if place.is_file() else 0
+            shard.entries[rel] = Meta(size=size), HashInfo("md5", md5)
+        for rel in files.keys() - shard.entries.keys():
+            meta, info = hash_file(str(files[rel]), localfs, "md5", state=self._repo.state)
+            self._cache_file(files[rel], info)
+            shard.entries[rel] = Meta(size=meta.size), info
+            shard.unpublished.add(rel)
+        return shard
+
+    def _published(self, shard: _Shard, files: dict[str, Path]) -> dict[str, str]:
+        pointer = pointer_of(shard.directory)
+        if not pointer.is_file():
+            return {}
+        try:
+            out = read_pointer(pointer.read_bytes())
+        except IntegrityError as error:
+            fix = (
+                "git has the file as it was" if pointer.suffix == ".dvc" else "remove it: the files are there"
+            )
+            raise IntegrityError(f"{pointer}: {error}; {fix}") from error
+        shard.tree = str(out["md5"])
+        if (tree := read_tree(self._cached(shard.tree))) is not None:
+            return tree
+        if len(files) < out["nfiles"]:
+            raise UnavailableError(
+                f"{pointer} names a tree that is not in the DVC cache; run `dvc pull {pointer}` first"
+            )
+        _log.warning("ledger.tree_rebuilt", shard=shard.directory.name, entries=len(files))
+        return {}
+
+    def _cached(self, name: Any) -> Path:
+        return Path(self._cache.oid_to_path(name))
 
 
 @contextmanager
@@ -193,17 +288,15 @@ def dvc_cache(project: Path) -> Iterator[Callable[[str], Path]]:
         repo.close()
 
 
-def _lock(directory: Path) -> IO[str]:
-    handle = journal_of(directory).open("a", encoding="utf-8")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.close()
+def _lock(directory: Path, place: Path) -> IO[bytes]:
+    name = hashlib.md5(str(directory).encode(), usedforsecurity=False).hexdigest()
+    held = hold(place / f"antiphon-{name}.lock")
+    if held is None:
         raise ConfigError(
             f"another process is writing the ledger {directory}; two runs of one name cannot share it: "
             "wait for that one, or give this one another run.name or record.ledger"
-        ) from None
-    return handle
+        )
+    return held
 
 
 def _open_project(project: Path) -> Repo:

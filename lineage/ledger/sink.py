@@ -1,12 +1,18 @@
 """Ledger sink: pins what the log says in the DVC-tracked ledger, files first and documents after them.
 
-Weights that newer versions or better scores superseded leave the ledger while the run goes on. What a
-process did not finish the next one does: entries that are there are left as they are.
+Every document is an object of the store under its digest and an entry of the ledger under its name. Weights
+that newer versions or better scores superseded leave the ledger while the run goes on. What a process did
+not finish the next one does: entries that are there are left as they are.
+
+Version 0 and all batches are enough to execute a run again, with the model's own configuration beside them;
+a checkpoint now and then spares a replay of late steps the early ones. From the files of a finished run its
+folder can be made again on any machine: `report`, `status` and the others then say the same there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -15,18 +21,39 @@ from antiphon.api.sink import LogRecord, RunEnd, SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.lineage.documents.artifacts import (
+    batch_facts,
+    build_document,
+    evaluation_facts,
+    origin_documents,
+    run_document,
+    version_facts,
+)
+from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.export import Export, export_version
 from antiphon.lineage.layout import PUBLISH_ENTRIES
-from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
-from antiphon.lineage.ledger.run_pins import pin_run_files
-from antiphon.lineage.names import RUN, version_entry, version_of_weights
-from antiphon.lineage.retention import is_anchor, keeps_weights, recompute_note
+from antiphon.lineage.names import (
+    CHECKPOINTS,
+    MODEL_FILES,
+    MODEL_FOLDER,
+    OUTCOME_FILE,
+    RUN,
+    RUN_FILES,
+    RUN_FOLDER,
+    batch_entry,
+    evaluation_entry,
+    version_entry,
+    version_of_weights,
+)
+from antiphon.lineage.retention import due, is_anchor, keeps_weights, recompute_note
+from antiphon.lineage.rollout_table import sampled_versions
+from antiphon.lineage.run_events import EVENTS_FILE
 from antiphon.lineage.run_log import read_evaluations
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.system.files import write_atomically
 
 if TYPE_CHECKING:
-    from antiphon.lineage.ledger.document_pins import DocumentPins
     from antiphon.lineage.ledger.pins import Ledger
 
 _log = structlog.get_logger("antiphon.lineage")
@@ -60,91 +87,151 @@ class LedgerSink:
         self._project, self._store, self._weights_file = project, store, weights_file
         self._late = late
         self._scores: dict[int, float] = {}
-        self._pins: DocumentPins | None = None
+        self._ledger: Ledger | None = None
 
     @property
     def place(self) -> str:
         """The ledger's folder; empty while nothing of the run's records is in it."""
-        if self.md5(version_entry(0)) is None:
-            return ""
-        return str(self._opened().ledger.directory)
+        return "" if self.md5(version_entry(0)) is None else str(self._opened().directory)
 
     def open(self) -> None:
         """Open the ledger, and pin what the run starts from."""
-        # DVC's import belongs on the follower's thread.
-        from antiphon.lineage.ledger.document_pins import DocumentPins
-        from antiphon.lineage.ledger.pins import Ledger
+        from antiphon.lineage.ledger.pins import Ledger  # DVC's import belongs on the follower's thread
 
-        record, run_dir = self._config.record, self._run.run_dir
-        ledger = Ledger(self._project, record.ledger, self._run.run_id, kept=record.keep_ledger)
-        pins = DocumentPins(ledger, self._store, self._run.run_id)
+        record = self._config.record
+        self._ledger = Ledger(self._project, record.ledger, self._run.run_id, kept=record.keep_ledger)
         try:
-            pins.run(self._config, run_dir / RUN)
-            pin_model(ledger, self._config.model.path)
+            self._pin_start(self._ledger)
         except BaseException:  # it is opened again
-            ledger.release()
+            self._ledger.release()
+            self._ledger = None
             raise
-        self._scores = {int(line["version"]): line["reward_mean"] for line in read_evaluations(run_dir)}
-        self._pins = pins
+        evaluations = read_evaluations(self._run.run_dir)
+        self._scores = {int(line["version"]): line["reward_mean"] for line in evaluations}
 
     def write(self, records: Sequence[LogRecord]) -> None:
         """Pin what records say."""
-        pins = self._opened()
+        ledger = self._opened()
         for record in records:
             number, line = record.number, record.line
             match record.kind:
                 case "snapshot.announced":
-                    self._pin_weights(pins, number)
+                    self._pin_weights(number)
                     if number == 0:
-                        pins.version(0, line)
+                        self._pin_version(0, line)
                 case "step.committed":
-                    if (batch := line["batch"]) is not None:
-                        pins.batch(number, line["batch_digest"], line["timings"]["timings_digest"], batch)
+                    if line["batch"] is not None:
+                        self._pin_batch(number, line)
                     version = int(line["version"])
-                    pins.version(version, {**line, **recompute_note(version, self._config)})
+                    self._pin_version(version, {**line, **recompute_note(version, self._config)})
                     learner, stride = self._config.learner, self._config.record.checkpoint_stride
                     if due(version, learner.checkpoint_interval, stride):
-                        pin_checkpoint(pins.ledger, self._run.run_dir / "checkpoints", version)
+                        pin_checkpoint(ledger, self._run.run_dir / "checkpoints", version)
                 case "evaluation.finished":
                     self._scores[number] = line["reward_mean"]
-                    pins.evaluation(number, line)
-            if pins.ledger.unpublished >= max(PUBLISH_ENTRIES, PUBLISH_SHARE * len(pins.ledger)):
-                pins.ledger.publish()
+                    self._pin_samples(evaluation_entry(number, "samples.parquet"), line)
+                    self._pin(evaluation_entry(number), evaluation_facts(self._run.run_id, line))
+            if ledger.unpublished >= max(PUBLISH_ENTRIES, PUBLISH_SHARE * len(ledger)):
+                ledger.publish()
         if any(record.kind != "step.committed" for record in records):
-            self._remove_superseded(pins)
+            self._remove_superseded()
 
     def close(self, end: RunEnd) -> None:
-        """Publish all entries, of a finished run with its own files."""
-        pins = self._opened()
-        self._remove_superseded(pins)
-        if end.events:
-            pin_run_files(pins.ledger, self._run.run_dir, end.events)
-        pins.ledger.close()
+        """Publish all entries, of a finished run with its own files; its events come last."""
+        ledger, run_dir = self._opened(), self._run.run_dir
+        self._remove_superseded()
+        if end.events and ledger.md5(f"{RUN_FOLDER}/{EVENTS_FILE}") is None:
+            for name in RUN_FILES:
+                if (run_dir / name).is_file():
+                    # Copies: a later command may write the run's folder again, and entries never change.
+                    ledger.append(f"{RUN_FOLDER}/{name}", (run_dir / name).read_bytes())
+            outcome = json.loads((run_dir / OUTCOME_FILE).read_bytes())
+            outcome.pop("run_dir", None)  # a path of this machine
+            ledger.append(
+                f"{RUN_FOLDER}/{OUTCOME_FILE}", json.dumps(outcome, sort_keys=True).encode() + b"\n"
+            )
+            ledger.append(f"{RUN_FOLDER}/{EVENTS_FILE}", end.events)
+        ledger.close()
 
     def release(self) -> None:
         """Let go of the ledger without what is left to publish; the next process does it."""
-        if self._pins is not None:
-            self._pins.ledger.release()
+        if self._ledger is not None:
+            self._ledger.release()
 
     def md5(self, rel: str) -> str | None:
         """Return the md5 under which an entry is pinned, or None; from any thread."""
-        return None if self._pins is None else self._pins.ledger.md5(rel)
+        return None if self._ledger is None else self._ledger.md5(rel)
 
     def export(self, version: int, folder: Path) -> Export | None:
         """Write a version as a Hugging Face folder; None when its weights were not pinned."""
         copy = ReplayCopy(self._project / self._config.record.ledger / self._run.run_id)
         return export_version(copy, version, folder, link=True) if version in copy.published() else None
 
-    def _opened(self) -> "DocumentPins":
-        assert self._pins is not None, "the follower opens a sink first"
-        return self._pins
+    def _opened(self) -> "Ledger":
+        assert self._ledger is not None, "the follower opens a sink first"
+        return self._ledger
 
-    def _pin_weights(self, pins: "DocumentPins", version: int) -> None:
-        rel = version_entry(version, "safetensors")
-        if self._weights_file is None or pins.ledger.md5(rel) is not None:
+    def _pin_start(self, ledger: "Ledger") -> None:
+        """Pin what the run starts from, and its manifest: one in the run's folder says how it began."""
+        config, kept, source = self._config, self._run.run_dir / RUN, source_tree()
+        manifest = build_manifest(config, self._run.run_id, source)
+        for rel, body in origin_documents(config, manifest).items():
+            if ledger.md5(rel) is None:
+                self._append(rel, body)
+        if not kept.exists():
+            write_atomically(kept, run_document(config, self._run.run_id, source, self._digest_of))
+        if ledger.md5(RUN) is None:
+            self._append(RUN, kept.read_bytes())
+        path = config.model.path
+        folder = Path(path) if Path(path).is_dir() else source / path  # a model known by name only has none
+        for name in MODEL_FILES:
+            rel = f"{MODEL_FOLDER}/{name}"
+            if (folder / name).is_file() and ledger.md5(rel) is None:
+                # A copy, not a link: what lies in the model's folder is the user's and may change.
+                ledger.append(rel, (folder / name).read_bytes())
+
+    def _pin_batch(self, step: int, line: Mapping[str, Any]) -> None:
+        """Pin the files of a batch and its document."""
+        profile, digest, timings = line["batch"], line["batch_digest"], line["timings"]["timings_digest"]
+        self._opened().append(batch_entry(step, "parquet"), self._object(digest))
+        self._opened().append(batch_entry(step, "timings.parquet"), self._object(timings))
+        self._pin_samples(batch_entry(step, "samples.parquet"), profile)
+        if self.md5(batch_entry(step)) is None:
+            facts = batch_facts(self._run.run_id, step, digest, timings, profile)
+            self._pin(batch_entry(step), facts, sampled_versions(self._store.get(digest)))
+
+    def _pin_version(self, version: int, line: Mapping[str, Any]) -> None:
+        self._pin(version_entry(version), version_facts(self._run.run_id, version, line))
+
+    def _pin_samples(self, rel: str, facts: Mapping[str, Any]) -> None:
+        if digest := facts.get("samples_digest"):
+            self._opened().append(rel, self._object(digest))
+
+    def _pin(self, rel: str, facts: Mapping[str, Any], sampled: Iterable[int] = ()) -> None:
+        if self.md5(rel) is None:
+            self._append(rel, build_document(rel, facts, self._digest_of, sampled))
+
+    def _append(self, rel: str, body: bytes) -> None:
+        self._opened().append(rel, self._store.path(self._store.put(body)))
+
+    def _digest_of(self, rel: str) -> str | None:
+        """Return the digest of a pinned document; None without one."""
+        path = self._opened().path(rel)
+        return digest_file(path) if path is not None and path.is_file() else None
+
+    def _object(self, digest: str) -> Path:
+        if not self._store.has(digest):
+            raise IntegrityError(f"object {digest} is not in {self._store.root}, so it cannot be pinned")
+        return self._store.path(digest)
+
+    def _pin_weights(self, version: int) -> None:
+        rel, ledger = version_entry(version, "safetensors"), self._opened()
+        if self._weights_file is None or ledger.md5(rel) is not None:
             return
-        if is_superseded(pins.ledger, version, self._scores, self._config):
-            return
+        if not is_anchor(version, self._config):
+            newest = max([version, *_held(ledger)])
+            if not keeps_weights(version, newest, self._scores, self._config):
+                return
         try:
             path = self._weights_file(version)
         except UnavailableError as error:
@@ -155,20 +242,33 @@ class LedgerSink:
             raise IntegrityError(
                 f"the weights of version {version} were gone before they were pinned: {error}"
             ) from error
-        pins.ledger.append(rel, self._store.path(self._store.take(path)))
+        ledger.append(rel, self._store.path(self._store.take(path)))
 
-    def _remove_superseded(self, pins: "DocumentPins") -> None:
-        if self._config.record.weights == "all":
-            return
-        remove_superseded(pins.ledger, self._store, self._run.run_id, self._scores, self._config)
+    def _remove_superseded(self) -> None:
+        if self._config.record.weights != "all":
+            remove_superseded(self._opened(), self._store, self._run.run_id, self._scores, self._config)
 
 
-def is_superseded(ledger: "Ledger", version: int, scores: Mapping[int, float], config: RunConfig) -> bool:
-    """Return whether the weights of a version need not enter the ledger any more; `scores` by version."""
-    if is_anchor(version, config):
-        return False
-    newest = max([version, *_held(ledger)])
-    return not keeps_weights(version, newest, scores, config)
+def pin_checkpoint(ledger: "Ledger", checkpoints: Path, version: int) -> str:
+    """Pin a checkpoint of the learner's checkpoints; return the md5 of its list, empty when it is gone.
+
+    The list of its digests comes last, so that half a checkpoint is never taken for a whole one. Files are
+    pinned as they lie, so a checkpoint is read in the ledger exactly as in the learner's folder.
+    """
+    name = f"v{version:08d}"
+    folder, contents = checkpoints / name, f"{CHECKPOINTS}/{name}/contents.json"
+    known = ledger.md5(contents)
+    if known is not None:
+        return known
+    if not (folder / "contents.json").is_file():
+        _log.info("checkpoint.unpinned", version=version, reason="it has left the learner's checkpoints")
+        return ""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(files, key=lambda path: path.name == "contents.json"):
+        rel = f"{CHECKPOINTS}/{name}/{path.relative_to(folder).as_posix()}"
+        if ledger.md5(rel) is None:
+            ledger.append(rel, path)
+    return ledger.md5(contents) or ""
 
 
 def remove_superseded(

@@ -6,7 +6,7 @@ the files they describe; the run log must tell the same story. Nothing is change
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,19 @@ from typing import Any
 from antiphon.api.policy_file import policy_facts
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import VERSION_FACTS, evaluation_facts, parents_by_rule
-from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
+from antiphon.lineage.documents.artifacts import parents_by_rule
+from antiphon.lineage.documents.graph import LineageGraph, Node, logged_facts, node_of
 from antiphon.lineage.layout import shard_directories
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
 from antiphon.lineage.ledger.pins import dvc_cache
-from antiphon.lineage.ledger.run_pins import OUTCOME_FILE
 from antiphon.lineage.ledger.verify_ledger import ShardCheck
-from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
-from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
+from antiphon.lineage.names import (
+    OUTCOME_FILE,
+    RUN,
+    batch_entry,
+    kind_of,
+    name_of,
+)
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
 
@@ -48,19 +52,16 @@ class Verification:
 class RunCheck:
     """Checks one run."""
 
-    def __init__(self, run_dir: Path, store_root: Path, reader: FileReader, findings: Findings) -> None:
+    def __init__(self, run_dir: Path, store_root: Path) -> None:
         self._run_dir = run_dir
         self._run_id = run_dir.name
         self._store = ArtifactStore(store_root)
-        self._reader = reader
-        self._findings = findings
+        self._reader, self._findings = FileReader(), Findings()
         self._files: dict[str, Path] = {}
         self._expected: set[str] = set()
         self._nodes: dict[str, Node] = {}
-        self.objects: set[str] = set()
-        """Digests of the store's objects that belong to the run."""
 
-    def check(self, ledgers: Path | None, cached: Callable[[str], Path]) -> None:
+    def check(self, ledgers: Path | None, cached: Callable[[str], Path]) -> Verification:
         """Read the run's ledger, its objects in the store, and its own directory.
 
         `ledgers` is the folder of ledgers, None for a run that keeps none; `cached` gives the
@@ -74,12 +75,13 @@ class RunCheck:
                 self._findings.add(name, ledgers / self._run_id, "is missing", fix)
             unfinished = self._run_dir.is_dir() and not (self._run_dir / OUTCOME_FILE).exists()
             for directory in directories:
-                state = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
-                self._files.update(state.intact)
-                self._expected.update(state.expected)
+                entries = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
+                self._files.update({rel: path for rel, path in entries.items() if path is not None})
+                self._expected.update(entries)
         self._check_documents()
         self._check_contents()
         self._check_run_directory(pinned=ledgers is not None)
+        return Verification(self._reader.files, self._reader.bytes, self._findings.all())
 
     def _check_documents(self) -> None:
         for rel, path in self._files.items():
@@ -90,7 +92,8 @@ class RunCheck:
             except IntegrityError as error:
                 self._findings.add(name_of(rel), path, f"cannot be read: {error}", _PULL)
         for node, role, digest in LineageGraph(self._nodes.values()).missing():
-            place = self._place_of_parent(node, role)
+            sampled = [int(role.removeprefix("policy v"))] if role.startswith("policy v") else []
+            place = parents_by_rule(node.rel, sampled).get(role, "")
             if place in self._expected and place not in self._nodes:
                 continue  # named already
             problem = f"names {role} by the digest {digest[:16]}, which no document of the run has"
@@ -99,16 +102,14 @@ class RunCheck:
             if node.parents or not parents_by_rule(rel):
                 self._check_object(node.digest, name_of(rel), self._files[rel])
 
-    def _place_of_parent(self, node: Node, role: str) -> str:
-        sampled = [int(role.removeprefix("policy v"))] if role.startswith("policy v") else []
-        return parents_by_rule(node.rel, sampled).get(role, "")
-
     def _check_contents(self) -> None:
         """Compare what documents say of files with the files, in the ledger and in the store."""
         for rel, node in self._nodes.items():
             stem = rel.removesuffix(".json")
             if node.kind in ("batch", "evaluation"):
-                self._check_files(node, stem)
+                for field, end in _FILES.items():
+                    if field in node.contents:
+                        self._check_content(f"{stem}{end}", node.contents[field])
             elif node.kind == "version":
                 self._check_weights(node, f"{stem}.safetensors")
                 step, trained_on = (node.number or 0) - 1, node.facts.get("batch_digest")
@@ -120,11 +121,6 @@ class RunCheck:
                 elif batch.facts["batch_digest"] != trained_on:
                     problem = f"says it was trained on {trained_on[:16]}, which is not that step's batch"
                     self._findings.add(name_of(rel), self._files[rel], problem, _PULL)
-
-    def _check_files(self, node: Node, stem: str) -> None:
-        for field, end in _FILES.items():
-            if field in node.contents:
-                self._check_content(f"{stem}{end}", node.contents[field])
 
     def _check_content(self, rel: str, digest: str) -> None:
         path = self._files.get(rel)
@@ -149,7 +145,6 @@ class RunCheck:
 
     def _check_object(self, digest: str, name: str, copy: Path | None) -> None:
         """Compare an object of the store with its name; `copy` is an intact file of the same bytes."""
-        self.objects.add(digest)
         path = self._store.path(digest)
         found = self._reader.read(path)
         fix = f"copy {copy} there" if copy else "restore it from a copy of the store"
@@ -175,29 +170,13 @@ class RunCheck:
         if not self._run_dir.is_dir():
             return  # a ledger brought from elsewhere
         try:
-            lines = self._log_lines()
+            lines = [(rel, facts) for rel, facts, _ in logged_facts(self._run_dir)]
         except (ValueError, KeyError, TypeError) as error:
             path = self._run_dir / "metrics.jsonl"
             self._findings.add("run log", path, f"cannot be read: {error!r}", "restore it")
             return
         for rel, facts in lines:
             self._compare_line(rel, facts, pinned=pinned)
-
-    def _log_lines(self) -> Iterable[tuple[str, dict[str, Any]]]:
-        lines: list[tuple[str, dict[str, Any]]] = []
-        base = read_base(self._run_dir)
-        for line in (*([base] if base else []), *read_steps(self._run_dir)):
-            rel = version_entry(int(line["version"]))
-            lines.append((rel, {name: line[name] for name in VERSION_FACTS if name in line}))
-            if line.get("batch"):
-                digest, timings = line["batch_digest"], line["timings"]["timings_digest"]
-                facts = {"batch_digest": digest, "timings_digest": timings}
-                if "samples_digest" in line["batch"]:
-                    facts["samples_digest"] = line["batch"]["samples_digest"]
-                lines.append((batch_entry(int(line["step"])), facts))
-        for line in read_evaluations(self._run_dir):
-            lines.append((evaluation_entry(int(line["version"])), evaluation_facts(self._run_id, line)))
-        return lines
 
     def _compare_line(self, rel: str, facts: dict[str, Any], *, pinned: bool) -> None:
         node = self._nodes.get(rel)
@@ -247,9 +226,7 @@ def check_run(
     run_dir: Path, store_root: Path, ledgers: Path | None, cached: Callable[[str], Path]
 ) -> Verification:
     """Check every artifact of one run, with the DVC project open already; see `RunCheck.check`."""
-    reader, findings = FileReader(), Findings()
-    RunCheck(run_dir, store_root, reader, findings).check(ledgers, cached)
-    return Verification(reader.files, reader.bytes, findings.all())
+    return RunCheck(run_dir, store_root).check(ledgers, cached)
 
 
 def verify_store(store_root: Path) -> Verification:

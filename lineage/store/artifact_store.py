@@ -7,11 +7,12 @@ stored once it is on the local disk and in the outbox; sending it is the uploade
 what is missing here is read from there.
 """
 
-import fcntl
 import os
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from antiphon.core.config_sections import RecordSection
@@ -19,7 +20,7 @@ from antiphon.core.digests import check_digest, digest_bytes, digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.store.outbox import Outbox
 from antiphon.lineage.store.remote import RemoteStore
-from antiphon.system.files import copy_atomically, flush_folder, unusable, write_atomically
+from antiphon.system.files import copy_atomically, flush_folder, hold, unusable, write_atomically
 
 _OBJECT_MODE = 0o444
 """Objects never change, and the ledger may link to the very same file: none may write to them."""
@@ -54,18 +55,9 @@ class ArtifactStore:
                 `antiphon gc` does not leave it.
         """
         digest = digest_bytes(payload)
-        target = self.path(digest)
-        try:
-            self._use()
-            if self.outbox is not None:
-                self.outbox.add(digest)
-            if target.exists() and digest_file(target) == digest:
-                return digest
-            write_atomically(target, payload, _OBJECT_MODE)
-            if self.outbox is not None:
-                self.outbox.add(digest)  # an uploader that found no object under the mark took it away
-        except OSError as error:
-            raise unusable(error, self.root) from error
+        with self._entering(digest) as target:
+            if not (target.exists() and digest_file(target) == digest):
+                write_atomically(target, payload, _OBJECT_MODE)
         return digest
 
     def take(self, path: Path) -> str:
@@ -76,10 +68,9 @@ class ArtifactStore:
         """
         try:
             digest = digest_file(path)
-            target = self.path(digest)
-            self._use()
-            if self.outbox is not None:
-                self.outbox.add(digest)
+        except OSError as error:
+            raise unusable(error, path.parent) from error
+        with self._entering(digest) as target:
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -87,10 +78,6 @@ class ArtifactStore:
                 except OSError:  # another file system, or one without links
                     copy_atomically(path, target, _OBJECT_MODE)
                 flush_folder(target.parent)
-                if self.outbox is not None:
-                    self.outbox.add(digest)  # as in `put`
-        except OSError as error:
-            raise unusable(error, self.root) from error
         return digest
 
     def discard(self, digest: str) -> None:
@@ -138,7 +125,7 @@ class ArtifactStore:
         if self.remote is not None:
             self._use()
             target.parent.mkdir(parents=True, exist_ok=True)
-            incoming = self.remote.fetch(digest, target.parent)
+            incoming = self.remote.bring(digest, target.parent)
             if incoming is not None:
                 incoming.chmod(_OBJECT_MODE)
                 os.replace(incoming, target)
@@ -148,23 +135,33 @@ class ArtifactStore:
             f"there is no object {digest} in {self.root}{also}; check that the run uses this store"
         )
 
+    @contextmanager
+    def _entering(self, digest: str) -> Iterator[Path]:
+        """Yield the place of an object that is about to be there, listed for the remote store."""
+        try:
+            self._use()
+            if self.outbox is not None:
+                self.outbox.add(digest)
+            yield self.path(digest)
+            if self.outbox is not None:
+                self.outbox.add(digest)  # an uploader that found no object under the mark took it away
+        except OSError as error:
+            raise unusable(error, self.root) from error
+
     def _use(self) -> None:
         """Keep `antiphon gc` out for as long as this object exists."""
         with self._using:
             if self._in_use:
                 return
-            self.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             deadline = time.perf_counter() + CLEANING_TIMEOUT_S
-            while not _shared(descriptor):
+            while (held := hold(self.root / "lock", shared=True)) is None:
                 if time.perf_counter() > deadline:
-                    os.close(descriptor)
                     raise UnavailableError(
                         f"`antiphon gc` has been cleaning {self.root} for {CLEANING_TIMEOUT_S:g} s; "
                         "wait until it is through, then give the same command again"
                     )
                 time.sleep(_POLL_S)
-            weakref.finalize(self, os.close, descriptor)
+            weakref.finalize(self, held.close)
             self._in_use = True
 
 
@@ -173,11 +170,3 @@ def open_store(root: Path, record: RecordSection) -> ArtifactStore:
     if record.artifact_url is None:
         return ArtifactStore(root)
     return ArtifactStore(root, RemoteStore(record.artifact_url, record.artifact_endpoint))
-
-
-def _shared(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

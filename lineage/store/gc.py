@@ -6,9 +6,7 @@ whose bytes a ledger pins stays too, and so does what a remote store still lacks
 may be kept in vain, but none that a run still needs goes.
 """
 
-import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
@@ -17,14 +15,15 @@ from pathlib import Path
 
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.lineage.layout import (
-    journal_of,
-    journal_text,
-    read_journal,
+    files_in,
+    ledger_names,
+    pointer_of,
     read_pointer,
     read_tree,
-    run_of,
+    shard_directories,
 )
 from antiphon.lineage.store.outbox import waiting_objects
+from antiphon.system.files import hold
 
 DOCUMENT_BYTES = 16 << 20
 """Largest JSON object of the store that is searched for further names."""
@@ -67,26 +66,23 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
 
     Raises:
         UnavailableError: when it is not known what a ledger pins.
-        IntegrityError: when a journal or a pointer cannot be read.
+        IntegrityError: when a pointer cannot be read.
     """
     found: set[str] = set()
-    for pointer in sorted([*ledger.glob("*.dvc"), *ledger.glob("*.pointer")]):
-        if run_of(pointer.with_suffix("")) in without:
-            continue
-        name = str(read_pointer(pointer.read_bytes())["md5"])
-        tree = cache / "files" / "md5" / name[:2] / name[2:]
-        if not tree.is_file() and not journal_of(pointer.with_suffix("")).is_file():
-            raise UnavailableError(
-                f"{pointer} names a tree that is not in the DVC cache, so it is not known what it pins; "
-                f"run `dvc pull {pointer}` first"
-            )
-        if tree.is_file():
-            left = read_journal(journal_text(pointer.with_suffix(""))).left  # superseded, but not gone yet
-            found |= {entry.md5 for entry in read_tree(tree.read_bytes()) if entry.rel not in left}
-    for journal in sorted(ledger.glob("*.journal")):
-        if run_of(journal.with_suffix("")) not in without:
-            entries = read_journal(journal_text(journal.with_suffix(""))).entries
-            found |= {entry.md5 for entry in entries.values()}
+    for name in ledger_names(ledger):
+        for directory in shard_directories(ledger, name) if name not in without else ():
+            files, pointer = files_in(directory), pointer_of(directory)
+            if pointer.is_file():
+                out = read_pointer(pointer.read_bytes())
+                entries = read_tree(cache / "files" / "md5" / out["md5"][:2] / out["md5"][2:])
+                if entries is None and len(files) < out["nfiles"]:
+                    raise UnavailableError(
+                        f"{pointer} names a tree that is not in the DVC cache, so it is not known what it "
+                        f"pins; run `dvc pull {pointer}` first"
+                    )
+                found |= set((entries or {}).values())
+                files = {rel: path for rel, path in files.items() if rel not in (entries or {})}
+            found |= set(map(_md5, files.values()))
     return found
 
 
@@ -121,19 +117,13 @@ def alone(root: Path) -> Iterator[None]:
     Raises:
         ConfigError: when a process uses the store.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{root} is in use by a run; wait until it is over, or stop it, "
-                "then give the same command again"
-            ) from None
+    held = hold(root / "lock")
+    if held is None:
+        raise ConfigError(
+            f"{root} is in use by a run; wait until it is over, or stop it, then give the same command again"
+        )
+    with held:
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _reach(objects: Path, named: set[str]) -> set[str]:

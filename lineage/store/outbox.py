@@ -5,17 +5,16 @@ name, and leaves when the remote store has it. So whatever a store acknowledged 
 there or listed here; the object's bytes stay in the local store and are never held in memory.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 
 from antiphon.core.digests import check_digest, digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.system.files import flush_folder, write_atomically
+from antiphon.system.files import flush_folder, hold, write_atomically
 
 _PLACE = "place.json"
 
@@ -66,13 +65,9 @@ class Outbox:
     def claimed(self) -> Iterator[bool]:
         """Yield whether this process may send: one at a time does, so nothing is sent twice."""
         self._make()
-        with (self.folder / "lock").open("a") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+        held = hold(self.folder / "lock")
+        with held or nullcontext():
+            yield held is not None
 
     def _make(self) -> None:
         """Make the folder, which says whose it is before the first mark is in it."""

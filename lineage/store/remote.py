@@ -10,28 +10,14 @@ from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.store.remote_place import RemotePlace
 
 
-class RemoteStore:
+class RemoteStore(RemotePlace):
     """Objects by digest in a folder or an S3 bucket; any number of threads may use it."""
 
     def __init__(self, url: str, endpoint_url: str | None = None) -> None:
-        """Name the store, ``s3://bucket/prefix`` or a folder's absolute path; nothing is opened yet.
+        """Name the store; nothing is opened yet (see `RemotePlace`)."""
+        super().__init__(url, endpoint_url, "record.artifact_url", "record.artifact_endpoint")
 
-        `endpoint_url` is the S3 server's address; by default what AWS_ENDPOINT_URL_S3 says, else
-        Amazon's.
-        """
-        self._place = RemotePlace(url, endpoint_url, "record.artifact_url", "record.artifact_endpoint")
-        self.url, self.endpoint_url = self._place.url, endpoint_url
-
-    def check(self) -> None:
-        """Make sure that the store takes and gives objects.
-
-        Raises:
-            ConfigError: for wrong keys, an absent bucket or folder, or missing rights.
-            UnavailableError: when nothing answers.
-        """
-        self._place.check()
-
-    def put(self, digest: str, path: Path) -> bool:
+    def send(self, digest: str, path: Path) -> bool:
         """Store the file at `path`; False when the store had it, so that nothing is sent twice.
 
         Raises:
@@ -49,23 +35,23 @@ class RemoteStore:
                 f"object {digest} in {path.parent} does not match its digest, so it is not uploaded; "
                 "remove the file and restore it from a copy"
             )
-        if self._place.size(name) == size:
+        if self.size(name) == size:
             return False
-        self._place.put(name, path)
-        if (kept := self._place.size(name)) != size:
+        self.put(name, path)
+        if (kept := self.size(name)) != size:
             raise UnavailableError(
                 f"{self.url} took {name} of {size} bytes and has {kept or 0}; what answers there is no store"
             )
         return True
 
-    def fetch(self, digest: str, folder: Path) -> Path | None:
+    def bring(self, digest: str, folder: Path) -> Path | None:
         """Copy an object into a new file in `folder`, checked; None when the store has none.
 
         Raises:
             IntegrityError: when its bytes do not match its name.
             ConfigError, UnavailableError: see `check`.
         """
-        copy = self._place.fetch(_name(digest), folder)
+        copy = self.fetch(_name(digest), folder)
         if copy is not None and digest_file(copy) != digest:
             copy.unlink(missing_ok=True)
             raise IntegrityError(
@@ -73,14 +59,6 @@ class RemoteStore:
                 "remove it there and upload a sound copy"
             )
         return copy
-
-    def has(self, digest: str) -> bool:
-        """Tell whether an object of that name is there; its bytes are checked when fetched.
-
-        Raises:
-            ConfigError, UnavailableError: see `check`.
-        """
-        return self._place.size(_name(digest)) is not None
 
 
 def _name(digest: str) -> str:

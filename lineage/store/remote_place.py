@@ -11,7 +11,7 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,17 +128,13 @@ class RemotePlace:
         """
         handle, copy = tempfile.mkstemp(prefix=".incoming-", dir=folder)
         os.close(handle)
-        try:
-            with self._explained():
-                try:
-                    self._filesystem().get_file(self._path(name), copy)
-                except FileNotFoundError:
-                    Path(copy).unlink(missing_ok=True)
-                    return None
-        except BaseException:
-            Path(copy).unlink(missing_ok=True)
-            raise
-        return Path(copy)
+        with ExitStack() as undo:
+            undo.callback(Path(copy).unlink, missing_ok=True)
+            with self._explained(), suppress(FileNotFoundError):
+                self._filesystem().get_file(self._path(name), copy)
+                undo.pop_all()
+                return Path(copy)
+        return None
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the objects in a folder of the place, name -> bytes; none where the folder is absent.

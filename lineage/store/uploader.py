@@ -9,7 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import structlog
@@ -35,21 +35,21 @@ FLUSH_LOOK_S = 0.1
 _log = structlog.get_logger("antiphon.lineage")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UploadReport:
     """What an uploader did so far."""
 
-    uploaded: int
+    uploaded: int = 0
     """Objects sent by this process."""
-    known: int
+    known: int = 0
     """Objects that the remote store had already."""
-    refused: int
+    refused: int = 0
     """Objects put aside, because their bytes were altered or lost here."""
-    pending: int
+    pending: int = 0
     """Objects that the remote store still lacks."""
-    retries: int
+    retries: int = 0
     """Rounds that ended because the remote store was away or refused."""
-    reason: str
+    reason: str = ""
     """The latest failure, or nothing."""
 
 
@@ -75,17 +75,13 @@ class Uploader:
         self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
         self._state = threading.Condition()
         self._hurry, self._closing = threading.Event(), threading.Event()
-        self._uploaded = self._known = self._refused = self._retries = 0
-        self._reason = ""
+        self._done = UploadReport()
         self._thread = threading.Thread(target=self._work, name="antiphon-uploader", daemon=True)
         self._thread.start()
 
     def report(self) -> UploadReport:
         with self._state:
-            pending = len(self._outbox)
-            return UploadReport(
-                self._uploaded, self._known, self._refused, pending, self._retries, self._reason
-            )
+            return replace(self._done, pending=len(self._outbox))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the outbox is empty; False when the time runs out."""
@@ -154,31 +150,28 @@ class Uploader:
             if not self._store.has(digest):
                 self._outbox.remove(digest)  # its writer died before the object had a name, or adds it again
                 return None
-            new = self._remote.put(digest, self._store.path(digest))
+            new = self._remote.send(digest, self._store.path(digest))
         except IntegrityError as error:
-            self._refuse(digest, str(error))
+            self._outbox.refuse(digest)
+            _log.warning("upload.refused", digest=digest, reason=str(error))
+            with self._state:
+                self._done.refused += 1
+                self._done.reason = str(error)
             return None
         except (UnavailableError, ConfigError) as error:
             stop.set()
             return error
         self._outbox.remove(digest)
         with self._state:
-            self._uploaded += new
-            self._known += not new
+            self._done.uploaded += new
+            self._done.known += not new
         return None
-
-    def _refuse(self, digest: str, reason: str) -> None:
-        self._outbox.refuse(digest)
-        _log.warning("upload.refused", digest=digest, reason=reason)
-        with self._state:
-            self._refused += 1
-            self._reason = reason
 
     def _say(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         with self._state:
-            self._retries += 1
-            self._reason = str(error)
+            self._done.retries += 1
+            self._done.reason = str(error)
         if state.attempt_number == 1:
             _log.warning("upload.waiting", store=self._remote.url, reason=str(error))
 

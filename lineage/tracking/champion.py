@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.lineage.tracking.model_files import Exporter, add_files
-from antiphon.lineage.tracking.tracked_run import TrackedRun, model_name
+from antiphon.lineage.tracking.tracked_run import TrackedRun
 
 ALIAS = "champion"
 SCORE_TAG = "antiphon.reward"
@@ -37,7 +37,7 @@ def crown(
             version has no files.
         scratch: folder for what has to be uploaded.
     """
-    model_id = run.models.get(model_name(version))
+    model_id = run.models.get(version)
     if model_id is None:
         return False
     champion = _champion(run.client, registered)
@@ -46,21 +46,21 @@ def crown(
         return False
     if export is not None and scratch is not None:
         add_files(run.client, model_id, version, export, scratch)
-    found = _registered_version(run.client, registered, origin)
-    if found is None:
+    wanted = f"name = '{registered}' and tags.`{ORIGIN_TAG}` = '{origin}'"
+    made = next(iter(run.client.search_model_versions(wanted, max_results=1)), None)
+    if made is None:
         source = run.client.get_logged_model(model_id).artifact_location
         tags = {
             SCORE_TAG: repr(reward),
             ORIGIN_TAG: origin,
             "antiphon.version": str(version),
             "antiphon.prompts": str(prompts),
-            "antiphon.weights_digest": run.digests.get(model_name(version), ""),
+            "antiphon.weights_digest": run.digests.get(version, ""),
         }
         made = run.client.create_model_version(
             registered, source, run.run_id, tags=tags, model_id=model_id, await_creation_for=0
         )
-        found = str(made.version)
-    run.client.set_registered_model_alias(registered, ALIAS, found)
+    run.client.set_registered_model_alias(registered, ALIAS, str(made.version))
     return True
 
 
@@ -83,9 +83,3 @@ def _champion(client: Any, registered: str) -> Any:
         return None
     number = known.aliases.get(ALIAS)
     return client.get_model_version(registered, str(number)) if number is not None else None
-
-
-def _registered_version(client: Any, registered: str, origin: str) -> str | None:
-    wanted = f"name = '{registered}' and tags.`{ORIGIN_TAG}` = '{origin}'"
-    found = client.search_model_versions(wanted, max_results=1)
-    return str(found[0].version) if found else None

@@ -1,6 +1,6 @@
 """Description: what tells an MLflow run from its neighbours: its name, its tags and the text on its page."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -94,14 +94,10 @@ def note(config: RunConfig, run_dir: Path, home: Path, experiment_id: str, mlflo
 
 @cache
 def _bases() -> tuple[tuple[str, dict[str, str]], ...]:
-    return tuple((name, flatten_config(config)) for name, config in _examples())
-
-
-def _examples() -> Iterator[tuple[str, RunConfig]]:
-    tree = source_tree()
+    tree, found = source_tree(), list[tuple[str, dict[str, str]]]()
     # The quickstart comes first, so that it is named where another example is as near.
     quickstart = tree / "examples" / "quickstart.yaml"
     for path in sorted((tree / "examples").glob("*.yaml"), key=lambda path: (path != quickstart, path.name)):
         with suppress(ConfigError):  # a scenario of the simulator lies there too
-            yield str(path.relative_to(tree)), load_config(path)
-    yield "", RunConfig()
+            found.append((str(path.relative_to(tree)), flatten_config(load_config(path))))
+    return (*found, ("", flatten_config(RunConfig())))

@@ -9,15 +9,18 @@ import logging
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from antiphon.api.sink import LogRecord, RunEnd, SinkRun
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.schedule import is_evaluated
-from antiphon.core.reporting.figures import FiguresFold, VersionTotals
+from antiphon.core.metrics import REWARD_LEVELS
+from antiphon.core.reporting.figures import VersionTotals, figures_of, next_totals, totals_of
 from antiphon.lineage.documents.artifacts import BATCH_FACTS
 from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.names import batch_entry, version_entry
@@ -28,11 +31,8 @@ from antiphon.lineage.tracking.charts import comparison_tag
 from antiphon.lineage.tracking.database import make_tables, prepare_database
 from antiphon.lineage.tracking.description import display_name, nearest_example, note, origin_tags
 from antiphon.lineage.tracking.model_files import Exporter
-from antiphon.lineage.tracking.opening import RunPlan, open_tracked_run
-from antiphon.lineage.tracking.system_metrics import SystemSampler
-from antiphon.lineage.tracking.totals import summarise
-from antiphon.lineage.tracking.traces import read_trajectories
-from antiphon.lineage.tracking.tracked_run import NOTE_TAG, BatchNote, Note, StepNote, TrackedRun, VersionNote
+from antiphon.lineage.tracking.system_metrics import SystemSample, SystemSampler
+from antiphon.lineage.tracking.tracked_run import NOTE_TAG, TrackedRun, open_tracked_run, points
 from antiphon.system.files import sqlite_url
 from antiphon.system.spared import without
 
@@ -58,8 +58,10 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-SAMPLES_PER_STEP = 100
-"""Most samples of the machine that are written with one step; MLflow takes 1,000 metrics in a call."""
+METRICS_PER_CALL = 1000
+"""MLflow's limit for one batch of metrics."""
+SAMPLES_PER_STEP = 60
+"""Most samples of the machine, of a dozen metrics each, that are written with one step."""
 _WORDS = 300
 """Characters of a foreign error that are quoted."""
 
@@ -99,11 +101,10 @@ class MlflowSink:
         self._tracked: TrackedRun | None = None
         self._uncertain = False
         """A call got no answer, so what MLflow has must be read before the next one."""
-        self._totals = FiguresFold(run.config)
-        self._counted = -1
-        """The last step whose totals were added up."""
-        self._notes: dict[int, StepNote] = {}
-        """Steps that MLflow has not confirmed, by the number of their record."""
+        self._last: VersionTotals | None = None
+        """What the last version had cost whose step came; None before the first one."""
+        self._notes: dict[int, tuple[list[VersionTotals], list[SystemSample]]] = {}
+        """What else is said with steps that MLflow has not confirmed, by the number of their record."""
         self._shown: set[int] = set()
         self._sampler: SystemSampler | None = None
         if self._config.record.system_metrics_s > 0:
@@ -135,14 +136,53 @@ class MlflowSink:
         self._tracked = tracked
 
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Write batches, versions, steps and scores, those of many steps in a few calls."""
-        for record in records:  # before a call that may fail, so that nothing is counted twice
-            if record.kind == "step.committed" and record.seq not in self._notes:
-                self._notes[record.seq] = self._note(record)
+        """Write batches, versions, steps and scores, those of many steps in a few calls.
+
+        All metrics of one step go in one call: from one of them `reload` knows that the others are there.
+        With them go what versions had cost, each at the step of its number, and samples of the machine, each
+        at the second of the run.
+        """
+        steps = [record for record in records if record.kind == "step.committed"]
+        for record in steps:  # before a call that may fail, so that nothing is counted twice
+            if record.seq not in self._notes:
+                totals = self._totals(record.number, record.at)
+                if self._last is not None and record.number == self._last.version:
+                    self._last = next_totals(self._last, record.line, self._config)
+                    totals.append(self._last)
+                samples = [] if self._sampler is None else self._sampler.collect(SAMPLES_PER_STEP)
+                self._notes[record.seq] = totals, samples
         with self._calls() as run:
-            self._write(run, records)
-        for record in records:
-            self._notes.pop(record.seq, None)
+            run.log_batches(dict(self._batch(r.number, r.line) for r in steps if r.line["batch"] is not None))
+            made = {r.number + 1: self._version(r.number + 1, r.line) for r in steps}
+            base = [r for r in records if r.kind == "snapshot.announced" and r.number == 0]
+            run.log_versions({r.number: self._version(0, r.line) for r in base} | made)
+            call: list[Any] = []
+            for record in steps:
+                totals, samples = self._notes[record.seq]
+                new = [point for one in samples for point in points(one.metrics, one.second, one.at)]
+                if (step := record.number) not in run.steps:
+                    new += points(record.metrics, step, record.line["timings"]["at"], run.models[step + 1])
+                for known in totals:
+                    if known.version not in run.totals:
+                        model = run.models.get(known.version)
+                        new += points(total_metrics(known), known.version, known.at, model)
+                if len(call) + len(new) > METRICS_PER_CALL:
+                    run.client.log_batch(run.run_id, metrics=call)
+                    call = []
+                call += new
+            if call:
+                run.client.log_batch(run.run_id, metrics=call)
+            for record in steps:
+                run.steps.add(record.number)
+                run.totals |= {known.version for known in self._notes.pop(record.seq)[0]}
+                if record.line["batch"] is not None:
+                    self._show(run, record.number, record.line)
+            for record in records:
+                if record.kind == "evaluation.finished":
+                    prompts, reward = int(record.line["prompts"]), float(record.line["reward_mean"])
+                    run.log_evaluation(record.number, record.metrics, prompts, record.line["timings"]["at"])
+                    files = self._export, self._run.run_dir / "exports"
+                    crown(run, self._config.run.name, record.number, reward, prompts, *files)
 
     def close(self, end: RunEnd) -> None:
         """Attach what the end made, sum the run up, and close it: FINISHED, or KILLED when steps are left."""
@@ -163,42 +203,14 @@ class MlflowSink:
             finished = len(steps) >= self._config.run.steps
             run.client.set_terminated(run.run_id, "FINISHED" if finished else "KILLED")
 
-    def _write(self, run: TrackedRun, records: Sequence[LogRecord]) -> None:
-        notes: list[Note] = []
-        scored = []
-        for record in records:
-            match record.kind:
-                case "snapshot.announced" if record.number == 0:
-                    notes.append(self._version(0, record.line, 0))
-                case "step.committed":
-                    step, line = record.number, record.line
-                    if line["batch"] is not None:
-                        notes.append(self._batch(step, line))
-                    notes += [self._version(int(line["version"]), line, step), self._notes[record.seq]]
-                case "evaluation.finished":
-                    scored.append(record)
-        run.log_notes(notes)
-        for record in records:
-            if record.kind == "step.committed" and record.line["batch"] is not None:
-                self._show(run, record.number, record.line)
-        for record in scored:
-            prompts, reward = int(record.line["prompts"]), float(record.line["reward_mean"])
-            run.log_evaluation(record.number, record.metrics, prompts, record.line["timings"]["at"])
-            files = self._export, self._run.run_dir / "exports"
-            crown(run, self._config.run.name, record.number, reward, prompts, *files)
+    def _totals(self, step: int, at: float) -> list[VersionTotals]:
+        """Begin with what earlier processes wrote; return what the base had cost with the first step."""
+        if self._last is None:
+            before = [line for line in read_steps(self._run.run_dir) if int(line["step"]) < step]
+            *_, self._last = [VersionTotals(0), *totals_of(before, self._config)]
+        return [VersionTotals(0, at=at)] if step == 0 else []
 
-    def _note(self, record: LogRecord) -> StepNote:
-        if self._counted < 0:  # what earlier processes wrote
-            before = [line for line in read_steps(self._run.run_dir) if int(line["step"]) < record.number]
-            for line in before:
-                self._totals.add(line)
-        totals: Sequence[VersionTotals] = ()
-        if record.number > self._counted:
-            totals, self._counted = self._totals.add(record.line), record.number
-        samples = self._sampler.collect(SAMPLES_PER_STEP) if self._sampler is not None else []
-        return StepNote(record.number, record.metrics, record.line["timings"]["at"], totals, samples)
-
-    def _batch(self, step: int, line: Mapping[str, Any]) -> BatchNote:
+    def _batch(self, step: int, line: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
         digest, batch = line["batch_digest"], line["batch"]
         source = {
             "uri": str(self._store.path(digest)),
@@ -207,17 +219,16 @@ class MlflowSink:
             "dvc_md5": self._md5(batch_entry(step, "parquet")),
         }
         profile = {name: batch[name] for name in BATCH_FACTS if name in batch}
-        return BatchNote(f"batch-t{step:06d}", digest, source, profile)
+        return f"batch-t{step:06d}", {"source": source, "profile": profile}
 
-    def _version(self, version: int, line: Mapping[str, Any], step: int) -> VersionNote:
-        params = {
+    def _version(self, version: int, line: Mapping[str, Any]) -> dict[str, str]:
+        return {
             "version": str(version),
             "parent": str(max(0, version - 1)),
             "weights_digest": str(line["weights_digest"]),
             "batch_digest": str(line.get("batch_digest", "")),
             "dvc_md5": self._md5(version_entry(version)) or "",
         }
-        return VersionNote(version, step, params)
 
     def _show(self, run: TrackedRun, step: int, line: Mapping[str, Any]) -> None:
         """Show a few trajectories of each evaluated version, from the first batch that has any."""
@@ -230,9 +241,7 @@ class MlflowSink:
             if version not in run.traced:
                 timings = line["timings"]
                 files = store.get(line["batch_digest"]), store.get(timings["timings_digest"])
-                run.log_traces(
-                    version, read_trajectories(*files, version, step, count, decode), timings["at"]
-                )
+                run.log_traces(version, step, files, count, decode, timings["at"])
             self._shown.add(version)
 
     def _describe(self, run: TrackedRun) -> None:
@@ -262,6 +271,61 @@ class MlflowSink:
             raise
 
 
+def total_metrics(totals: VersionTotals) -> dict[str, float]:
+    """Return what a version had cost under the names of `core.metrics.TOTAL_METRICS`."""
+    return {
+        "tokens_total": float(totals.tokens_sampled),
+        "tokens_trained_total": float(totals.tokens_trained),
+        "wall_s": totals.wall_s,
+        "cost_dollars": totals.dollars,
+    }
+
+
+def summarise(
+    steps: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], config: RunConfig
+) -> dict[str, float]:
+    """Return a run's summary under the names of `core.metrics.SUMMARY_METRICS`, each with `summary/`.
+
+    `steps` and `held` are lines of the run log, of steps and of evaluations, in order.
+    """
+    totals = {known.version: known for known in totals_of(steps, config)}
+    if not totals:
+        return {}
+    metrics = figures_of(steps, held, config).numbers() | _levels(held, totals) | _workers(steps)
+    return {f"summary/{name}": value for name, value in metrics.items()}
+
+
+def _levels(
+    evaluations: Sequence[Mapping[str, Any]], totals: Mapping[int, VersionTotals]
+) -> dict[str, float]:
+    metrics = {}
+    for level in REWARD_LEVELS:
+        reached = next((line for line in evaluations if float(line["reward_mean"]) >= level), None)
+        spent = totals.get(int(reached["version"])) if reached is not None else None
+        if spent is not None:
+            metrics[f"steps_to_reward_{level:g}"] = float(spent.version)
+            metrics[f"wall_s_to_reward_{level:g}"] = spent.wall_s
+            metrics[f"tokens_to_reward_{level:g}"] = float(spent.tokens_sampled)
+            metrics[f"tokens_trained_to_reward_{level:g}"] = float(spent.tokens_trained)
+            metrics[f"dollars_to_reward_{level:g}"] = spent.dollars
+    return metrics
+
+
+def _workers(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    mixes = [mix for line in steps if (mix := line["timings"].get("workers"))]
+    if not mixes:
+        return {}
+    counts = Counter[str]()
+    for mix in mixes:
+        counts.update(mix)
+    total = counts.total()
+    return {
+        "workers": sum(map(len, mixes)) / len(mixes),
+        "workers_seen": float(len(counts)),
+        **{f"worker_share.{worker}": count / total for worker, count in sorted(counts.items())},
+    }
+
+
 def open_run(
     home: Path,
     mapping: Path,
@@ -280,11 +344,11 @@ def open_run(
     """
     uri, own = tracking_uri(home)
     root = home / "mlflow" / "artifacts" if own else None
-    plan = RunPlan(experiment, name, dict(params), dict(tags), root, dict(experiment_tags or {}))
     with explained(uri):
         if own:
             prepare_database(home / "mlflow" / "mlflow.db")
-        return open_tracked_run(_client(uri), uri, plan, mapping)
+        said = params, tags, root, experiment_tags or {}
+        return open_tracked_run(_client(uri), uri, mapping, experiment, name, *said)
 
 
 def tracking_uri(home: Path) -> tuple[str, bool]:

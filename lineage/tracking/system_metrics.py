@@ -4,10 +4,10 @@ One thread takes a sample every few seconds and keeps it until someone collects;
 for it, and a collector that stays away costs only the oldest samples.
 """
 
-import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -45,10 +45,10 @@ class SystemSampler:
         self._interval_s = interval_s
         self._began = time.monotonic() - run_s
         self._samples: deque[SystemSample] = deque(maxlen=SAMPLES_KEPT)
-        self._family = _Family(os.getpid())
+        self._root = psutil.Process()
+        self._times = FamilyTimes(self._root)
+        self._spent_s, self._looked = 0.0, time.monotonic()
         self._over = threading.Event()
-        self.cpu_s = 0.0
-        """CPU seconds of the sampling thread."""
         self._thread = threading.Thread(target=self._work, name="antiphon-system", daemon=True)
         self._thread.start()
 
@@ -63,12 +63,22 @@ class SystemSampler:
 
     def sample(self) -> SystemSample:
         """Look at the machine now; shares of CPU are since the look before."""
-        memory = psutil.virtual_memory()
+        memory, own = psutil.virtual_memory(), list[int]()
+        for process in (self._root, *self._root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended while it was looked at
+                own.append(process.memory_info().rss)
+        now, seconds = time.monotonic(), self._times.look()
+        spent_s = sum(seconds.values())
+        share = 100.0 * (spent_s - self._spent_s) / max(1e-9, now - self._looked)
+        self._spent_s, self._looked = spent_s, now
         values = {
             "cpu_utilization_percentage": psutil.cpu_percent(),
             "system_memory_usage_megabytes": (memory.total - memory.available) / _MEGABYTE,
             "system_memory_usage_percentage": float(memory.percent),
-            **self._family.look(),
+            "run_cpu_percentage": share,
+            "run_memory_megabytes": sum(own) / _MEGABYTE,
+            "run_processes": float(len(own)),
+            **{f"cpu_seconds_{kind}": taken for kind, taken in seconds.items()},
         }
         metrics = {f"system/{name}": value for name, value in values.items()}
         return SystemSample(int(time.monotonic() - self._began), datetime.now(UTC).timestamp(), metrics)
@@ -77,33 +87,3 @@ class SystemSampler:
         self.sample()  # the first look only begins the shares
         while not self._over.wait(self._interval_s):
             self._samples.append(self.sample())
-            self.cpu_s = time.thread_time()
-
-
-class _Family:
-    """A process and everything it started."""
-
-    def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
-        self._times = FamilyTimes(self._root)
-        self._spent_s = 0.0
-        self._at = time.monotonic()
-
-    def look(self) -> dict[str, float]:
-        now, memory, processes = time.monotonic(), 0, 0
-        for process in (self._root, *self._root.children(recursive=True)):
-            try:
-                memory += process.memory_info().rss
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue  # it ended while it was looked at
-            processes += 1
-        seconds = self._times.look()
-        spent_s, elapsed = sum(seconds.values()), max(1e-9, now - self._at)
-        share = 100.0 * (spent_s - self._spent_s) / elapsed
-        self._spent_s, self._at = spent_s, now
-        return {
-            "run_cpu_percentage": share,
-            "run_memory_megabytes": memory / _MEGABYTE,
-            "run_processes": float(processes),
-            **{f"cpu_seconds_{kind}": taken for kind, taken in seconds.items()},
-        }

@@ -5,82 +5,49 @@ written again carries the same names, steps and clocks, so that nothing is there
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from antiphon.core.errors import ContractError
+from antiphon.core.metrics import TOTAL_METRICS
 from antiphon.core.reporting.deliveries import VersionDeliveries
-from antiphon.core.reporting.figures import VersionTotals
 from antiphon.lineage.tracking.charts import HELDOUT, STEP_METRIC, chart_name
-from antiphon.lineage.tracking.system_metrics import SystemSample
-from antiphon.lineage.tracking.totals import total_metrics
-from antiphon.lineage.tracking.traces import SampledTrajectory, log_trace
+from antiphon.lineage.tracking.traces import log_trace, read_trajectories
+from antiphon.system.files import write_atomically
 
 DATASET_DIGEST_DIGITS = 32
 """MLflow keeps at most 36 characters; the whole digest stands in the dataset's source."""
-METRICS_PER_CALL = 1000
-"""MLflow's limit for one batch of metrics."""
 VERSIONS_PER_CALL = 200
-"""Versions whose deliveries go in one call."""
+"""Versions whose deliveries go in one call, of at most 1,000 metrics."""
+PARAMS_PER_CALL = 100
+"""MLflow's limit for one batch of parameters."""
 DELIVERIES = "weights"
 """Section of deliveries, by its letters after all others: what is learned comes first."""
 PAGE = 100
 """Logged models and evaluation runs read at once when a run is resumed."""
 
+RECORD_TAG = "antiphon.record"
+"""Tag by which a run is found again whose creation was not confirmed."""
 VERSION_TAG = "antiphon.version"
 TRACES_TAG = "antiphon.traces"
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 """Tag of a run or an experiment that its page shows as a text."""
-MODEL_METRICS = frozenset(
-    map(
-        chart_name,
-        (
-            "completion_tokens_mean",
-            "drafting_gain",
-            "gradient_norm",
-            "kl_k3",
-            "loss",
-            "reward_mean",
-            "staleness_max",
-            "staleness_mean",
-        ),
-    )
+_OF_STEPS = (
+    *("completion_tokens_mean", "drafting_gain", "gradient_norm", "kl_k3", "loss", "reward_mean"),
+    *("staleness_max", "staleness_mean"),
 )
-"""Metrics of a step that its logged model carries too; each costs a second row in MLflow."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNote:
-    """A rollout batch, a dataset that the run trained on."""
-
-    name: str
-    digest: str
-    source: Mapping[str, object]
-    profile: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class VersionNote:
-    """A policy version, a logged model that a step made."""
-
-    version: int
-    step: int
-    params: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class StepNote:
-    """A step's metrics, the totals of versions known by then, and looks at the machine meanwhile."""
-
-    step: int
-    metrics: Mapping[str, float]
-    at: float
-    totals: Sequence[VersionTotals] = ()
-    samples: Sequence[SystemSample] = ()
-
-
-Note = BatchNote | VersionNote | StepNote
+MODEL_METRICS = frozenset(
+    {
+        *map(chart_name, _OF_STEPS),
+        *(metric.name for metric in TOTAL_METRICS),
+        *(HELDOUT, "heldout/tokens_mean"),
+    }
+)
+"""Metrics that the logged model of a version carries too; each costs a second row in MLflow."""
 
 
 @dataclass(slots=True)
@@ -91,10 +58,10 @@ class TrackedRun:
     uri: str
     experiment_id: str
     run_id: str
-    models: dict[str, str] = field(default_factory=dict)
-    """Logged model's name -> its id."""
-    digests: dict[str, str] = field(default_factory=dict)
-    """Logged model's name -> digest of its weights."""
+    models: dict[int, str] = field(default_factory=dict)
+    """Version -> id of its logged model."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Version -> digest of its weights."""
     linked: set[str] = field(default_factory=set)
     """Ids of logged models that the run names as its outputs."""
     steps: set[int] = field(default_factory=set)
@@ -113,42 +80,36 @@ class TrackedRun:
         self.inputs = {entry.dataset.name for entry in run.inputs.dataset_inputs}
         for name, known in ((STEP_METRIC, "steps"), ("wall_s", "totals"), (HELDOUT, "evaluations")):
             setattr(self, known, {point.step for point in client.get_metric_history(self.run_id, name)})
-        wanted = f"source_run_id = '{self.run_id}'"
-        for model in _pages(
-            lambda token: client.search_logged_models(
-                [self.experiment_id], filter_string=wanted, max_results=PAGE, page_token=token
-            )
-        ):
-            self.models[model.name] = model.model_id
-            self.digests[model.name] = model.params.get("weights_digest", "")
-        wanted = f"tags.`{PARENT_TAG}` = '{self.run_id}'"
-        for child in _pages(
-            lambda token: client.search_runs(
-                [self.experiment_id], filter_string=wanted, max_results=PAGE, page_token=token
-            )
-        ):
+        for model in self._search(client.search_logged_models, f"source_run_id = '{self.run_id}'"):
+            if "version" in model.params:  # one that we made
+                version = int(model.params["version"])
+                self.models[version] = model.model_id
+                self.digests[version] = model.params.get("weights_digest", "")
+        for child in self._search(client.search_runs, f"tags.`{PARENT_TAG}` = '{self.run_id}'"):
             version = int(child.data.tags[VERSION_TAG])
             self.evaluation_runs[version] = child.info.run_id
             if TRACES_TAG in child.data.tags:
                 self.traced.add(version)
 
+    def _search(self, search: Callable[..., Any], wanted: str) -> Iterable[Any]:
+        token = None
+        while True:
+            page = search([self.experiment_id], filter_string=wanted, max_results=PAGE, page_token=token)
+            yield from page
+            if not (token := page.token):
+                return
+
     def why_gone(self) -> str:
         """Say in one sentence that the run or its experiment was deleted; empty if it was not."""
         experiment = self.client.get_experiment(self.experiment_id)
         if experiment.lifecycle_stage == "deleted":
-            return deleted_experiment(experiment, self.uri)
+            return _deleted_experiment(experiment, self.uri)
         if self.client.get_run(self.run_id).info.lifecycle_stage == "deleted":
-            return _deleted_run(self.run_id, self.uri)
+            return (
+                f"MLflow run {self.run_id} was deleted in MLflow at {self.uri}; `mlflow runs restore "
+                f"--run-id {self.run_id}` brings it back, and the run's next start writes what is missing"
+            )
         return ""
-
-    def log_notes(self, notes: Sequence[Note]) -> None:
-        """Log what was said of batches, versions and steps, in as few calls as MLflow allows."""
-        self._log_batches([note for note in notes if isinstance(note, BatchNote)])
-        versions = [note for note in notes if isinstance(note, VersionNote)]
-        for note in versions:
-            self._create_model(note)
-        self._finish_models(versions)
-        self._log_steps([note for note in notes if isinstance(note, StepNote)])
 
     def tell(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
@@ -157,7 +118,53 @@ class TrackedRun:
 
     def log_summary(self, step: int, metrics: Mapping[str, float], at: float) -> None:
         """Log what the run says of itself after `step` steps."""
-        self.client.log_batch(self.run_id, metrics=_metrics(metrics, step, at, None))
+        self.client.log_batch(self.run_id, metrics=points(metrics, step, at))
+
+    def log_batches(self, batches: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+        """Note rollout batches as datasets that the run trained on: name -> `source` and `profile`."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        new = {name: batch for name, batch in batches.items() if name not in self.inputs}
+        if not new:
+            return
+        entries = [
+            DatasetInput(
+                Dataset(
+                    name,
+                    batch["source"]["digest"][:DATASET_DIGEST_DIGITS],
+                    "local",
+                    json.dumps(batch["source"], sort_keys=True),
+                    profile=json.dumps(batch["profile"], sort_keys=True),
+                ),
+                [InputTag("mlflow.data.context", "training")],
+            )
+            for name, batch in new.items()
+        ]
+        self.client.log_inputs(self.run_id, datasets=entries)
+        self.inputs |= set(new)
+
+    def log_versions(self, versions: Mapping[int, Mapping[str, str]]) -> None:
+        """Make a logged model of each policy version, an output of the run: version -> its parameters."""
+        from mlflow.entities import LoggedModelOutput
+
+        for version, params in versions.items():
+            if version not in self.models:
+                parent = self.digests.get(version - 1, "")
+                model = self.client.create_logged_model(
+                    self.experiment_id,
+                    name=model_name(version),
+                    source_run_id=self.run_id,
+                    params={"parent_digest": parent, **params},
+                    model_type="policy",
+                )
+                self.models[version], self.digests[version] = model.model_id, params["weights_digest"]
+        made = {self.models[version]: max(0, version - 1) for version in versions}
+        new = {model_id: step for model_id, step in made.items() if model_id not in self.linked}
+        for model_id in new:
+            self.client.finalize_logged_model(model_id, "READY")
+        if new:
+            self.client.log_outputs(self.run_id, [LoggedModelOutput(*entry) for entry in new.items()])
+        self.linked |= set(new)
 
     def log_evaluation(self, version: int, metrics: Mapping[str, float], prompts: int, at: float) -> None:
         """Log held-out scores in a nested run of their own, and at the version's step in the run."""
@@ -165,16 +172,13 @@ class TrackedRun:
 
         if version in self.evaluations:
             return
-        child, name = self.evaluation_run(version, at), model_name(version)
-        entries = _metrics(metrics, version, at, self.models.get(name))
+        child = self._evaluation_run(version, at)
+        entries = points(metrics, version, at, self.models.get(version))
+        facts = {"version": version, "weights_digest": self.digests.get(version, ""), "prompts": prompts}
         self.client.log_batch(
             child,
             metrics=entries,
-            params=[
-                Param("version", str(version)),
-                Param("weights_digest", self.digests.get(name, "")),
-                Param("prompts", str(prompts)),
-            ],
+            params=[Param(name, str(value)) for name, value in facts.items()],
             tags=[RunTag("antiphon.reward", f"{metrics.get(HELDOUT, 0.0):.4f}")],
         )
         self.client.set_terminated(child, "FINISHED", end_time=_milliseconds(at))
@@ -183,18 +187,45 @@ class TrackedRun:
 
     def log_deliveries(self, versions: Sequence[VersionDeliveries]) -> None:
         """Log how versions came to the workers, each once, at the step of its number."""
-        points = self.client.get_metric_history(self.run_id, f"{DELIVERIES}/workers")
-        known = {point.step for point in points}
+        logged = self.client.get_metric_history(self.run_id, f"{DELIVERIES}/workers")
+        known = {point.step for point in logged}
         new = [version for version in versions if version.version not in known]
         for start in range(0, len(new), VERSIONS_PER_CALL):
-            entries = [
-                entry
-                for version in new[start : start + VERSIONS_PER_CALL]
-                for entry in _metrics(_delivery_metrics(version), version.version, version.at, None)
-            ]
+            entries = []
+            for found in new[start : start + VERSIONS_PER_CALL]:
+                metrics = {
+                    f"{DELIVERIES}/seconds_to_last": found.seconds_to_last,
+                    f"{DELIVERIES}/bytes": found.bytes,
+                    f"{DELIVERIES}/relayed_share": found.relayed_share,
+                    f"{DELIVERIES}/workers": found.workers,
+                }
+                entries += points(metrics, found.version, found.at)
             self.client.log_batch(self.run_id, metrics=entries)
 
-    def evaluation_run(self, version: int, at: float) -> str:
+    def log_traces(
+        self,
+        version: int,
+        step: int,
+        files: tuple[bytes, bytes],
+        count: int,
+        decode: Callable[[Iterable[int]], str],
+        at: float,
+    ) -> None:
+        """Show up to `count` trajectories of a version as traces of its evaluation, which ended at `at`.
+
+        `files` are those of the batch of `step`: rows and timings.
+
+        Raises:
+            IntegrityError: when the bytes are no batch or no timings.
+        """
+        picked = read_trajectories(*files, version, count)
+        place = self.uri, self.experiment_id, self._evaluation_run(version, at), self.models.get(version)
+        for row, note in picked:
+            log_trace(*place, version, step, row, note, decode, at)
+        self.client.set_tag(place[2], TRACES_TAG, str(len(picked)))
+        self.traced.add(version)
+
+    def _evaluation_run(self, version: int, at: float) -> str:
         """Return the id of a version's nested run, which is opened when there is none."""
         if version not in self.evaluation_runs:
             tags = {PARENT_TAG: self.run_id, VERSION_TAG: str(version)}
@@ -205,98 +236,20 @@ class TrackedRun:
             self.evaluation_runs[version] = child.info.run_id
         return self.evaluation_runs[version]
 
-    def log_traces(self, version: int, trajectories: Sequence[SampledTrajectory], at: float) -> None:
-        """Show trajectories of a version as traces of its evaluation, which ended at `at`."""
-        child, model_id = self.evaluation_run(version, at), self.models.get(model_name(version))
-        for trajectory in trajectories:
-            log_trace(self.uri, self.experiment_id, child, model_id, trajectory, at)
-        self.client.set_tag(child, TRACES_TAG, str(len(trajectories)))
-        self.traced.add(version)
 
-    def _create_model(self, note: VersionNote) -> None:
-        """Make the logged model of a policy version; its parent's digest is filled in."""
-        name, version = model_name(note.version), note.version
-        if name in self.models:
-            return
-        parent = self.digests.get(model_name(version - 1), "") if version else ""
-        model = self.client.create_logged_model(
-            self.experiment_id,
-            name=name,
-            source_run_id=self.run_id,
-            params={"parent_digest": parent, **note.params},
-            model_type="policy",
-        )
-        self.models[name] = model.model_id
-        self.digests[name] = note.params.get("weights_digest", "")
+def points(metrics: Mapping[str, float], step: int, at: float, model_id: str | None = None) -> list[Any]:
+    """Return metrics, drawn at `step`, as MLflow's client takes them; a logged model gets MODEL_METRICS too.
 
-    def _finish_models(self, notes: Sequence[VersionNote]) -> None:
-        """Make logged models ready and outputs of the run."""
-        from mlflow.entities import LoggedModelOutput
+    `at` is the record's clock, not the writer's: late points stand where they belong, and one that is written
+    again after an unanswered call is the same point to MLflow.
+    """
+    from mlflow.entities import Metric
 
-        made = {self.models[model_name(note.version)]: note.step for note in notes}
-        new = {model_id: step for model_id, step in made.items() if model_id not in self.linked}
-        for model_id in new:
-            self.client.finalize_logged_model(model_id, "READY")
-        if new:
-            self.client.log_outputs(self.run_id, [LoggedModelOutput(*entry) for entry in new.items()])
-        self.linked |= set(new)
-
-    def _log_batches(self, notes: Sequence[BatchNote]) -> None:
-        """Note rollout batches as datasets that the run trained on."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        new = {note.name: note for note in notes if note.name not in self.inputs}
-        entries = [
-            DatasetInput(
-                Dataset(
-                    name,
-                    note.digest[:DATASET_DIGEST_DIGITS],
-                    "local",
-                    json.dumps(note.source, sort_keys=True),
-                    profile=json.dumps(note.profile, sort_keys=True),
-                ),
-                [InputTag("mlflow.data.context", "training")],
-            )
-            for name, note in new.items()
-        ]
-        if entries:
-            self.client.log_inputs(self.run_id, datasets=entries)
-        self.inputs |= set(new)
-
-    def _log_steps(self, notes: Sequence[StepNote]) -> None:
-        """Log metrics of steps, also for the logged models that they made.
-
-        All of one step goes in one call: from one metric of it, `reload` knows that the others are there.
-        """
-        calls: list[list[Any]] = [[]]
-        for note in notes:
-            entries = self._step_entries(note)
-            if len(calls[-1]) + len(entries) > METRICS_PER_CALL:
-                calls.append([])
-            calls[-1] += entries
-        for entries in filter(None, calls):
-            self.client.log_batch(self.run_id, metrics=entries)
-        for note in notes:
-            self.steps.add(note.step)
-            self.totals |= {known.version for known in note.totals}
-
-    def _step_entries(self, note: StepNote) -> list[Any]:
-        """Return the metrics of a step that are new.
-
-        With its own, and those of the logged model that it made, go what versions had cost, each at the step
-        of its number, and samples of the machine, each at the second of the run.
-        """
-        entries = [entry for s in note.samples for entry in _metrics(s.metrics, s.second, s.at, None)]
-        if note.step not in self.steps:
-            own = {name: value for name, value in note.metrics.items() if name in MODEL_METRICS}
-            rest = {name: value for name, value in note.metrics.items() if name not in MODEL_METRICS}
-            entries += _metrics(own, note.step, note.at, self.models.get(model_name(note.step + 1)))
-            entries += _metrics(rest, note.step, note.at, None)
-        for known in note.totals:
-            if known.version not in self.totals:
-                model_id = self.models.get(model_name(known.version))
-                entries += _metrics(total_metrics(known), known.version, known.at, model_id)
-        return entries
+    when = _milliseconds(at)
+    return [
+        Metric(name, float(value), when, step, model_id=model_id if name in MODEL_METRICS else None)
+        for name, value in metrics.items()
+    ]
 
 
 def model_name(version: int) -> str:
@@ -308,17 +261,100 @@ def model_name(version: int) -> str:
     return f"policy-v{version}"
 
 
-def _delivery_metrics(version: VersionDeliveries) -> dict[str, float]:
-    return {
-        f"{DELIVERIES}/seconds_to_last": version.seconds_to_last,
-        f"{DELIVERIES}/bytes": float(version.bytes),
-        f"{DELIVERIES}/relayed_share": version.relayed_share,
-        f"{DELIVERIES}/workers": float(version.workers),
-    }
+def open_tracked_run(
+    client: Any,
+    uri: str,
+    mapping: Path,
+    experiment: str,
+    name: str,
+    params: Mapping[str, str],
+    tags: Mapping[str, str],
+    artifact_root: Path | None,
+    experiment_tags: Mapping[str, str],
+) -> TrackedRun:
+    """Continue the MLflow run that `mapping` names, or begin one and name it there.
+
+    A file beside it gets a mark before the run is created, so that a creation which was never
+    confirmed is found again instead of repeated.
+
+    Args:
+        client: MLflow's client.
+        uri: where it is.
+        mapping: file that says which MLflow run it is.
+        experiment: the experiment's name.
+        name: the MLflow run's name.
+        params: of a new run.
+        tags: of a new run.
+        artifact_root: folder of the artifacts of a local database; None leaves the place to the server.
+        experiment_tags: what the experiment is to say; set again where it says something else.
+
+    Raises:
+        ContractError: when the run or its experiment was deleted in MLflow.
+    """
+    marking = mapping.with_suffix(".mark")
+    own = artifact_root is not None
+    run = _find_run(client, experiment, _read(mapping, uri, own).get("run_id"), _read(marking, uri, own))
+    if run is None:
+        place = None if artifact_root is None else (artifact_root / experiment).absolute().as_uri()
+        experiment_id = _experiment_id(client, uri, experiment, place)
+        mark = secrets.token_hex(8)
+        _write(marking, {"tracking_uri": uri, "mark": mark})
+        run = client.create_run(experiment_id, tags={**tags, RECORD_TAG: mark}, run_name=name)
+        tracked = TrackedRun(client, uri, experiment_id, run.info.run_id)
+    else:
+        tracked = TrackedRun(client, uri, run.info.experiment_id, run.info.run_id)
+        if gone := tracked.why_gone():
+            raise ContractError(gone)
+        client.update_run(tracked.run_id, status="RUNNING")
+        tracked.reload()
+    known = client.get_experiment(tracked.experiment_id).tags if experiment_tags else {}
+    for tag, value in experiment_tags.items():
+        if known.get(tag) != value:
+            client.set_experiment_tag(tracked.experiment_id, tag, value)
+    if not run.data.params:
+        from mlflow.entities import Param
+
+        entries = [Param(field, value) for field, value in params.items()]
+        for start in range(0, len(entries), PARAMS_PER_CALL):
+            client.log_batch(tracked.run_id, params=entries[start : start + PARAMS_PER_CALL])
+    _write(mapping, {"tracking_uri": uri, "experiment_id": tracked.experiment_id, "run_id": tracked.run_id})
+    return tracked
 
 
-def deleted_experiment(experiment: Any, uri: str) -> str:
-    """Say that an experiment was deleted, and what brings it back."""
+def _find_run(client: Any, experiment: str, run_id: str | None, marking: Mapping[str, str]) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    if run_id is not None:
+        try:
+            return client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None  # the database was cleared: begin again
+            raise
+    known = client.get_experiment_by_name(experiment) if "mark" in marking else None
+    if known is None:
+        return None
+    wanted = f"tags.`{RECORD_TAG}` = '{marking['mark']}'"
+    return next(iter(client.search_runs([known.experiment_id], filter_string=wanted, max_results=1)), None)
+
+
+def _experiment_id(client: Any, uri: str, name: str, place: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=place))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        known = client.get_experiment_by_name(name)  # another run of the same name was first
+    if known.lifecycle_stage == "deleted":
+        raise ContractError(_deleted_experiment(known, uri))
+    return str(known.experiment_id)
+
+
+def _deleted_experiment(experiment: Any, uri: str) -> str:
     return (
         f"experiment {experiment.name!r} (id {experiment.experiment_id}) was deleted in MLflow at {uri}; "
         f"`mlflow experiments restore -x {experiment.experiment_id}` brings it back, and the run's next "
@@ -326,31 +362,19 @@ def deleted_experiment(experiment: Any, uri: str) -> str:
     )
 
 
-def _deleted_run(run_id: str, uri: str) -> str:
-    return (
-        f"MLflow run {run_id} was deleted in MLflow at {uri}; `mlflow runs restore --run-id {run_id}` brings "
-        "it back, and the run's next start writes what is missing"
-    )
+def _read(path: Path, uri: str, own: bool) -> dict[str, str]:
+    """Return what was noted about the server at `uri`; nothing about another one.
+
+    The home's `own` database is the same wherever the home was when it was noted.
+    """
+    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    noted = known.get("tracking_uri", "")
+    return known if noted == uri or (own and noted.startswith("sqlite:")) else {}
 
 
-def _metrics(metrics: Mapping[str, float], step: int, at: float, model_id: str | None) -> list[Any]:
-    from mlflow.entities import Metric
-
-    # The clock is the record's, not the writer's: late points stand where they belong, and one
-    # that is written again after an unanswered call is the same point to MLflow.
-    when = _milliseconds(at)
-    return [Metric(name, float(value), when, step, model_id=model_id) for name, value in metrics.items()]
+def _write(mapping: Path, known: Mapping[str, str]) -> None:
+    write_atomically(mapping, json.dumps(known, indent=2).encode() + b"\n")
 
 
 def _milliseconds(at: float) -> int:
     return int(at * 1000)
-
-
-def _pages(read: Any) -> Iterable[Any]:
-    token = None
-    while True:
-        page = read(token)
-        yield from page
-        token = page.token
-        if not token:
-            return

@@ -80,94 +80,67 @@ def _as_grpc(failed: CallFailed) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(grpc.StatusCode[failed.status], empty, empty, failed.details)
 
 
-class _Replies:
-    """What a stub's method that streams replies returns: an iterator that can be cancelled."""
+class _Running:
+    """What a stub's method that streams returns: an iterator of replies, which may take requests too."""
 
-    def __init__(self, replies: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> None:
-        self._replies = replies
-        self._parse = parse
+    def __init__(
+        self, replies: AsyncIterator[bytes], forms: Mapping[str, Any], line: Conversation | None = None
+    ) -> None:
+        self._replies, self._forms, self._line = replies, forms, line
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
             async for body in self._replies:
-                yield self._parse(body)
+                yield self._forms["response_deserializer"](body)
         except CallFailed as failed:
             raise _as_grpc(failed) from None
-
-    def cancel(self) -> None:
-        """Nothing is under way between two messages."""
-
-
-class _Conversation(_Replies):
-    """What a stub's method that streams both ways returns."""
-
-    def __init__(
-        self, line: Conversation, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
-    ) -> None:
-        super().__init__(line.read(), parse)
-        self._line = line
-        self._serialize = serialize
 
     async def write(self, request: Any) -> None:
+        assert self._line is not None
         try:
-            await self._line.write(self._serialize(request))
+            await self._line.write(self._forms["request_serializer"](request))
         except CallFailed as failed:
             raise _as_grpc(failed) from None
 
     def cancel(self) -> None:
-        self._line.cancel()
+        """Hang up; of a call with one request nothing is under way between two messages."""
+        if self._line is not None:
+            self._line.cancel()
 
 
 class InProcessChannel:
-    """A channel as the generated stubs use it, over a transport."""
+    """A channel as the generated stubs use it, over a transport; `forms` make messages bytes and back."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def unary_unary(
-        self,
-        path: str,
-        request_serializer: Callable[[Any], bytes],
-        response_deserializer: Callable[[bytes], Any],
-        **_: Any,
-    ) -> Callable[..., Any]:
+    def unary_unary(self, path: str, **forms: Any) -> Callable[..., Any]:
 
         async def method(request: Any, timeout: float, **_: Any) -> Any:
             try:
-                reply = await self._transport.unary(path, request_serializer(request), timeout)
+                reply = await self._transport.unary(path, forms["request_serializer"](request), timeout)
             except CallFailed as failed:
                 raise _as_grpc(failed) from None
-            return response_deserializer(reply)
+            return forms["response_deserializer"](reply)
 
-        method._method = path  # type: ignore[attr-defined]  # `serving` names the call by it
+        method._method = path  # type: ignore[attr-defined]  # errors name the call by it
         return method
 
-    def unary_stream(
-        self,
-        path: str,
-        request_serializer: Callable[[Any], bytes],
-        response_deserializer: Callable[[bytes], Any],
-        **_: Any,
-    ) -> Callable[..., Any]:
+    def unary_stream(self, path: str, **forms: Any) -> Callable[..., Any]:
 
-        def method(request: Any, timeout: float | None, **_: Any) -> _Replies:
+        def method(request: Any, timeout: float | None, **_: Any) -> _Running:
             limit_s = LONGEST_STREAM_S if timeout is None else timeout
-            replies = self._transport.stream(path, request_serializer(request), limit_s)
-            return _Replies(replies, response_deserializer)
+            return _Running(
+                self._transport.stream(path, forms["request_serializer"](request), limit_s), forms
+            )
 
         return method
 
-    def stream_stream(
-        self,
-        path: str,
-        request_serializer: Callable[[Any], bytes],
-        response_deserializer: Callable[[bytes], Any],
-        **_: Any,
-    ) -> Callable[..., Any]:
+    def stream_stream(self, path: str, **forms: Any) -> Callable[..., Any]:
 
-        def method(**_: Any) -> _Conversation:
+        def method(**_: Any) -> _Running:
             line = self._transport.converse(path)
-            return _Conversation(line, request_serializer, response_deserializer)
+            return _Running(line.read(), forms, line)
 
         method._method = path  # type: ignore[attr-defined]
         return method

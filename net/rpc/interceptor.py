@@ -2,6 +2,7 @@
 
 Every handler is registered as one that takes a stream, also where the caller sends a single message: only
 such a handler is called before the message was read. So a caller that is not let in costs only its headers.
+An error of our tree that the answer ends with becomes the status that stands for it.
 """
 
 import asyncio
@@ -11,7 +12,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from antiphon.core.errors import AntiphonError
 from antiphon.core.trust.access_tokens import Denial, Refusal
+from antiphon.net.rpc.statuses import status_of
 from antiphon.net.security.guard import Caller, Guard
 
 READ_S = 120.0
@@ -65,26 +68,35 @@ class _Entrance:
         caller = await self._enter(context)
         try:
             return await self._inner(await self._read(payloads, caller, context), context)
+        except AntiphonError as error:
+            ended = status_of(error), str(error)
         except grpc.aio.AbortError as error:
             raise _alone(error) from None
         finally:
             self._leave(caller)
+        await context.abort(*ended)
 
     async def _answer_stream(self, payloads: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         caller = await self._enter(context)
         try:
             async for reply in self._inner(await self._read(payloads, caller, context), context):
                 yield reply
+            return
+        except AntiphonError as error:
+            ended = status_of(error), str(error)
         except grpc.aio.AbortError as error:
             raise _alone(error) from None
         finally:
             self._leave(caller)
+        await context.abort(*ended)
 
     async def _enter(self, context: Any) -> Caller | None:
+        """Let the call in; None where no guard needs to know the caller."""
         if self._guard is None:
             return None
         metadata = {key.lower(): value for key, value in context.invocation_metadata() or ()}
-        names = _names_of(context.auth_context())
+        shown = context.auth_context().get("x509_subject_alternative_name", ())
+        names = frozenset(name.decode(errors="replace") for name in shown)
         found = self._guard.enter(self._method, str(metadata.get("authorization", "")), names)
         if isinstance(found, Refusal):
             await _refuse(found, context)
@@ -112,9 +124,10 @@ class _Entrance:
     async def _messages(
         self, payloads: AsyncIterator[bytes], caller: Caller | None, context: Any
     ) -> AsyncIterator[Any]:
+        guard = self._guard
         async for payload in payloads:
-            if self._guard is not None and caller is not None:
-                await _refuse(self._guard.weigh(caller, len(payload)), context)
+            if guard is not None and caller is not None:
+                await _refuse(guard.weigh(caller, len(payload)), context)
             try:
                 message = self._wrapped.request_deserializer(payload)
             except DecodeError:
@@ -123,8 +136,8 @@ class _Entrance:
                     f"{self._method} got {len(payload)} bytes that are not its message; use the same version "
                     "of Antiphon on both sides",
                 )
-            if self._guard is not None and caller is not None:
-                await _refuse(self._guard.admit(caller, message), context)
+            if guard is not None and caller is not None:
+                await _refuse(guard.admit(caller, message), context)
             yield message
 
 
@@ -141,8 +154,3 @@ async def _refuse(refusal: Refusal | None, context: Any) -> None:
     """End a call where there is a reason to."""
     if refusal is not None:
         await context.abort(_STATUS_OF_DENIAL[refusal.denial], refusal.sentence)
-
-
-def _names_of(auth_context: Any) -> frozenset[str]:
-    found = auth_context.get("x509_subject_alternative_name", ())
-    return frozenset(name.decode(errors="replace") for name in found)

@@ -1,34 +1,25 @@
-"""Serving: how a gRPC server and channel are set up, and errors cross the wire as themselves.
+"""Serving: how a gRPC server and channel are set up.
 
-Every call has a deadline. An error of our own tree leaves the server as a status and enters
-the client as the same class, with the same sentence. Whatever is not loopback is encrypted, both
+Every call has a deadline. Whatever is not loopback is encrypted, both
 sides show certificates, and a guard lets each call in or refuses it in a sentence.
 """
 
 import asyncio
 import functools
-import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from antiphon.core.errors import (
-    AntiphonError,
-    BlockedError,
-    ConfigError,
-    ContractError,
-    IntegrityError,
-    RefusedError,
-    UnavailableError,
-)
+from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.message_sizes import MESSAGE_BYTES
 from antiphon.net.rpc.interceptor import GuardInterceptor
+from antiphon.net.rpc.statuses import error_of, label_of, status_of
 from antiphon.net.security.credentials import Credentials, read_token
 from antiphon.net.security.guard import Guard
 from antiphon.system.ports import is_free
@@ -106,36 +97,6 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
-
-_STATUS_OF: dict[type[AntiphonError], grpc.StatusCode] = {
-    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
-    ContractError: grpc.StatusCode.FAILED_PRECONDITION,
-    RefusedError: grpc.StatusCode.OUT_OF_RANGE,
-    IntegrityError: grpc.StatusCode.DATA_LOSS,
-    UnavailableError: grpc.StatusCode.UNAVAILABLE,
-    BlockedError: grpc.StatusCode.ABORTED,
-    AntiphonError: grpc.StatusCode.UNKNOWN,
-}
-_ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
-    **{status: error for error, status in _STATUS_OF.items()},
-    grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
-    grpc.StatusCode.CANCELLED: UnavailableError,
-    # No server of ours answers it: grpc.aio reports a write into a stream that has just broken this way.
-    grpc.StatusCode.INTERNAL: UnavailableError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ContractError,
-    grpc.StatusCode.UNIMPLEMENTED: ContractError,
-    grpc.StatusCode.UNAUTHENTICATED: ContractError,
-    grpc.StatusCode.PERMISSION_DENIED: ContractError,
-}
-_NOT_BELIEVED = ("certificate", "hostname verification", "ssl handshake failed", "ssl_error", "tls")
-"""Words in a failed connection's details that no repetition fixes."""
-_CUT_OFF = ("recvmsg", "reset by peer", "socket closed", "timed out")
-"""Words in the details of a connection that ended before either side was believed: a service that dies."""
-
-_HUNG_UP = ("failed to connect", "socket closed")
-"""Words in the details of a connection that was accepted and closed before encryption was agreed on."""
-
-_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +185,7 @@ async def refusing_server(
 
     async def refuse(request: Any, context: Any) -> None:
         error = problem()
-        await context.abort(_status_of(error), str(error))
+        await context.abort(status_of(error), str(error))
 
     class Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: Any) -> Any:
@@ -292,30 +253,6 @@ def open_channel(
     return cast("grpc.aio.Channel", BearingChannel(secure, credentials.token_file))
 
 
-def answers_errors(handler: _Handler) -> _Handler:
-    """Wrap a servicer method so that errors of our tree become gRPC statuses."""
-    if inspect.isasyncgenfunction(handler):
-
-        @functools.wraps(handler)
-        async def stream_wrapper(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
-            try:
-                async for reply in handler(self, request, context):
-                    yield reply
-            except AntiphonError as error:
-                await context.abort(_status_of(error), str(error))
-
-        return stream_wrapper  # type: ignore[return-value]
-
-    @functools.wraps(handler)
-    async def unary_wrapper(self: Any, request: Any, context: Any) -> Any:
-        try:
-            return await handler(self, request, context)
-        except AntiphonError as error:
-            await context.abort(_status_of(error), str(error))
-
-    return unary_wrapper  # type: ignore[return-value]
-
-
 async def call(method: Any, request: Any, timeout_s: float) -> Any:
     """Await a unary call with a deadline.
 
@@ -326,7 +263,7 @@ async def call(method: Any, request: Any, timeout_s: float) -> Any:
     try:
         return await method(request, timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
-        raise _error_of(error, method, timeout_s) from None
+        raise error_of(error, method, timeout_s) from None
 
 
 async def stream(
@@ -353,76 +290,11 @@ async def stream(
                 return
             yield reply
     except TimeoutError:
-        raise UnavailableError(f"{_label_of(method)} sent nothing for {patience_s:g} s") from None
+        raise UnavailableError(f"{label_of(method)} sent nothing for {patience_s:g} s") from None
     except grpc.aio.AioRpcError as error:
-        raise _error_of(error, method, timeout_s or 0.0) from None
+        raise error_of(error, method, timeout_s or 0.0) from None
     finally:
         running.cancel()
-
-
-class Duplex:
-    """The asking side of a call that streams both ways; errors come as ours."""
-
-    def __init__(self, method: Any) -> None:
-        """Begin the call. It has no deadline of its own: each request in it has one."""
-        self._method = method
-        self._running = method()
-
-    async def write(self, request: Any) -> None:
-        await self._running.write(request)
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        try:
-            async for reply in self._running:
-                yield reply
-        except grpc.aio.AioRpcError as error:
-            raise _error_of(error, self._method, 0.0) from None
-
-    def cancel(self) -> None:
-        self._running.cancel()
-
-
-def error_to_code(error: AntiphonError) -> int:
-    """Return the number of the status that an error leaves a server as."""
-    return int(_status_of(error).value[0])
-
-
-def error_from_code(number: int, details: str) -> AntiphonError:
-    """Return the error that a status number and its sentence came from."""
-    kinds = {status.value[0]: kind for status, kind in _ERROR_OF.items()}
-    return kinds.get(number, AntiphonError)(details)
-
-
-def _status_of(error: AntiphonError) -> grpc.StatusCode:
-    for kind, status in _STATUS_OF.items():
-        if type(error) is kind:
-            return status
-    return grpc.StatusCode.UNKNOWN
-
-
-def _label_of(method: Any) -> str:
-    name = getattr(method, "_method", b"")
-    return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> AntiphonError:
-    code, label = error.code(), _label_of(method)
-    details = " ".join((error.details() or "").split())
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return UnavailableError(f"{label} did not answer within {timeout_s:g} s")
-    said = details.lower() if code is grpc.StatusCode.UNAVAILABLE else ""
-    if any(word in said for word in _NOT_BELIEVED) and not any(word in said for word in _CUT_OFF):
-        return ContractError(
-            f"{label}: the two sides do not believe each other's certificates ({details[:200]}); use bundles "
-            "of one authority, and an address that the services' certificate names"
-        )
-    if said and all(word in said for word in _HUNG_UP):
-        return UnavailableError(
-            f"{label}: the other side hung up at once ({details[:200]}); it may want credentials "
-            "(--credentials FOLDER or ANTIPHON_CREDENTIALS), or those of another run"
-        )
-    kind = _ERROR_OF.get(code, AntiphonError)
-    return kind(details or f"{label} failed with {code.name}")
 
 
 async def stop_server(server: grpc.aio.Server, grace_s: float = 1.0) -> None:

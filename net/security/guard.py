@@ -65,7 +65,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         "AnnounceSnapshot SkipStep Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit Drain",
     },
-    "Broadcast": {Scope.PULL: "GetChunks GetHeld Where GetBlocks"},
+    "Broadcast": {Scope.PULL: "GetChunks Where GetBlocks"},
     "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
 }
 SCOPE_OF: dict[str, Scope] = {
@@ -77,22 +77,21 @@ SCOPE_OF: dict[str, Scope] = {
 """Full name of each RPC -> the scope that a token needs for it."""
 _STREAM = "/antiphon.Coordinator/Work"
 _REGISTER = "/antiphon.Coordinator/Register"
-WORKER_NAMED_IN: dict[type[Any], Callable[[Any], str | None]] = {
-    rollout_pb2.WorkerHello: lambda request: str(request.worker_name),
-    rollout_pb2.WorkerHeartbeat: lambda request: name_of_worker(request.worker_id),
-    rollout_pb2.LeaseRequest: lambda request: name_of_worker(request.worker_id),
-    records_pb2.GroupSubmission: lambda request: name_of_worker(request.worker_id),
-    rollout_pb2.WorkRequest: lambda request: None,
-    rollout_pb2.WorkRequests: lambda request: None,
-    coordinator_pb2.OptionalVersionRequest: lambda request: None,
-    coordinator_pb2.KitRequest: lambda request: None,
-    coordinator_pb2.TransferRequest: lambda request: name_of_worker(request.worker_id),
-    broadcast_pb2.ChunksRequest: lambda request: None,
-    broadcast_pb2.HeldRequest: lambda request: None,
-    broadcast_pb2.PlaceRequest: lambda request: None,
-    broadcast_pb2.BlocksRequest: lambda request: None,
+WORKER_NAMED_IN: dict[type[Any], str] = {
+    rollout_pb2.WorkerHello: "worker_name",
+    rollout_pb2.WorkerHeartbeat: "worker_id",
+    rollout_pb2.LeaseRequest: "worker_id",
+    records_pb2.GroupSubmission: "worker_id",
+    rollout_pb2.WorkRequest: "",
+    rollout_pb2.WorkRequests: "",
+    coordinator_pb2.OptionalVersionRequest: "",
+    coordinator_pb2.KitRequest: "",
+    coordinator_pb2.TransferRequest: "worker_id",
+    broadcast_pb2.ChunksRequest: "",
+    broadcast_pb2.PlaceRequest: "",
+    broadcast_pb2.BlocksRequest: "",
 }
-"""Each request that a worker may make -> the worker it speaks for; None where it speaks for none."""
+"""Each request that a worker may make -> the field with the worker it speaks for; "" where for none."""
 _SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}
 """What each request within a worker's stream needs."""
 OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
@@ -217,29 +216,36 @@ class Guard:
 
     def admit(self, caller: "Caller", request: Any) -> Refusal | None:
         """Return why a message is refused, or None."""
-        parts = [(caller.scope, request)]
-        if caller.method == _STREAM:
-            parts = [_part(caller.scope, message) for message in request.requests] or parts
-            meters, more = self._meters_of(caller.claims.worker_name), len(parts) - 1
+        name, parts = caller.claims.worker_name, [request]
+        if caller.method == _STREAM and request.requests:
+            parts, more = request.requests, len(request.requests) - 1
             # The first of them was counted with the message.
-            if more and not caller.is_admin and (wait_s := meters.requests.take(more, self._clock())) > 0.0:
-                return _busy(caller.claims.worker_name, wait_s)
-        for needed, asked in parts:
-            refusal = self._refuse(caller, needed)
-            if refusal is None and not caller.is_admin:
-                refusal = _wrong_name(caller.claims, asked) or self._releases_too_much(caller, asked)
-                if refusal is None and isinstance(asked, rollout_pb2.LeaseRequest):
-                    self._note_quota(asked.worker_id, caller.claims.max_leases)
+            if more and not caller.is_admin:
+                wait_s = self._meters_of(name).requests.take(more, self._clock())
+                if wait_s > 0.0:
+                    return _busy(name, wait_s)
+        for part in parts:
+            asked, needed = part, caller.scope
+            if isinstance(part, rollout_pb2.WorkRequest):
+                body = part.WhichOneof("body")
+                if body in _SCOPE_OF_PART:
+                    asked, needed = getattr(part, body), _SCOPE_OF_PART[body]
+            if (refusal := self._refuse(caller, needed)) is not None:
+                return refusal
+            if caller.is_admin:
+                continue
+            kind = type(asked)
+            named = WORKER_NAMED_IN.get(kind)
+            refusal = _wrong_name(caller.claims, kind, getattr(asked, named) if named else "")
             if refusal is not None:
                 return refusal
+            if kind is rollout_pb2.LeaseRequest:
+                self._note_quota(asked.worker_id, caller.claims.max_leases)
+            elif kind is rollout_pb2.WorkerHeartbeat and asked.released_leases:
+                wait_s = self._meters_of(name).releases.take(len(asked.released_leases), self._clock())
+                if wait_s > 0.0:
+                    return _busy(name, wait_s)
         return None
-
-    def _releases_too_much(self, caller: "Caller", request: Any) -> Refusal | None:
-        if not isinstance(request, rollout_pb2.WorkerHeartbeat) or not request.released_leases:
-            return None
-        meters, now = self._meters_of(caller.claims.worker_name), self._clock()
-        wait_s = meters.releases.take(len(request.released_leases), now)
-        return _busy(caller.claims.worker_name, wait_s) if wait_s > 0.0 else None
 
     def _refuse(self, caller: "Caller", scope: Scope) -> Refusal | None:
         return refuse_claims(
@@ -315,23 +321,14 @@ def _busy(name: str, wait_s: float) -> Refusal:
     return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
 
 
-def _part(scope: Scope, message: Any) -> tuple[Scope, Any]:
-    """Return what one request of a stream needs, and what it says."""
-    part = message.WhichOneof("body")
-    if part not in _SCOPE_OF_PART:
-        return scope, message
-    return _SCOPE_OF_PART[part], getattr(message, part)
-
-
-def _wrong_name(claims: TokenClaims, request: Any) -> Refusal | None:
-    """A worker speaks for itself alone."""
-    named_in = WORKER_NAMED_IN.get(type(request))
-    if named_in is None:
-        return Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {type(request).__name__}")
-    said = named_in(request)
-    if said is not None and said != claims.worker_name:
+def _wrong_name(claims: TokenClaims, request: type[Any], said: str) -> Refusal | None:
+    """Return why a worker may not make a kind of request that names `said`: it speaks for itself alone."""
+    if request not in WORKER_NAMED_IN:
+        return Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {request.__name__}")
+    name = name_of_worker(said) if WORKER_NAMED_IN[request] == "worker_id" else said
+    if WORKER_NAMED_IN[request] and name != claims.worker_name:
         return Refusal(
             Denial.FORBIDDEN,
-            f"the token is of worker {claims.worker_name}, but the call speaks for {said[:64]!r}",
+            f"the token is of worker {claims.worker_name}, but the call speaks for {name[:64]!r}",
         )
     return None

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from antiphon.core.capacity.cover import WorkerOffer
 from antiphon.core.capacity.provisioning_config import PoolClass
-from antiphon.runs.context import RunContext
 from antiphon.runs.supervisor import ServiceSpec, Supervisor
 from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
@@ -63,13 +62,6 @@ class LocalLauncher:
         self._ordered = [name for name in kept if name in names]
         for name in self._ordered:
             supervisor.start(spec(name))
-
-    @classmethod
-    def of(
-        cls, run: RunContext, supervisor: Supervisor, spec: Callable[[str], ServiceSpec]
-    ) -> "LocalLauncher":
-        """Launch the pool of a run; its orders stand in the run's folder."""
-        return cls(run.config.provisioning.pool, supervisor, spec, run.run_dir / "workers" / "ordered.json")
 
     def offers(self) -> list[WorkerOffer]:
         """Return the pool at the prices of this moment."""

@@ -6,24 +6,26 @@ order is taken back when it has left, or has not within its grace. Nothing that 
 does the run wait for any of it.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.capacity.activation import Activator, Orders
 from antiphon.core.capacity.cover import WorkerOffer
 from antiphon.core.capacity.provisioning_config import ProvisioningSection
-from antiphon.core.errors import AntiphonError
+from antiphon.core.config import RunConfig
 from antiphon.core.status import RunStatus, WorkerRecord, WorkerState
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.runs.context import RunContext
+from antiphon.runs.clients import ClientLoop
 from antiphon.runs.provisioning.launcher import UNKNOWN_TOKENS_PER_S, Launcher
 
 LOOK_S = 2.0
 """Seconds between two looks at the run."""
+ANSWER_S = 5.0
+"""Longest wait for an answer of the coordinator."""
 MOST_TOKENS_PER_S = 1e9
 """A worker that says more is not believed, and counts as one of its class."""
 _log = structlog.get_logger(__name__)
@@ -122,27 +124,17 @@ def rate_of(worker: WorkerRecord) -> float:
     return worker.tokens_per_s / worker.busy_share if worker.busy_share > 0.0 else 0.0
 
 
-def provision(run: RunContext, launcher: Launcher) -> Callable[[], None]:
-    """Provision a run in a thread of its own, until the returned function is called."""
-    over, config = threading.Event(), run.config
+def provisioner_of(
+    config: RunConfig, launcher: Launcher, clients: ClientLoop, coordinator: Coordinator
+) -> Callable[[], None]:
+    """Return what looks at a run once and orders what it needs; the stages notice what ends the run."""
 
     def drain(name: str) -> None:
-        run.clients.run(run.coordinator.drain(name), 5.0)
+        clients.run(coordinator.drain(name), ANSWER_S)
 
     provisioner = Provisioner(config.provisioning, launcher, drain, config.rollout.grace_s + 5.0)
 
-    def watch() -> None:
-        while not over.wait(LOOK_S):
-            try:
-                provisioner.look(run.clients.run(run.coordinator.status(), 5.0), time.monotonic())
-            except AntiphonError as error:  # the stages notice what ends the run
-                _log.warning("provisioning.failed", reason=str(error))
+    def look() -> None:
+        provisioner.look(clients.run(coordinator.status(), ANSWER_S), time.monotonic())
 
-    thread = threading.Thread(target=watch, name="provisioning", daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        over.set()
-        thread.join(10.0)
-
-    return stop
+    return look

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import structlog
 from blake3 import blake3
 
+from antiphon.core.coordinator.consequences import strike
+from antiphon.core.coordinator.loop_state import LONGEST_REASON, Decision
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import sampling_of
 from antiphon.core.message_sizes import group_bytes, page
@@ -31,8 +33,7 @@ from antiphon.core.trust.audit import (
 )
 from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
-from antiphon.services.coordinator.worker_registry import strike
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.system.wakeup import Wakeup
 
 UNAUDITED_LIMIT = 16
@@ -105,7 +106,7 @@ class AuditQueue:
             return ""
         return f"{own} groups of {worker_name} wait for the auditor; there are leases once they were audited"
 
-    def choose(self, submission: GroupSubmission) -> None:
+    def choose(self, submission: GroupSubmission) -> Decision[None]:
         """Draw whether a group that was just accepted will be audited.
 
         The share is that of the least trusted of the workers that sampled some of it.
@@ -125,12 +126,12 @@ class AuditQueue:
         waiting = _Waiting(submission, prompt.token_ids, sampling, authors)
         if submission.group_id in self._waiting:
             # An answer that is under way is not about this submission: it must blame nobody for it.
-            self._skip(submission.group_id, "it was sampled again before an audit of it ended")
+            yield from self._skip(submission.group_id, "it was sampled again before an audit of it ended")
             return
         self._waiting[submission.group_id] = waiting
         self._waiting_of[waiting.name] += 1
         if len(self._waiting) > QUEUE_CAPACITY:
-            self._skip(next(iter(self._waiting)), f"{QUEUE_CAPACITY} groups waited already")
+            yield from self._skip(next(iter(self._waiting)), f"{QUEUE_CAPACITY} groups waited already")
         self._asked.notify()
 
     async def pull(self, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
@@ -168,14 +169,14 @@ class AuditQueue:
             shared = set() if receipt is None else {author[0] for author in receipt.authors}
             own = [sample for sample in samples if sample.sample_index not in shared]
             self._blame(name_of_worker(worker_id), group_id, own, self.band)
-            await self._state_machine.record()
+            await self._state_machine.written()
             return
         waiting = self._waiting.get(group_id)
         if waiting is None:
             return
         if not any(sample.tokens for sample in samples):
-            self._skip(group_id, reason or "no token could be scored")
-            await self._state_machine.record()
+            self._state_machine.run(self._skip(group_id, reason or "no token could be scored"))
+            await self._state_machine.written()
             return
         self._take(group_id)
         band = self.band
@@ -191,8 +192,8 @@ class AuditQueue:
             event = e.GroupAudited(
                 group_id, name, sums.tokens, sums.missed, drift, sums.near, most, kept_cache=kept
             )
-            self._state_machine.record(event)
-        await self._state_machine.record()
+            self._state_machine.run(_recorded(event))
+        await self._state_machine.written()
 
     def _take(self, group_id: str) -> _Waiting | None:
         """Let go of a group, and let its worker have leases again if this held it back."""
@@ -204,20 +205,20 @@ class AuditQueue:
             self._state_machine.work.tell(waiting.submission.worker_id)
         return waiting
 
-    def _skip(self, group_id: str, reason: str) -> None:
+    def _skip(self, group_id: str, reason: str) -> Decision[None]:
         """Count a group as not audited."""
         waiting, reason = self._take(group_id), reason[:LONGEST_REASON]
         if waiting is None:
             return
         _log.warning("audit.skipped", worker=waiting.name, group=group_id, reason=reason)
-        event = e.GroupAudited(group_id, waiting.name, 0, 0, 0.0, most=False, unaudited=reason)
-        self._state_machine.record(event)
+        yield e.GroupAudited(group_id, waiting.name, 0, 0, 0.0, most=False, unaudited=reason)
 
     def _skip_hopeless(self, now: float) -> None:
         """Let go of groups that auditors got often enough without an answer."""
         for group_id, waiting in list(self._waiting.items()):
             if waiting.attempts >= ATTEMPTS and waiting.free_at_s <= now:
-                self._skip(group_id, f"{ATTEMPTS} times the auditor did not answer within {AUDIT_S:g} s")
+                reason = f"{ATTEMPTS} times the auditor did not answer within {AUDIT_S:g} s"
+                self._state_machine.run(self._skip(group_id, reason))
 
     def _blame(self, name: str, group_id: str, samples: Sequence[SampleStatistics], band: Band) -> bool:
         """Count what was found against the worker that sampled; True when there was something."""
@@ -227,9 +228,14 @@ class AuditQueue:
         findings = audit_group(samples, band, standing.sums)
         if findings:
             worst = max(findings, key=lambda finding: finding.certain)
-            gross = Sums.of(samples).gross
-            strike(self._state_machine, name, group_id, worst.check, worst.words, worst.certain, gross)
+            gross, machine = Sums.of(samples).gross, self._state_machine
+            about = group_id, worst.check, worst.words
+            machine.run(strike(machine.loop, name, *about, machine.clock(), worst.certain, gross))
         return bool(findings)
+
+
+def _recorded(event: e.JournalEvent) -> Decision[None]:
+    yield event
 
 
 def _bytes(waiting: _Waiting) -> int:

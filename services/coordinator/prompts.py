@@ -2,32 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.core.loop import admission
-from antiphon.core.loop.group_state import GroupState
 from antiphon.core.records import Prompt
 from antiphon.environments.environment import Environment
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import end_tokens
 from antiphon.services.coordinator.journal.pinned import input_files
-
-SEEDS_KEPT = 4096
-"""Groups whose seeds are not derived again when they are handed in."""
-
-
-class PromptSource(Protocol):
-    """Where the coordinator gets prompts from."""
-
-    def prompt(self, split: str, index: int) -> Prompt:
-        """Return prompt `index` of `split` ("train" or "heldout").
-
-        Raises:
-            ConfigError: when there is no such prompt, or it is too long for the engine.
-        """
 
 
 class EnvironmentPrompts:
@@ -80,31 +63,6 @@ class RestingPrompts:
 
     def prompt(self, split: str, index: int) -> Prompt:
         raise ConfigError(f"prompt {index} of {split} was asked for, but the run is only looked at")
-
-
-class GroupSeeds:
-    """The sampler seeds of groups; while one is leased, they stay at hand."""
-
-    def __init__(self, config: RunConfig, prompts: PromptSource) -> None:
-        self._config, self._prompts = config, prompts
-        self._known: dict[str, tuple[int, ...]] = {}
-
-    def __call__(self, group: GroupState) -> tuple[int, ...]:
-        """Return one seed for each sample of a group."""
-        known = self._known.get(group.group_id)
-        if known is None:
-            key = self._prompts.prompt(group.split, group.prompt_index).key
-            known = admission.group_seeds(self._config, group, key)
-            if len(self._known) >= SEEDS_KEPT:
-                self._known.clear()
-            self._known[group.group_id] = known
-        return known
-
-
-def token_rules_of(prompts: PromptSource) -> TokenRules | None:
-    """Return what is known of the model's tokens; None for prompts without a model."""
-    found = getattr(prompts, "rules", None)
-    return found if isinstance(found, TokenRules) else None
 
 
 def load_prompts(config: RunConfig) -> EnvironmentPrompts:

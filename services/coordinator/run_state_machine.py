@@ -1,37 +1,40 @@
-"""Run state machine: the one place where events are applied, journalled and followed up.
+"""Run state machine: runs decisions, which means that it applies and journals what they yield and wakes who
+waits for it.
 
-Nothing awaits between a decision and `record`, so no one sees half a change. What follows from
-an event without a call (refills, stale groups, the next batch, lost workers) happens here. The
-service and its queues above decide and answer; of this they use
-
-- what is known: `state`, `leases`, `fleet`, `submissions`, `archive`, `prompts`, `seeds`;
-- what changes it: `record`, then `settle` where more may follow; `take_back`, `lose`, `loaded`;
-- whom to wake: `work`, `submitted`, `rewarded`, `sealed`, or all of them with `wake_all`;
-- whether anything can be done: `check`, `check_open`, `blocked_reason`.
-
-While the journal or the store has no place nothing new is taken in, and callers get the reason; if it
-cannot be used at all, the state machine fails as a whole and a restart continues from the journal.
+Nothing awaits within a decision, so no one sees half a change, and all of it goes into one transaction. What
+happens without a call happens here too: batches are sealed, evaluations end, silent workers are lost. While
+the journal or the store has no place nothing new is taken in, and callers get the reason; if it cannot be
+used at all, the state machine fails as a whole and a restart continues from the journal.
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
+from antiphon.core.capacity.run_ahead import describe
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.loop_state import (
+    Decision,
+    Effect,
+    Forget,
+    Keep,
+    KeepHistory,
+    LoopState,
+    PromptSource,
+    prefix_name,
+)
 from antiphon.core.errors import AntiphonError, BlockedError, IntegrityError, UnavailableError
-from antiphon.core.loop import admission, assembly, speculation
+from antiphon.core.loop import assembly, speculation
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import GroupPhase, GroupState, heldout_group_id
-from antiphon.core.loop.leases import HeldLease
-from antiphon.core.loop.places import place_to_move_to
-from antiphon.core.loop.run_state import fold, new_state
+from antiphon.core.loop.group_state import GroupPhase, heldout_group_id
+from antiphon.core.loop.run_state import RunState, fold
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.coordinator.fleet import Fleet, Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.archive import Archive
 from antiphon.services.coordinator.journal.journal import (
@@ -44,21 +47,16 @@ from antiphon.services.coordinator.journal.journal import (
 )
 from antiphon.services.coordinator.journal.pinned import check_same_run, check_totals, pinned_values
 from antiphon.services.coordinator.journal.submissions import Submissions
-from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource, RestingPrompts
-from antiphon.services.coordinator.run_ahead import RunAheadPlanner
-from antiphon.services.coordinator.running_leases import RunningLeases
+from antiphon.services.coordinator.prompts import RestingPrompts
 from antiphon.services.coordinator.sealing import (
     answers_of,
     finish_evaluation,
-    gather,
     left_out_rows,
     seal_batch,
 )
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup, WorkQueue
 
-LONGEST_REASON = 500
-"""Characters of a reason that the journal keeps."""
 IDLE_S = 30.0
 """Longest that the sealing loop sleeps before it looks again."""
 SHORTEST_TICK_S = 0.2
@@ -67,10 +65,11 @@ LONGEST_TICK_S = 1.0
 
 _log = structlog.get_logger("coordinator")
 _Event = TypeVar("_Event", bound=e.JournalEvent)
+_Reply = TypeVar("_Reply")
 
 
 class RunStateMachine:
-    """State, journal and what follows from events."""
+    """Runs the decisions of one run, and what follows without a call."""
 
     def __init__(
         self,
@@ -87,23 +86,15 @@ class RunStateMachine:
 
         The journal keeps it, and a run that has one goes on with that.
         """
-        self.config = config
-        self.run_id = run_id
-        self.journal = journal
-        self.store = store
-        self.prompts = prompts
-        self.clock = clock
-        self.lease_key = lease_key or secrets.token_bytes(32)
-        self.state = new_state(config)
-        self.leases = RunningLeases(config)
-        self.fleet = Fleet(config.coordinator.heartbeat_s, config.broadcast.uplink_bytes_per_s)
+        self.config, self.run_id, self.prompts = config, run_id, prompts
+        self.journal, self.store, self.clock = journal, store, clock
+        self.loop = LoopState(config, run_id, prompts, lease_key or secrets.token_bytes(32), clock())
         self.archive = Archive(config.drafting)
         self.submissions = Submissions(self.state, journal)
-        self.seeds = GroupSeeds(config, prompts)
         self._snapshots = StateSnapshots(journal, self.state, snapshot_every)
         self.failure: AntiphonError | None = None
         self.work = WorkQueue()
-        """There is news for workers; for what became leasable see `offer`."""
+        """There is news for workers."""
         self.submitted = Wakeup()
         """Groups wait for a reward service."""
         self.rewarded = Wakeup()
@@ -112,13 +103,13 @@ class RunStateMachine:
         """A batch was sealed, or those that wait for one should look again."""
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
-        self.planner = RunAheadPlanner(
-            config, clock, self.fleet.speeds, lambda: self.state.lengths, self.fleet.supply, self.fleet.places
-        )
         self._newest_held = -1
-        self._sealing: frozenset[str] = frozenset()  # groups whose batch is being written
         self._store_blocked: UnavailableError | None = None
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def state(self) -> RunState:
+        return self.loop.run
 
     async def start(self) -> None:
         """Rebuild the state, give running leases fresh deadlines and begin.
@@ -136,11 +127,13 @@ class RunStateMachine:
             check_totals(self.state, self.journal.totals())
             opening = [] if self.state.finished else [e.RunResumed(self.clock(), self.journal.silent_s())]
         known = await self.journal.payload(payloads.LEASE_KEY)
-        self.lease_key = known or self.lease_key
+        self.loop.lease_key = known or self.loop.lease_key
         await self._take_up_leases()
-        keep = None if known else {payloads.LEASE_KEY: self.lease_key}
-        await self.record(*opening, keep=keep, history=self.archive.load(self.journal.history()))
-        await self.settle()
+        keep = {} if known else {payloads.LEASE_KEY: self.loop.lease_key}
+        for event in opening:
+            self.loop.apply(event, self.clock())
+        await self.journal.enqueue(opening, keep, history=self.archive.load(self.journal.history()))
+        await self.do(consequences.settle(self.loop))
         background = (
             self._seal_batches,
             self._finish_evaluations,
@@ -153,18 +146,18 @@ class RunStateMachine:
 
     async def _take_up_leases(self) -> None:
         """Give running leases fresh deadlines, and fetch what was handed over before."""
-        now = self.clock()
+        now, leases = self.clock(), self.loop.leases
         for group in self.state.groups.values():
             if group.phase not in (GroupPhase.OPEN, GroupPhase.LEASED):
                 continue
-            body = await self.journal.payload(payloads.prefix_name(group.group_id)) if group.attempt else None
+            body = await self.journal.payload(prefix_name(group.group_id)) if group.attempt else None
             kept = None if body is None else payloads.load_prefix(body)
             if group.phase is GroupPhase.LEASED:
-                self.leases.begin(group.lease_id, group, group.worker_id, now, kept)
+                leases.begin(group.lease_id, group, group.worker_id, now, kept)
                 if group.twin_lease_id:
-                    self.leases.begin(group.twin_lease_id, group, group.twin_worker_id, now, kept)
+                    leases.begin(group.twin_lease_id, group, group.twin_worker_id, now, kept)
             elif kept is not None:
-                self.leases.partial_groups.wait(group.group_id, kept)
+                leases.partial_groups.wait(group.group_id, kept)
 
     async def close(self) -> None:
         """Stop what runs in the background and write what waits."""
@@ -194,147 +187,105 @@ class RunStateMachine:
         if reason := self.blocked_reason:
             raise BlockedError(reason)
 
-    def record(
-        self,
-        *events: e.JournalEvent,
-        keep: Mapping[str, bytes] | None = None,
-        forget: Sequence[str] = (),
-        history: HistoryEdit | None = None,
-        trained: TrainedRow | None = None,
-    ) -> "asyncio.Future[None]":
-        """Apply events now and journal them; await the result to know that they are on disk.
+    def run(self, decision: Decision[_Reply]) -> _Reply:
+        """Do what a decision yields and return its reply; await `written` to know that it is on the disk.
 
         Raises:
-            AntiphonError: when the state machine failed before.
+            AntiphonError: when the state machine failed before, and what the decision raises.
         """
         self.check()
+        now, events, keep, forget = self.clock(), list[e.JournalEvent](), dict[str, bytes](), list[str]()
+        history: HistoryEdit | None = None
+        trained: TrainedRow | None = None
+        try:
+            while True:
+                effect = next(decision)
+                if isinstance(effect, e.JournalEvent):
+                    self.loop.apply(effect, now)
+                    events.append(effect)
+                    if isinstance(effect, e.StepCommitted):
+                        trained = _trained(self.state, effect)
+                elif isinstance(effect, Keep):
+                    keep[effect.name] = payloads.dump(effect.record)
+                    self.submissions.remember(effect.record)
+                elif isinstance(effect, Forget):
+                    self.submissions.forget(effect.names)
+                    if not effect.only_at_hand:
+                        forget.extend(effect.names)
+                elif isinstance(effect, KeepHistory):
+                    found = effect.prompt_key, effect.group, effect.submission, effect.rewards
+                    history = self.archive.take(*found)
+                else:
+                    self.work.tell(effect.worker_id)
+        except StopIteration as ended:
+            reply: _Reply = ended.value
+            return reply
+        finally:  # whatever happens, what was applied is journalled
+            if events or keep or forget or history:
+                dump = self._snapshots.due(len(events))
+                self.journal.enqueue(events, keep, forget, history, trained, dump)
+                self._notify(events)
+
+    async def do(self, decision: Decision[_Reply]) -> _Reply:
+        """Run a decision and return its reply, or raise what it raises, once what it did is on the disk."""
+        before = self.journal.last_seq
+        try:
+            reply = self.run(decision)
+        except AntiphonError:
+            if self.journal.last_seq > before:
+                await self.written()
+            raise
+        await self.written()
+        return reply
+
+    def written(self) -> "asyncio.Future[None]":
+        """Return what is done when everything that was enqueued before is on the disk."""
+        self.check()
+        return self.journal.enqueue(())
+
+    def _notify(self, events: list[e.JournalEvent]) -> None:
+        """Wake those for whom something changed, and say in the log what people should know."""
+        offered, relevant, news = 0, False, False
+        granted = {event.group_id for event in events if isinstance(event, e.LeaseGranted)}
         for event in events:
-            self.planner.observe(event, self.state)
-            self.state.apply(event)
-        self.submissions.forget(forget)
-        dump = self._snapshots.due(len(events))
-        return self.journal.enqueue(events, keep, forget, history, trained, dump)
-
-    def settle(self) -> "asyncio.Future[None]":
-        """Do what follows from the state: drop groups, refill steps, wake who waits."""
-        dropped = assembly.dropped(self.state, self.config, self._sealing)
-        # Filtered groups stay readable beside the batch that books them, so until then their payloads stay.
-        keeps = self.config.record.samples > 0
-        gone = [event.group_id for event in dropped if not (keeps and event.reason == "filtered")]
-        found: list[e.JournalEvent] = list(dropped)
-        for step in self.state.unsealed_steps():
-            found.extend(admission.refills(self.state, self.config, step))
-        written = self.record(*found, forget=gone)
-        if found:
-            self.offer(len(found))
-        self.rewarded.notify()
-        return written
-
-    def take_back(self, held: HeldLease, reason: str, hung: bool = False, discard: bool = False) -> None:
-        """End a lease without a submission; its group is offered again, with what is kept of it.
-
-        `hung`: its worker's engine stood still. `discard`: what is kept cannot be used, and is forgotten.
-        """
-        now = self.clock()
-        silent_s = self.leases.silent_s(held, now)
-        if hung:
-            silent_s = max(silent_s, self.leases.engines.stands_still_s(held.worker_id))
-        group = self.state.groups.get(held.group_id)
-        sampled = 0 if group is None else self.leases.wasted_tokens(group, held.lease_id)
-        kept = self.leases.stop(held.lease_id)
-        if group is None or group.phase is not GroupPhase.LEASED:
-            return
-        if held.lease_id not in (group.lease_id, group.twin_lease_id):
-            return
-        tokens, keep = 0, {}
-        forget = [payloads.prefix_name(held.group_id)] if discard else []
-        kept = None if discard else kept
-        if kept is not None and not group.twin_lease_id:  # else its twin continues
-            self.leases.partial_groups.wait(held.group_id, kept)
-            tokens = kept.tokens
-            keep = {payloads.prefix_name(held.group_id): payloads.dump_prefix(kept)}
-        expired = e.LeaseExpired(
-            group_id=held.group_id,
-            lease_id=held.lease_id,
-            worker_id=held.worker_id,
-            reason=reason,
-            at_s=now,
-            tokens=sampled,
-            kept=tokens,
-            silent_s=silent_s,
-            hung=hung,
-        )
-        self.record(expired, keep=keep, forget=forget)
-        _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason, kept=tokens)
-        if hung and group.group_id in self.state.open_groups:
-            self.move_back(group, None if kept is None else kept.oldest_version)
-        self.offer(1)
-
-    def move_back(self, group: GroupState, oldest_version: int | None) -> None:
-        """Give the place of a group that holds up its step to those behind it.
-
-        `oldest_version` is that of what was sampled for it so far, None if it is begun again.
-        """
-        loop = self.config.loop
-        if group.version is not None:  # it trains at its own step
-            return
-        last = None if oldest_version is None else oldest_version + loop.max_staleness
-        behind = place_to_move_to(self.state, group, loop.prompts_per_step, last)
-        if behind is not None:
-            self.record(e.GroupMovedBack(group.group_id, behind))
-            _log.info("group.moved_back", group=group.group_id, behind=behind)
-            self.rewarded.notify()
-
-    @staticmethod
-    def version_wanted(member: Member, evaluated: int | None) -> int | None:
-        """Return the version that a worker of elastic mode should sample with before any newer one, or None.
-
-        It is the one whose held-out prompts wait. A worker that holds a newer one already goes back only if
-        it was asked to (`LeaseGranter`).
-        """
-        went_on = evaluated is not None and (member.held_version or 0) > evaluated
-        return None if went_on and member.sent_wanted != evaluated else evaluated
-
-    def tell(self, member: Member) -> int | None:
-        """Note that a worker is told of the newest version now; return what it is to sample with before."""
-        member.sent_newest = self.state.newest_version
-        if self.config.loop.mode == "elastic":
-            evaluated = admission.version_to_evaluate(self.state, self.config)
-            member.sent_wanted = self.version_wanted(member, evaluated)
-            return member.sent_wanted
-        return None
-
-    def offer(self, groups: int) -> None:
-        """Wake as many waiting workers as groups may have become leasable; what makes one leasable says
-        it."""
-        if self.config.loop.mode == "fixed":
-            self.work.notify()  # what one of them should load depends on what the others do
-        else:
-            self.work.offer(groups)
-
-    def lose(self, member: Member, reason: str) -> None:
-        """Count a worker as lost and offer its groups again."""
-        self.fleet.lose(member)
-        self.leases.forget_worker(member.worker_id)
-        self.record(e.WorkerLost(member.worker_id, reason, self.clock()))
-        _log.warning("worker.lost", worker=member.worker_id, reason=reason)
-        for held in self.leases.of_worker(member.worker_id):
-            self.take_back(held, f"worker lost: {reason}")
-        self.work.notify()
-
-    def lose_named(self, name: str, reason: str) -> None:
-        for member in self.fleet.named(name):
-            self.lose(member, reason)
-
-    def loaded(self, member: Member) -> None:
-        """Note that a worker samples with another version now."""
-        if member.held_version is not None:
-            self.record(e.WorkerLoaded(member.worker_id, member.held_version))
-            if member.held_version > self._newest_held:
-                self._newest_held = member.held_version
-                self.work.notify()  # the window of what may be in flight begins further on now
-            else:
-                self.offer(0)
+            match event:
+                case e.GroupOpened():
+                    offered += event.group_id not in granted
+                case e.LeaseExpired() if event.waste != "duplicate":
+                    offered += 1
+                case e.GroupDropped():
+                    offered += 1
+                    self.rewarded.notify()
+                case e.EvaluationOpened():
+                    offered += event.prompts
+                case e.GroupSubmitted():
+                    # A place at this worker is free.
+                    relevant = True
+                    self.work.tell(event.worker_id)
+                    self.submitted.notify()
+                case e.WorkerLoaded():
+                    relevant = True
+                    # The window of what may be in flight begins further on with a newer version.
+                    news |= event.version > self._newest_held
+                    self._newest_held = max(self._newest_held, event.version)
+                case e.GroupRewarded() | e.GroupMovedBack() | e.EvaluationFinished():
+                    self.rewarded.notify()
+                case e.StepOpened() | e.SnapshotAnnounced() | e.WorkerLost():
+                    news = True  # for everyone another reason to wait holds now
+                    self.rewarded.notify()
+                case e.BatchSealed():
+                    news = True
+                    self.sealed.notify()
+                case e.RunPaused() | e.RunFinished() | e.BatchVoided():
+                    self.wake_all()
+            if (fields := _LOGGED.get(type(event))) is not None:
+                log = _log.info if type(event) in _USUAL else _log.warning
+                log(event.kind, **{name: getattr(event, name) for name in fields})
+        # In fixed mode what one worker should load depends on what the others do.
+        if news or ((offered or relevant) and self.config.loop.mode == "fixed"):
+            self.work.notify()
+        elif offered or relevant:
+            self.work.offer(offered)
 
     def fail(self, error: AntiphonError) -> None:
         """Stop everything: from now on every call raises `error`."""
@@ -372,22 +323,30 @@ class RunStateMachine:
                 await self._seal(plan)
 
     async def _seal(self, plan: assembly.SealPlan) -> None:
-        self._sealing = frozenset(group.group_id for group in (*plan.used, *plan.filtered))
-        ingredients = await gather(plan, self.config, self.submissions, self.prompts)
+        self.loop.sealing = frozenset(group.group_id for group in (*plan.used, *plan.filtered))
+        # Of filtered groups only where cut-off completions do not count: then their lengths are looked at.
+        masks = self.config.algorithm.truncated_completions == "mask"
+        sampled = {
+            group.group_id: (await self.submissions.get(group.group_id), self.loop.prompt_of(group))
+            for group in ((*plan.used, *plan.filtered) if masks else plan.used)
+        }
         tally = self.state.since_seal.copy()
         looked_up = self.submissions, self.prompts
         kept = await left_out_rows(plan, tally, *looked_up) if self.config.record.samples else []
-        held = [group.group_id for group in tally.filtered]
-        sealing = partial(seal_batch, plan, ingredients, tally, self.config, self.store, kept)
+        sealing = partial(seal_batch, plan, sampled, tally, self.config, self.store, kept)
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
-        written, taken, self._sealing = self.record(event, forget=held), self._sealing, frozenset()
-        await written
-        self.submissions.forget(taken)
+
+        def sealed() -> Decision[None]:
+            # The batch's own payloads stay in the journal for a while, those booked with it do not.
+            yield Forget(tuple(self.loop.sealing), only_at_hand=True)
+            yield Forget(tuple(group.group_id for group in tally.filtered))
+            self.loop.sealing = frozenset()
+            yield event
+            yield from consequences.settle(self.loop)
+
+        await self.do(sealed())
         _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])
-        self.sealed.notify()
-        self.work.notify()
-        await self.settle()
 
     async def _finish_evaluations(self) -> None:
         while self.failure is None:
@@ -397,12 +356,11 @@ class RunStateMachine:
                 await self.rewarded.wait(IDLE_S)
             for version in over:
                 found, keeps = self.state.evaluations[version], self.config.record.samples > 0
-                await self.record()  # until the last of them can be read again
+                await self.written()  # until the last of them can be read again
                 rows = await answers_of(version, found, self.submissions, self.prompts) if keeps else []
                 event = await self._until_stored(partial(finish_evaluation, version, found, rows, self.store))
-                held = [heldout_group_id(version, index) for index in range(found.prompts)]
-                await self.record(event, forget=held)
-                self.rewarded.notify()
+                held = tuple(heldout_group_id(version, index) for index in range(found.prompts))
+                await self.do(_all(event, Forget(held)))
 
     async def _until_stored(self, sealing: Callable[[], _Event]) -> _Event:
         """Write files, again and again while the store has no place for them; return what they end."""
@@ -421,19 +379,48 @@ class RunStateMachine:
                 return event
 
     async def _plan_run_ahead(self) -> None:
+        planner, section = self.loop.planner, self.config.loop
         while self.failure is None and not self.state.finished:
             await self.sealed.wait(IDLE_S)
-            if await self.planner.plan_if_due():
+            make = planner.due(self.clock())
+            if make is not None:
+                plan = await asyncio.to_thread(make)
+                planner.take(plan)
+                words = describe(plan, section.prompts_per_step, section.max_staleness)
+                _log.info("loop.planned", places=self.loop.fleet.places(), plan=words)
                 self.work.notify()
 
     async def _watch_deadlines(self) -> None:
         tick = min(LONGEST_TICK_S, max(SHORTEST_TICK_S, self.config.coordinator.heartbeat_s / 2))
         while self.failure is None:
             await asyncio.sleep(tick)
-            now = self.clock()
-            for member in self.fleet.silent(now):
-                self.lose(member, f"no heartbeat for {now - member.seen_s:.1f} s")
-            for held in self.leases.expired(now):
-                self.take_back(held, f"no sign of life for {self.config.coordinator.lease_s:g} s")
-            if self.leases.may_be_late(now):
-                self.offer(speculation.missing_groups(self.state, self.config))
+            self.run(consequences.overdue(self.loop, self.clock()))
+            if self.loop.leases.may_be_late(self.clock()):
+                missing = speculation.missing_groups(self.state, self.config)
+                self.work.notify() if self.config.loop.mode == "fixed" else self.work.offer(missing)
+
+
+_LOGGED: dict[type[e.JournalEvent], tuple[str, ...]] = {
+    e.LeaseExpired: ("group_id", "worker_id", "reason", "kept"),
+    e.GroupMovedBack: ("group_id", "behind"),
+    e.WorkerRegistered: ("worker_id", "sampling_rule"),
+    e.WorkerPriced: ("worker_id", "usd_per_hour"),
+    e.WorkerLost: ("worker_id", "reason"),
+    e.WorkerStruck: ("worker_name", "group_id", "check", "reason"),
+    e.WorkerQuarantined: ("worker_name", "reason"),
+    e.AccessRevoked: ("name", "reason"),
+    e.BatchVoided: ("step", "reason"),
+    e.RunPaused: ("reason",),
+}
+"""What the log says of an event, by its fields."""
+_USUAL = (e.LeaseExpired, e.GroupMovedBack, e.WorkerRegistered, e.WorkerPriced)
+
+
+def _all(*effects: Effect) -> Decision[None]:
+    yield from effects
+
+
+def _trained(state: RunState, commit: e.StepCommitted) -> TrainedRow:
+    """Return what the store keeps of a step that was just committed."""
+    used = state.sealed_groups[commit.step][: state.sealed[commit.step].groups]
+    return TrainedRow(commit.step, commit.version, commit.weights_digest, commit.batch_digest, used)

@@ -7,13 +7,13 @@ worker and lease ids. Rows stand in the order of the groups, then of the samples
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.loop.advantages import group_advantages
 from antiphon.core.loop.assembly import SealPlan
@@ -29,21 +29,14 @@ from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Promp
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.submissions import Submissions
-from antiphon.services.coordinator.prompts import PromptSource
 
-
-@dataclass(frozen=True, slots=True)
-class Ingredient:
-    """One group of the file: how it was made, what was sampled, and from which prompt."""
-
-    group: GroupState
-    submission: GroupSubmission
-    prompt: Prompt
+Sampled = tuple[GroupSubmission, Prompt]
+"""What was handed in for a group, and the prompt that it was sampled from."""
 
 
 def seal_batch(
     plan: SealPlan,
-    ingredients: Mapping[str, Ingredient],
+    sampled: Mapping[str, Sampled],
     since_seal: Tally,
     config: RunConfig,
     store: ArtifactStore,
@@ -53,7 +46,8 @@ def seal_batch(
 
     Args:
         plan: which groups, in order.
-        ingredients: every used group, by id; of filtered ones those that `looked_at` names.
+        sampled: every used group, by id, and where completions that were cut off do not count, every filtered
+            one.
         since_seal: what left the buffer since the batch before.
         config: says how advantages are made and what counts.
         store: takes the files; they are on disk when this returns.
@@ -65,12 +59,11 @@ def seal_batch(
     rows: list[BatchRow] = []
     timings: list[RowTiming] = []
     for group in plan.used:
-        ingredient = ingredients[group.group_id]
-        rows.extend(_rows(ingredient, config.algorithm))
-        timings.extend(_timings(ingredient))
+        rows.extend(_rows(group, *sampled[group.group_id], config.algorithm))
+        timings.extend(_timings(group))
     # With filter=refill their places went to other groups, so that the step divides by those.
     dropped = plan.filtered if config.loop.filter == "drop" else ()
-    counted = [(group, _counted_lengths(group, ingredients, config.algorithm)) for group in dropped]
+    counted = [(group, _counted_lengths(group, sampled, config.algorithm)) for group in dropped]
     left_out = [LeftOut(group.group_id, len(lengths), sum(lengths)) for group, lengths in counted]
     digest = store.put(encode_batch(rows, left_out))
     timings_digest = store.put(encode_timings(timings))
@@ -169,28 +162,6 @@ def _row(
     )
 
 
-async def gather(
-    plan: SealPlan, config: RunConfig, submissions: Submissions, prompts: PromptSource
-) -> dict[str, Ingredient]:
-    """Return what `seal_batch` needs of a plan's groups, by id."""
-    return {
-        group.group_id: Ingredient(
-            group,
-            await submissions.get(group.group_id),
-            prompts.prompt(group.split, group.prompt_index),
-        )
-        for group in looked_at(plan, config)
-    }
-
-
-def looked_at(plan: SealPlan, config: RunConfig) -> tuple[GroupState, ...]:
-    """Return the groups whose trajectories sealing needs: those that train, and to know which completions of
-    the others were cut off, where these do not count, all.
-    """
-    masks = config.algorithm.truncated_completions == "mask"
-    return (*plan.used, *plan.filtered) if masks else plan.used
-
-
 def _counts(
     group: GroupState, submission: GroupSubmission, algorithm: AlgorithmSection
 ) -> npt.NDArray[np.bool_]:
@@ -202,21 +173,22 @@ def _counts(
 
 
 def _counted_lengths(
-    group: GroupState, ingredients: Mapping[str, Ingredient], algorithm: AlgorithmSection
+    group: GroupState, sampled: Mapping[str, Sampled], algorithm: AlgorithmSection
 ) -> list[int]:
     if algorithm.truncated_completions != "mask":
         return [group.token_counts[index] for index in group.scored]
-    counts = _counts(group, ingredients[group.group_id].submission, algorithm)
+    counts = _counts(group, sampled[group.group_id][0], algorithm)
     return [length for length, counted in zip(group.token_counts, counts, strict=True) if counted]
 
 
-def _rows(ingredient: Ingredient, algorithm: AlgorithmSection) -> list[BatchRow]:
-    group, prompt = ingredient.group, ingredient.prompt
+def _rows(
+    group: GroupState, submission: GroupSubmission, prompt: Prompt, algorithm: AlgorithmSection
+) -> list[BatchRow]:
     advantages = group_advantages(
         np.asarray(group.rewards, dtype=np.float64),
         algorithm.divides_by_deviation,
         algorithm.baseline,
-        _counts(group, ingredient.submission, algorithm),
+        _counts(group, submission, algorithm),
     )
     return [
         _row(
@@ -227,12 +199,11 @@ def _rows(ingredient: Ingredient, algorithm: AlgorithmSection) -> list[BatchRow]
             float(advantages[index]),
             group.failures.get(index, ""),
         )
-        for index, trajectory in enumerate(ingredient.submission.trajectories)
+        for index, trajectory in enumerate(submission.trajectories)
     ]
 
 
-def _timings(ingredient: Ingredient) -> list[RowTiming]:
-    group = ingredient.group
+def _timings(group: GroupState) -> list[RowTiming]:
     drafting = group.drafting
     counts = {} if drafting is None else {name: getattr(drafting, name) for name in DRAFTING_COLUMNS}
     return [

@@ -12,19 +12,11 @@ import grpc
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.message_sizes import MESSAGE_BYTES, TRAJECTORY_BYTES
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.net import wire
-from antiphon.net.rpc.serving import (
-    Security,
-    answers_errors,
-    error_to_code,
-    refusing_server,
-    start_server,
-    stop_server,
-)
-from antiphon.net.rpc.unary import answer_all
+from antiphon.net.rpc.calls import serve_contract
+from antiphon.net.rpc.serving import Security, refusing_server, start_server, stop_server
 from antiphon.net.security.credentials import (
     Credentials,
     learner_public,
@@ -32,23 +24,22 @@ from antiphon.net.security.credentials import (
     needed_token_key,
 )
 from antiphon.net.security.guard import Guard
-from antiphon.net.wire import CALLS
+from antiphon.net.wire import CALLS, COORDINATOR, WORK_CALLS, event_to_proto
 from antiphon.net.worker_kit import KIT_FILE, KitFile
-from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, rollout_pb2
+from antiphon.protos import coordinator_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.databases import HUNG_S, journal_gone
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, journal_place
 from antiphon.services.coordinator.journal.opening import open_journal, showing_life
 from antiphon.services.coordinator.metrics_page import metrics_page
-from antiphon.services.coordinator.prompts import PromptSource, load_prompts
+from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.coordinator.work_stream import Handler, StreamServer
-from antiphon.system import failpoints
+from antiphon.services.coordinator.work_stream import StreamServer
 from antiphon.system.clock import wall_clock
 from antiphon.system.processes import StopRequest
 
-__all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_coordinator"]
+__all__ = ["JOURNAL_NAME", "serve_coordinator", "start_coordinator"]
 
 LINGER_S = 30.0
 """After the end of a run, how long status and late callers still find it served."""
@@ -57,62 +48,6 @@ COLLECT_AFTER = 20_000
 """New objects between two looks of the garbage collector; a request makes hundreds that die at once."""
 _TOKEN_BYTES = 32
 _SMALLEST_LIMIT = 8 << 20
-
-Message = Any
-Context = Any
-
-
-class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
-    """Answers calls with the contract; those that are not here are answered by `rpc.unary`."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-
-    @answers_errors
-    async def Work(self, request: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
-        """Answer a worker's stream of heartbeats, requests for leases and submissions."""
-        handlers: dict[str, Handler] = {
-            "heartbeat": self._heartbeat,
-            "lease": self._lease,
-            "submission": self._submit,
-        }
-        async for reply in StreamServer(handlers, _error_to_proto).serve(request):
-            yield reply
-
-    async def _heartbeat(self, request: Message) -> Message:
-        reply = await self._coordinator.heartbeat(wire.worker_heartbeat_from_proto(request))
-        return wire.heartbeat_reply_to_proto(reply)
-
-    async def _lease(self, request: Message) -> Message:
-        reply = await self._coordinator.lease_group(wire.lease_request_from_proto(request))
-        failpoints.reach("coordinator.reply.before")
-        return wire.lease_reply_to_proto(reply)
-
-    async def _submit(self, request: Message) -> Message:
-        submission = wire.group_submission_from_proto(request, keep_encoded=True)
-        verdict = await self._coordinator.submit_group(submission)
-        failpoints.reach("coordinator.reply.before")
-        return wire.submit_verdict_to_proto(verdict)
-
-    @answers_errors
-    async def CommitStep(self, request: Message, context: Context) -> Message:
-        """Take a commit; tests end the process before its answer."""
-        reply = await CALLS["commit_step"].answer(self._coordinator, request)
-        failpoints.reach("coordinator.reply.before")
-        return reply
-
-    @answers_errors
-    async def WatchEvents(self, request: Message, context: Context) -> AsyncIterator[Message]:
-        """Send events until there are no more, or the caller has gone."""
-        async for page in self._coordinator.event_pages(request.after_seq, request.follow):
-            yield coordinator_pb2.EventsReply(events=[wire.event_to_proto(event) for event in page])
-
-
-answer_all(CoordinatorServicer, CALLS, "_coordinator")
-
-
-def _error_to_proto(error: AntiphonError) -> Message:
-    return rollout_pb2.WorkError(status=error_to_code(error), details=str(error))
 
 
 async def start_coordinator(
@@ -135,8 +70,16 @@ async def start_coordinator(
 
 def register_coordinator(server: Any, service: Coordinator) -> None:
     """Add the service to a server that was not started yet."""
-    servicer = CoordinatorServicer(service)
-    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    handlers = {name: partial(call.answer, service) for name, call in WORK_CALLS.items()}
+
+    def work(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        return StreamServer(handlers).serve(requests)
+
+    async def watch_events(request: Any, context: Any) -> AsyncIterator[Any]:
+        async for page in service.event_pages(request.after_seq, request.follow):
+            yield coordinator_pb2.EventsReply(events=[event_to_proto(event) for event in page])
+
+    serve_contract(server, COORDINATOR, CALLS, service, Work=work, WatchEvents=watch_events)
 
 
 def largest_message(config: RunConfig) -> int:
@@ -163,7 +106,7 @@ def coordinator_guard(
         wall_clock,
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
-        note_quota=state_machine.fleet.note_quota,
+        note_quota=state_machine.loop.fleet.note_quota,
     )
 
 

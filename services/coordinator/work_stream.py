@@ -9,11 +9,12 @@ each request that was not answered may be repeated, as with calls.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
+from antiphon.core.errors import AntiphonError, ContractError
+from antiphon.net.rpc.statuses import error_to_code
 from antiphon.protos import rollout_pb2
 
 MOST_OPEN = 256
@@ -22,14 +23,10 @@ MOST_OPEN = 256
 TOGETHER_BYTES = 256 << 10
 """Nothing more is put into a message of this size."""
 
-CLOSE_S = 2.0
-"""Longest wait for a stream to end; nothing depends on it."""
-
 Message = Any
-Handler = Callable[[Message], Awaitable[Message]]
 
 
-class _Outbox:
+class Outbox:
     """What is to be sent, in order: what is there at the same time is taken together."""
 
     def __init__(self) -> None:
@@ -69,13 +66,10 @@ class _Outbox:
 class StreamServer:
     """Answers the requests of one stream."""
 
-    def __init__(
-        self, handlers: dict[str, Handler], error_to_proto: Callable[[AntiphonError], Message]
-    ) -> None:
+    def __init__(self, handlers: Mapping[str, Callable[[Message], Awaitable[Message]]]) -> None:
         """`handlers` make the body of a reply from that of a request, by the name of the body."""
         self._handlers = handlers
-        self._error_to_proto = error_to_proto
-        self._replies = _Outbox()
+        self._replies = Outbox()
         self._open: dict[int, asyncio.Task[None]] = {}
         self._broken: BaseException | None = None
 
@@ -109,132 +103,37 @@ class StreamServer:
             self._replies.end()
 
     def _begin(self, request: Message) -> None:
+        number = request.id
         if request.cancel:
-            if (given_up := self._open.get(request.id)) is not None:
+            if (given_up := self._open.get(number)) is not None:
                 given_up.cancel()
-            return
-        if len(self._open) >= MOST_OPEN or request.id in self._open:
-            what = f"request {request.id} is not answered yet; take another id"
-            if request.id not in self._open:
-                what = f"more than {MOST_OPEN} requests of one stream wait for answers"
-            self._replies.put(self._refusal(request.id, ContractError(what)))
-            return
-        task = asyncio.ensure_future(self._answer(request))
-        self._open[request.id] = task
-        task.add_done_callback(partial(self._closed, request.id))
+        elif number in self._open:
+            self._refuse(number, ContractError(f"request {number} is not answered yet; take another id"))
+        elif len(self._open) >= MOST_OPEN:
+            self._refuse(
+                number, ContractError(f"more than {MOST_OPEN} requests of one stream wait for answers")
+            )
+        else:
+            task = self._open[number] = asyncio.ensure_future(self._answer(request))
+            task.add_done_callback(partial(self._closed, number))
 
     async def _answer(self, request: Message) -> None:
         kind = request.WhichOneof("body")
-        handler = self._handlers.get(kind)
         try:
-            if handler is None:
+            if kind not in self._handlers:
                 raise ContractError(f"request {request.id} of a stream asks for nothing that is known here")
-            body = await handler(getattr(request, kind))
-            reply = rollout_pb2.WorkReply(id=request.id, **{kind: body})
+            body = await self._handlers[kind](getattr(request, kind))
+            self._replies.put(rollout_pb2.WorkReply(id=request.id, **{kind: body}))
         except AntiphonError as error:
-            reply = self._refusal(request.id, error)
-        self._replies.put(reply)
+            self._refuse(request.id, error)
 
-    def _closed(self, number: int, task: asyncio.Task[None]) -> None:
-        self._open.pop(number, None)
+    def _closed(self, number: int, task: "asyncio.Task[None]") -> None:
+        del self._open[number]
         if not task.cancelled() and (error := task.exception()) is not None:
             # No error of ours: a mistake in the code, which ends the stream as it would end a call.
             self._broken = error
             self._replies.end()
 
-    def _refusal(self, number: int, error: AntiphonError) -> Message:
-        return rollout_pb2.WorkReply(id=number, error=self._error_to_proto(error))
-
-
-class StreamClient:
-    """The asking side: opens the stream when it is first needed, and again after it broke."""
-
-    def __init__(
-        self,
-        open_stream: Callable[[], Any],
-        error_from_proto: Callable[[Message], AntiphonError],
-    ) -> None:
-        """`open_stream` begins the call; `error_from_proto` makes a `WorkError` what the server raised."""
-        self._open_stream = open_stream
-        self._error_from_proto = error_from_proto
-        self._waiting: dict[int, asyncio.Future[Message]] = {}
-        self._outgoing = _Outbox()
-        self._running: asyncio.Task[None] | None = None
-        self._next = 0
-
-    async def ask(self, kind: str, body: Message, timeout_s: float) -> Message:
-        """Send one request, its body named as in `WorkRequest`, and return the body of its reply.
-
-        Raises:
-            AntiphonError: what the server raised; UnavailableError when the stream broke or no
-                answer came in time.
-        """
-        if self._running is None or self._running.done():
-            self._outgoing = _Outbox()
-            self._running = asyncio.ensure_future(self._run(self._outgoing))
-        self._next += 1
-        number = self._next
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
-        self._outgoing.put(rollout_pb2.WorkRequest(id=number, **{kind: body}))
-        try:
-            async with asyncio.timeout(timeout_s):
-                reply = await answer
-        except TimeoutError:
-            # A stream that carries nothing any more looks like one whose answers take long.
-            self.close()
-            raise UnavailableError(
-                f"the coordinator did not answer a {kind} within {timeout_s:g} s"
-            ) from None
-        except asyncio.CancelledError:
-            self._outgoing.put(rollout_pb2.WorkRequest(id=number, cancel=True))
-            raise
-        finally:
-            self._waiting.pop(number, None)
-        found = reply.WhichOneof("body")
-        if found == "error":
-            raise self._error_from_proto(reply.error)
-        return getattr(reply, kind)
-
-    def close(self) -> None:
-        """End the stream; a call that waits for an answer gets an UnavailableError."""
-        if self._running is not None:
-            self._running.cancel()
-
-    async def closed(self) -> None:
-        """End the stream and wait until it is gone."""
-        running = self._running
-        if running is not None:
-            running.cancel()
-            await asyncio.wait([running], timeout=CLOSE_S)
-
-    async def _run(self, outgoing: _Outbox) -> None:
-        stream = self._open_stream()
-        sending = asyncio.ensure_future(_send(stream, outgoing))
-        sending.add_done_callback(_seen)
-        problem: AntiphonError = UnavailableError("the stream to the coordinator ended")
-        try:
-            async for message in stream:
-                for reply in message.replies:
-                    waiting = self._waiting.get(reply.id)
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(reply)
-        except AntiphonError as error:
-            problem = error
-        finally:
-            sending.cancel()
-            stream.cancel()
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(problem)
-
-
-async def _send(stream: Any, outgoing: _Outbox) -> None:
-    while requests := await outgoing.take():
-        await stream.write(rollout_pb2.WorkRequests(requests=requests))
-
-
-def _seen(task: "asyncio.Task[None]") -> None:
-    """Mark a failure to write as seen: the reading side of the same stream fails with the reason."""
-    if not task.cancelled():
-        task.exception()
+    def _refuse(self, number: int, error: AntiphonError) -> None:
+        said = rollout_pb2.WorkError(status=error_to_code(error), details=str(error))
+        self._replies.put(rollout_pb2.WorkReply(id=number, error=said))

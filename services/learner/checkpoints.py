@@ -69,7 +69,8 @@ class CheckpointStore:
             listed = {name: digest_file(incoming / name, self.checked) for name in _files(incoming)}
             contents = json.dumps(listed, sort_keys=True).encode()
             write_atomically(incoming / _CONTENTS, contents)
-            _close_to_others(incoming)
+            for path in incoming.rglob("*"):  # closed to others
+                path.chmod(0o700 if path.is_dir() else 0o600)
             flush_tree(incoming)
             self._sign(version, contents)
             shutil.rmtree(self.folder(version), ignore_errors=True)
@@ -148,11 +149,6 @@ class CheckpointStore:
 
 def _signed_bytes(version: int, contents: bytes) -> bytes:
     return b"antiphon checkpoint %d\n" % version + contents
-
-
-def _close_to_others(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _files(folder: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from antiphon.api.learner import Learner
-from antiphon.net.rpc.unary import Client, asks
+from antiphon.net.rpc.calls import Client, asks
 from antiphon.net.security.credentials import Credentials
 from antiphon.net.wire import LEARNER_CALLS
 from antiphon.protos import learner_pb2_grpc

@@ -11,10 +11,10 @@ of the micro-batch, T completion tokens of the longest of them.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from antiphon.core.errors import ContractError
@@ -32,7 +32,9 @@ class MicroBatch:
     """What one forward and backward pass works on."""
 
     shared: SharedRows
-    """Prompts and completions, without their last tokens."""
+    """Where prompts and completions, without their last tokens, are computed."""
+    input_ids: torch.Tensor
+    """[N] int64: the token at each position."""
     pairs: Copies
     """The position, among N, whose state predicts each of the P pairs' tokens."""
     pair_ids: torch.Tensor
@@ -53,7 +55,7 @@ class MicroBatch:
     @property
     def positions(self) -> int:
         """Return the positions that the layers compute, N."""
-        return len(self.shared.input_ids)
+        return len(self.input_ids)
 
     @property
     def completion_tokens(self) -> int:
@@ -83,19 +85,59 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
         _check_row(row)
     inputs = [np.concatenate([row.prompt_token_ids, row.token_ids[:-1]]).astype(np.int64) for row in rows]
     keys = [(ids.tolist(), row.group_id, row.sample_index) for ids, row in zip(inputs, rows, strict=True)]
+    order = sorted(range(len(rows)), key=keys.__getitem__)
+    common = [0, *(common_length(inputs[one], inputs[other]) for one, other in pairwise(order))]
+    batches = []
+    for places in _cut(order, [len(ids) for ids in inputs], common, token_budget):
+        part = [rows[place] for place in places]
+        shared, positions = share_rows([inputs[place] for place in places])
+        ids = np.zeros(len(shared.position_ids), dtype=np.int64)
+        shape = (len(part), max(len(row.token_ids) for row in part))
+        pairs, staleness = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        mask, behaviour = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+        vocabulary = 1 + max(int(row.token_ids.max()) for row in part)
+        for at, (row, own) in enumerate(zip(part, positions, strict=True)):
+            count = len(row.token_ids)
+            ids[own] = inputs[places[at]]
+            pairs[at, :count] = own[-count:] * vocabulary + row.token_ids
+            mask[at, :count] = 1.0
+            behaviour[at, :count] = row.logprobs
+            staleness[at, :count] = step - token_versions(row)
+        distinct, numbers = np.unique(pairs[mask > 0], return_inverse=True)
+        index = np.zeros(shape, dtype=np.int64)
+        index[mask > 0] = numbers
+        batches.append(
+            MicroBatch(
+                shared=shared,
+                input_ids=torch.from_numpy(ids),
+                pairs=copies_of(distinct // vocabulary, len(ids)),
+                pair_ids=torch.from_numpy(distinct % vocabulary),
+                token_index=torch.from_numpy(index),
+                mask=torch.from_numpy(mask),
+                behaviour_logprobs=torch.from_numpy(behaviour),
+                advantages=torch.tensor([row.advantage for row in part], dtype=torch.float32),
+                staleness=torch.from_numpy(staleness),
+                rows=tuple((row.group_id, row.sample_index) for row in part),
+            )
+        )
+    return batches
+
+
+def _cut(
+    order: Sequence[int], lengths: Sequence[int], common: Sequence[int], token_budget: int
+) -> list[list[int]]:
+    """Cut rows in order into parts; `common`: what each of them shares with the one before, tokens."""
     parts: list[list[int]] = []
     positions = slots = 0
-    for place in sorted(range(len(rows)), key=keys.__getitem__):
-        ids = inputs[place]
-        shared = common_length(inputs[parts[-1][-1]], ids) if parts else 0
-        positions += len(ids) - shared
-        slots += len(ids)
+    for place, shared in zip(order, common, strict=True):
+        positions += lengths[place] - shared
+        slots += lengths[place]
         if parts and positions <= token_budget and slots <= SLOTS_PER_POSITION * token_budget:
             parts[-1].append(place)
         else:
             parts.append([place])
-            positions = slots = len(ids)
-    return [_micro_batch([rows[place] for place in part], [inputs[p] for p in part], step) for part in parts]
+            positions = slots = lengths[place]
+    return parts
 
 
 def deal_groups(group_ids: Iterable[str], updates: int) -> list[frozenset[str]]:
@@ -119,34 +161,3 @@ def _check_row(row: BatchRow) -> None:
             f"{where} has {len(row.logprobs)} behaviour logprobs for {len(row.token_ids)} tokens"
         )
     check_cover(row.spans, 0, len(row.token_ids), where)
-
-
-def _micro_batch(part: list[BatchRow], inputs: Sequence[npt.NDArray[np.int64]], step: int) -> MicroBatch:
-    shared, positions = share_rows(inputs)
-    shape = (len(part), max(len(row.token_ids) for row in part))
-    pairs = np.zeros(shape, dtype=np.int64)
-    mask = np.zeros(shape, dtype=np.float32)
-    behaviour = np.zeros(shape, dtype=np.float32)
-    staleness = np.zeros(shape, dtype=np.int64)
-    vocabulary = 1 + max(int(row.token_ids.max()) for row in part)
-    for place, (row, own) in enumerate(zip(part, positions, strict=True)):
-        count = len(row.token_ids)
-        pairs[place, :count] = own[-count:] * vocabulary + row.token_ids
-        mask[place, :count] = 1.0
-        behaviour[place, :count] = row.logprobs
-        staleness[place, :count] = step - token_versions(row)
-    real = mask > 0
-    distinct, numbers = np.unique(pairs[real], return_inverse=True)
-    index = np.zeros(shape, dtype=np.int64)
-    index[real] = numbers
-    return MicroBatch(
-        shared=shared,
-        pairs=copies_of(distinct // vocabulary, len(shared.input_ids)),
-        pair_ids=torch.from_numpy(distinct % vocabulary),
-        token_index=torch.from_numpy(index),
-        mask=torch.from_numpy(mask),
-        behaviour_logprobs=torch.from_numpy(behaviour),
-        advantages=torch.tensor([row.advantage for row in part], dtype=torch.float32),
-        staleness=torch.from_numpy(staleness),
-        rows=tuple((row.group_id, row.sample_index) for row in part),
-    )

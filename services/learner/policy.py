@@ -45,22 +45,19 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         proximal_logprobs: torch.Tensor | None = None,
     ) -> Any:
         """Return (loss, token metrics) of a micro-batch, or its logprobs [R, T] without `totals`."""
-        hidden = self._hidden(batch)
+        states = _states if self._shares else _padded_states
+        # [P, H]: those that predict the batch's pairs.
+        hidden = batch.pairs.take(states(self.causal_model, batch.input_ids, batch.shared))
         head = self.causal_model.get_output_embeddings().weight
         if totals is None:
             return self._objective.logprobs(hidden, head, batch)
         return self._objective.loss(hidden, head, batch, totals, proximal_logprobs)
 
-    def _hidden(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the states [P, H] that predict the batch's pairs."""
-        states = _states if self._shares else _padded_states
-        return batch.pairs.take(states(self.causal_model, batch.shared))
 
-
-def _states(model: Any, shared: SharedRows) -> torch.Tensor:
+def _states(model: Any, input_ids: torch.Tensor, shared: SharedRows) -> torch.Tensor:
     """Return the states [N, H] of the distinct positions, each computed once."""
     ids, places = (
-        functional.pad(part[None], (0, shared.padding)) for part in (shared.input_ids, shared.position_ids)
+        functional.pad(part[None], (0, shared.padding)) for part in (input_ids, shared.position_ids)
     )
     found = model.get_decoder()(
         input_ids=ids,
@@ -68,16 +65,16 @@ def _states(model: Any, shared: SharedRows) -> torch.Tensor:
         use_cache=False,
         shared_rows=shared,
     )
-    states: torch.Tensor = found.last_hidden_state[0, : len(shared.input_ids)]
+    states: torch.Tensor = found.last_hidden_state[0, : len(input_ids)]
     return states
 
 
-def _padded_states(model: Any, shared: SharedRows) -> torch.Tensor:
+def _padded_states(model: Any, input_ids: torch.Tensor, shared: SharedRows) -> torch.Tensor:
     """Return the same from whole sequences, for models whose attention cannot be replaced.
 
     No attention mask: padding stands on the right, where a causal model never looks at it.
     """
-    ids = shared.input_ids[shared.slots.index].split([rows * length for rows, length in shared.blocks])
+    ids = input_ids[shared.slots.index].split([rows * length for rows, length in shared.blocks])
     found = [
         model.get_decoder()(input_ids=part.view(shape), use_cache=False).last_hidden_state.flatten(0, 1)
         for part, shape in zip(ids, shared.blocks, strict=True)
@@ -94,14 +91,18 @@ def _share_attention(model: Any) -> bool:
     if not getattr(model, "_supports_attention_backend", False) or kinds != {"full_attention"}:
         return False
     tokens = np.arange(_PROBE_TOKENS, dtype=np.int64) % model.get_output_embeddings().weight.shape[0]
-    shared, _ = share_rows([tokens, np.append(tokens[:-2], tokens[:1])])
+    rows = [tokens, np.append(tokens[:-2], tokens[:1])]
+    shared, positions = share_rows(rows)
+    ids = torch.zeros_like(shared.position_ids)
+    for row, own in zip(rows, positions, strict=True):
+        ids[own] = torch.from_numpy(row)
     before, training = model.config._attn_implementation, model.training
     model.eval()
     with torch.no_grad():
-        expected = _padded_states(model, shared).float()
+        expected = _padded_states(model, ids, shared).float()
         model.set_attn_implementation(ATTENTION)
         try:
-            apart = float((_states(model, shared).float() - expected).norm() / expected.norm())
+            apart = float((_states(model, ids, shared).float() - expected).norm() / expected.norm())
         except (NotImplementedError, TypeError):
             apart = float("inf")
     model.train(training)

@@ -28,8 +28,7 @@ from antiphon.weights.patch_payloads import (
     stored_weights,
     write_payloads,
 )
-from antiphon.weights.payload_files import OutgoingPayload
-from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.payload_store import OutgoingPayload, PayloadStore
 from antiphon.weights.signature import sign_manifest
 from antiphon.weights.snapshot import Weights, write_snapshot
 

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import Learner
 from antiphon.core.config import RunConfig
@@ -18,8 +16,8 @@ from antiphon.lineage.cursors import recorded_version
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.models.codec import HUB_NAME, local_model_directory, model_folder
 from antiphon.models.spared_libraries import spare_unused_libraries
+from antiphon.net.rpc.calls import serve_contract
 from antiphon.net.rpc.serving import Security, start_server, stop_server
-from antiphon.net.rpc.unary import answer_all
 from antiphon.net.security.credentials import (
     Credentials,
     learner_signer,
@@ -28,11 +26,9 @@ from antiphon.net.security.credentials import (
 )
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import SigningKey
-from antiphon.net.wire import LEARNER_CALLS
+from antiphon.net.wire import LEARNER, LEARNER_CALLS
 from antiphon.net.worker_kit import write_kit
-from antiphon.protos import learner_pb2_grpc
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.learner.announcing import keep_announced
 from antiphon.services.learner.service import LearnerService
 from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual
@@ -48,20 +44,9 @@ SERVICE_NAME = "antiphon.Learner"
 """Full name of the service, for the health check."""
 
 
-class LearnerServicer(learner_pb2_grpc.LearnerServicer):
-    """Answers calls with the contract, by `rpc.unary`."""
-
-    def __init__(self, service: Learner) -> None:
-        self._service = service
-
-
-answer_all(LearnerServicer, LEARNER_CALLS, "_service")
-
-
-def register_learner(server: grpc.aio.Server, service: Learner) -> None:
+def register_learner(server: Any, service: Learner) -> None:
     """Add the service to a server that was not started yet."""
-    servicer = LearnerServicer(service)
-    learner_pb2_grpc.add_LearnerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    serve_contract(server, LEARNER, LEARNER_CALLS, service)
 
 
 def open_learner(
@@ -199,7 +184,7 @@ async def serve_learner(
         if leave.is_set():
             return
         await working
-        begin(keep_announced(service, coordinator))
+        begin(service.keep_announced())
         if audits:
             from antiphon.services.learner.audits.audit_loop import audit_forever
             from antiphon.services.learner.audits.auditor import Auditor  # torch again

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -19,7 +19,7 @@ from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import Learner, LearnerStatus, SnapshotReply, StepReply, StepResult
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LoopSection
-from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_metrics
 from antiphon.core.patience import Patience
@@ -28,17 +28,13 @@ from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.retry import OUTAGE_S, retry_unavailable
-from antiphon.services.learner.training import (
-    Publishing,
-    TrainedStep,
-    Training,
-    check_repeated,
-    read_weights,
-)
+from antiphon.services.learner.training import Publishing, TrainedStep, Training, read_weights
 from antiphon.system import failpoints
 
 MOST_WAIT_S = 30.0
 """Longest that a call is held open."""
+NO_OUTAGE = 0.0
+"""Of calls that the flow waits for: it hears at once that the coordinator is blocked and asks again."""
 OUTCOME_S = 60.0
 """How long a result is kept for a caller that does not come back for it."""
 
@@ -99,6 +95,8 @@ class SharedCalls:
 
 POLL_S = 10.0
 """How long one question for a batch stays open at the coordinator."""
+LOOK_S = 30.0
+"""Seconds between two looks at what is announced."""
 _Drifts = Mapping[str, tuple[SampleStatistics, ...]]
 """Group -> how far the workers' logprobs were from the learner's."""
 
@@ -176,7 +174,14 @@ class LearnerService(Learner):
         Raises:
             IntegrityError: when steps that are repeated give other digests than the committed ones.
         """
-        return await self._calls.once("restore", self._restore_in_turn)
+
+        async def restore() -> int:
+            async with self._turn:
+                committed = await self._restore()
+                self._restored.set()
+                return committed
+
+        return await self._calls.once("restore", restore)
 
     async def status(self) -> LearnerStatus:
         running = self._calls.running()
@@ -195,7 +200,23 @@ class LearnerService(Learner):
         for version in sorted(wanted):
             # Another call may meanwhile have had the oldest of them removed.
             if all_of_them or self._announced.get(version) != self.origin:
-                await self._retried(f"publishing version {version}", partial(self.publish, version))
+                await self._reach(f"publishing version {version}", partial(self.publish, version))
+
+    async def keep_announced(self) -> None:
+        """Announce every snapshot again whenever the newest is said to come from elsewhere, until cancelled.
+
+        A learner that ended may have announced a snapshot in words that reach the coordinator only after
+        those of its successor: workers would look for chunks where nobody is, until the next version.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                manifest = await self._coordinator.latest_manifest(None)
+                if manifest is not None and manifest.origin != self.origin:
+                    _log.warning("learner.announces_again", version=manifest.version, said=manifest.origin)
+                    await self.publish_again(all_of_them=True)
+            except AntiphonError as error:
+                _log.warning("learner.not_announced", reason=str(error))
 
     async def _step(self, step: int) -> StepResult:
         loop, progress = asyncio.get_running_loop(), self._trainer.progress
@@ -230,7 +251,8 @@ class LearnerService(Learner):
     async def _make(self, batch: BatchRef) -> tuple[StepCommit, _Drifts] | None:
         """Train on a batch, write the version and commit it; None when the step was skipped meanwhile.
 
-        What an earlier call got done of it is not done again.
+        What an earlier call got done of it is not done again. Over an altered batch or a loss that is no
+        number the run is paused, with the weights of the version before back.
         """
         step, progress, trainer = batch.step, self._trainer.progress, self._trainer
         if self._trained is not None and self._trained[0] != batch.digest:
@@ -238,8 +260,8 @@ class LearnerService(Learner):
         progress.begin(f"training step {step}", "micro-batch")
         try:
             if self._trained is None:
-                trained = await self._on_thread(lambda: trainer.train(step, self._store.get(batch.digest)))
-                self._trained = batch.digest, trained
+                held = await self._on_thread(lambda: trainer.train(step, self._store.get(batch.digest)))
+                self._trained = batch.digest, held
             trained = self._trained[1]
             if self._uncommitted is None:
                 digest, metrics = await self._on_thread(partial(self._read, trained))
@@ -251,49 +273,36 @@ class LearnerService(Learner):
                     metrics={**metrics, **batch_metrics(batch)},
                     published=self._published(trained.version),
                 )
+            commit = self._uncommitted
+            progress.begin(f"committing step {step}", "answer of the coordinator")
+            failpoints.reach("learner.commit.before")
+            committing = partial(self._coordinator.commit_step, commit)
+            await self._reach(f"committing step {step}", committing, NO_OUTAGE)
         except IntegrityError as error:
-            if await self._skipped(batch):
-                return None
-            await self._refuse(step, batch, error)
-        commit = self._uncommitted
-        progress.begin(f"committing step {step}", "answer of the coordinator")
-        failpoints.reach("learner.commit.before")
-        try:
-            await self._unless_blocked(
-                f"committing step {step}", lambda: self._coordinator.commit_step(commit)
+            asking = partial(self._coordinator.await_stage, "reward", step, 0.0)
+            reply = await self._reach(f"asking for the batch of step {step}", asking)
+            skipped = reply.batch is None or reply.batch.digest != batch.digest
+            if self._uncommitted is not None and not skipped:
+                raise  # the coordinator refused the commit
+            reason = (
+                f"step {step} on batch {batch.digest[:12]} was not committed: {error}; or skip the "
+                f"step with `antiphon skip RUN {step} --reason TEXT`; then start the run again"
             )
-        except IntegrityError:
-            if await self._skipped(batch):
+            if skipped:
+                _log.warning("batch.dropped", step=step, digest=batch.digest[:12])
+            else:
+                _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
+                await self._reach("pausing the run", partial(self._coordinator.pause, reason))
+            if trainer.version != self._version:
+                await self._restore()
+            if skipped:
                 return None
-            raise
+            raise IntegrityError(reason) from error
         failpoints.reach("learner.commit.after")
         self._version, self._last_commit = commit.version, commit
         self._uncommitted = self._trained = None
         progress.add()
         return commit, trained.drifts
-
-    async def _skipped(self, batch: BatchRef) -> bool:
-        """Return whether a batch is not that of its step any more; nothing of it is left then."""
-        ask = partial(self._coordinator.await_stage, "reward", batch.step, 0.0)
-        reply = await self._retried(f"asking for the batch of step {batch.step}", ask)
-        if reply.batch is not None and reply.batch.digest == batch.digest:
-            return False
-        _log.warning("batch.dropped", step=batch.step, digest=batch.digest[:12])
-        if self._trainer.version != self._version:
-            await self._restore()
-        return True
-
-    async def _refuse(self, step: int, batch: BatchRef, error: IntegrityError) -> NoReturn:
-        """Pause the run over an altered batch or a loss that is no number; have the weights back."""
-        reason = (
-            f"step {step} on batch {batch.digest[:12]} was not committed: {error}; or skip the "
-            f"step with `antiphon skip RUN {step} --reason TEXT`; then start the run again"
-        )
-        _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
-        await self._retried("pausing the run", lambda: self._coordinator.pause(reason))
-        if self._trainer.version != self._version:
-            await self._restore()
-        raise IntegrityError(reason) from error
 
     async def _report_drifts(self, batch: BatchRef, drifts: _Drifts) -> None:
         """Report groups whose logprobs are further off than the best fleet's rounding."""
@@ -315,7 +324,7 @@ class LearnerService(Learner):
     async def _recorded(self, step: int) -> StepResult:
         commit = self._last_commit
         if commit is None or commit.step != step:
-            found = await self._retried("reading the commits", lambda: self._coordinator.commits(step - 1))
+            found = await self._reach("reading the commits", partial(self._coordinator.commits, step - 1))
             commit = next((entry for entry in found if entry.step == step), None)
         if commit is None:
             raise IntegrityError(
@@ -324,18 +333,13 @@ class LearnerService(Learner):
         return StepResult(commit, idle_s=0.0, train_s=0.0)
 
     async def _batch(self, step: int) -> BatchRef:
-        clock, services, progress = (
-            asyncio.get_running_loop().time,
-            self._config.services,
-            self._trainer.progress,
-        )
-        patience, counter = Patience(clock()), None
+        clock, services = asyncio.get_running_loop().time, self._config.services
+        progress, patience, counter = self._trainer.progress, Patience(clock()), None
+        wait_s = min(POLL_S, services.stall_timeout_s)
+        asking = partial(self._coordinator.await_stage, "reward", step, wait_s)
         while True:
             asked = clock()
-            reply = await self._unless_blocked(
-                f"pulling the batch of step {step}",
-                lambda: self._coordinator.await_stage("reward", step, min(POLL_S, services.stall_timeout_s)),
-            )
+            reply = await self._reach(f"pulling the batch of step {step}", asking, NO_OUTAGE)
             # Nothing could move while the coordinator was away or blocked; that had a patience of its own.
             patience.excuse(max(0.0, clock() - asked - POLL_S))
             if reply.batch is not None:
@@ -366,25 +370,18 @@ class LearnerService(Learner):
         )
         progress.begin(f"announcing version {version}", "answer of the coordinator")
         failpoints.reach("learner.announce.before")
-        await self._unless_blocked(
-            f"announcing version {version}", lambda: self._coordinator.announce_snapshot(manifest)
-        )
+        announcing = partial(self._coordinator.announce_snapshot, manifest)
+        await self._reach(f"announcing version {version}", announcing, NO_OUTAGE)
         progress.add()
         self._announced[version] = manifest.origin
         _log.info("snapshot.published", version=version, bytes=manifest.full_bytes)
         return manifest
 
-    async def _restore_in_turn(self) -> int:
-        async with self._turn:
-            committed = await self._restore()
-            self._restored.set()
-            return committed
-
     async def _restore(self) -> int:
         progress = self._trainer.progress
         self._state = "restoring"
         progress.begin("restoring: reading the commits", "answer of the coordinator")
-        commits = await self._retried("reading the commits", lambda: self._coordinator.commits(-1))
+        commits = await self._reach("reading the commits", partial(self._coordinator.commits, -1))
         if self.origin and not self._restored.is_set():
             for version in sorted(committed_snapshots(self._publisher.stored(), commits)):
                 await self._announce(version)
@@ -410,8 +407,12 @@ class LearnerService(Learner):
             wanted = held.version > oldest and held.version not in stored
             digest, _ = await self._on_thread(partial(self._read, held, wanted))
             progress.add()
-            if held.version:
-                check_repeated(commits[held.version - 1], digest)
+            if held.version and (committed := commits[held.version - 1].weights_digest) != digest:
+                raise IntegrityError(
+                    f"version {held.version} was committed with weights {committed}, but repeating "
+                    f"its steps gave {digest}; the machine, the libraries or learner.threads differ "
+                    "from those of the run"
+                )
 
         held = await self._on_thread(lambda: trainer.start(first()))
         await check(held)
@@ -432,16 +433,10 @@ class LearnerService(Learner):
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._training, work)
 
-    async def _retried(
-        self, what: str, attempt: Callable[[], Awaitable[_T]], outage_s: float = OUTAGE_S
-    ) -> _T:
+    async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]], outage_s: float = OUTAGE_S) -> _T:
         return await retry_unavailable(
             what, attempt, self._config.services.stall_timeout_s, outage_s=outage_s
         )
-
-    async def _unless_blocked(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Make a call for the flow, which hears at once that the coordinator is blocked and asks again."""
-        return await self._retried(what, attempt, outage_s=0.0)
 
 
 def committed_snapshots(stored: Mapping[int, str], commits: Sequence[StepCommit]) -> set[int]:

@@ -6,8 +6,7 @@ in a replay, leads to the digests that were committed.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.records import FinishReason
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.lineage.rollout_table import LeftOut, decode_batch, decode_left_out
+from antiphon.lineage.rollout_table import LeftOut, read_batch
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
@@ -31,16 +30,7 @@ from antiphon.services.learner.packing import MicroBatch, deal_groups, make_micr
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import TrainedStep, Training
 
-
-@dataclass(frozen=True, slots=True)
-class UpdatePart:
-    """What one optimizer update of a step works on."""
-
-    batches: list[MicroBatch]
-    left_out: UpdateTotals
-    """What it divides by besides its own rows."""
-    share: float
-    """Of the learning rate."""
+Floats = npt.NDArray[np.float64]
 
 
 class Trainer(Training):
@@ -85,27 +75,11 @@ class Trainer(Training):
             self._engine = None
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
-        engine = self._held()
+        engine, algorithm, progress = self._held(), self._config.algorithm, self.progress
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         begun = time.perf_counter()
-        updates = self._parts(payload, step)
-        torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
-        # Until the update is done the engine stands between two versions.
-        self._version = -1
-        if updates:
-            metrics, apart = _train_updates(engine, updates, self.progress.add)
-        else:
-            metrics, apart = empty_statistics(), {}
-        self._version = step + 1
-        metrics["learning_rate"] = engine.learning_rate * self._share(self._version * self._updates - 1)
-        metrics["train_s"] = time.perf_counter() - begun
-        return TrainedStep(self.version, engine.weights(), metrics, apart)
-
-    def _parts(self, payload: bytes, step: int) -> list[UpdatePart]:
-        """Deal a batch to the step's updates; one that gets nothing to train on makes none."""
-        algorithm = self._config.algorithm
-        rows, left_out = decode_batch(payload), decode_left_out(payload)
+        rows, left_out = read_batch(payload)
         trained = [row for row in rows if not row.failure]
         if algorithm.truncated_completions != "train":
             cut_off = [row for row in trained if row.finish_reason is FinishReason.LENGTH]
@@ -116,27 +90,43 @@ class Trainer(Training):
         ids = {row.group_id for row in trained}
         if all(group.group_id for group in left_out):
             ids |= {row.group_id for row in rows} | {group.group_id for group in left_out}
-        dealt = [
-            (place, group_ids, own)
-            for place, group_ids in enumerate(deal_groups(ids, self._updates))
-            if (own := [row for row in trained if row.group_id in group_ids])
+        # An update that gets nothing to train on is not made.
+        groups = [
+            (place, dealt)
+            for place, dealt in enumerate(deal_groups(ids, self._updates))
+            if any(row.group_id in dealt for row in trained)
         ]
-        parts = []
-        for place, group_ids, own in dealt:
-            shared = [(x, 1) for x in left_out if x.group_id in group_ids]
-            shared += [(x, len(dealt)) for x in left_out if not x.group_id]
-            totals = UpdateTotals(
-                sum(group.trajectories / by for group, by in shared),
-                sum(group.tokens / by for group, by in shared),
+        updates = [
+            make_micro_batches(
+                [row for row in trained if row.group_id in dealt],
+                step,
+                self._config.learner.micro_batch_tokens,
             )
-            parts.append(
-                UpdatePart(
-                    make_micro_batches(own, step, self._config.learner.micro_batch_tokens),
-                    NOTHING if algorithm.divisor == "trained" else totals,
-                    self._share(step * self._updates + place),
-                )
-            )
-        return parts
+            for _, dealt in groups
+        ]
+        torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
+        # Until the update is done the engine stands between two versions.
+        self._version = -1
+        # Later updates clip against the weights the step began with; the first one holds them.
+        proximal: list[list[torch.Tensor] | None] = [None]
+        for own in updates[1:]:
+            old = []
+            for batch in own:
+                old.append(engine.logprobs(batch))
+                progress.add()
+            proximal.append(old)
+        done = []
+        for own, before, (place, dealt) in zip(updates, proximal, groups, strict=False):
+            share = self._share(step * self._updates + place)
+            divisor = NOTHING if algorithm.divisor == "trained" else _totals(left_out, dealt, len(groups))
+            done.append(engine.update(own, before, divisor, share, progress.add))
+        metrics = _metrics(updates, done) if done else {metric.name: 0.0 for metric in LEARNER_METRICS}
+        self._version = step + 1
+        metrics["learning_rate"] = engine.learning_rate * self._share(self._version * self._updates - 1)
+        metrics["train_s"] = time.perf_counter() - begun
+        # Only the first update sees the weights that the step began with.
+        apart = drifts(updates[0], done[0].tokens) if done else {}
+        return TrainedStep(self.version, engine.weights(), metrics, apart)
 
     def save(self) -> int:
         engine = self._held()
@@ -194,70 +184,42 @@ def _bytes_in(folder: Path) -> int:
         return 0
 
 
-def _train_updates(
-    engine: DeepSpeedEngine,
-    updates: list[UpdatePart],
-    count: Callable[[], None],
-) -> tuple[dict[str, float], dict[str, tuple[SampleStatistics, ...]]]:
-    # Later updates clip against the weights the step began with; the first one holds them.
-    proximal: list[list[torch.Tensor] | None] = [None]
-    for part in updates[1:]:
-        held = []
-        for batch in part.batches:
-            held.append(engine.logprobs(batch))
-            count()
-        proximal.append(held)
-    pairs = zip(updates, proximal, strict=True)
-    done = [engine.update(part.batches, old, part.left_out, part.share, count) for part, old in pairs]
-    # Only the first update sees the weights that the step began with.
-    return _metrics(updates, done), drifts(updates[0].batches, done[0].tokens)
+def _totals(left_out: Sequence[LeftOut], dealt: Collection[str], updates: int) -> UpdateTotals:
+    """Return what one of a step's updates divides by besides its own rows; unnamed groups count in each."""
+    shared = [(group, 1) for group in left_out if group.group_id in dealt]
+    shared += [(group, updates) for group in left_out if not group.group_id]
+    return UpdateTotals(
+        sum(group.trajectories / by for group, by in shared), sum(group.tokens / by for group, by in shared)
+    )
 
 
-def _metrics(updates: list[UpdatePart], done: list[UpdateMetrics]) -> dict[str, float]:
-    batches = [batch for part in updates for batch in part.batches]
-    tokens = [found for update in done for found in update.tokens]
-    total = sum(batch.completion_tokens for batch in batches)
+def _metrics(updates: Sequence[Sequence[MicroBatch]], done: Sequence[UpdateMetrics]) -> dict[str, float]:
+    batches = [batch for own in updates for batch in own]
+    tokens = [seen for update in done for seen in update.tokens]
+    real = [batch.mask.numpy() > 0 for batch in batches]
+
+    def column(values: Iterable[torch.Tensor]) -> npt.NDArray[Any]:
+        return np.concatenate([one.numpy()[at] for one, at in zip(values, real, strict=True)])
+
+    learner = column(seen.learner_logprobs for seen in tokens).astype(np.float64)
+    behaviour = column(batch.behaviour_logprobs for batch in batches).astype(np.float64)
     slots = sum(len(batch.shared.slots.index) for batch in batches)
     return {
         "loss": sum(update.loss for update in done) / len(done),
         "gradient_norm": sum(update.gradient_norm for update in done) / len(done),
-        "completion_tokens": float(total),
+        "completion_tokens": float(len(learner)),
         "trajectories": float(sum(len(batch.advantages) for batch in batches)),
         "padding_share": 1.0 - sum(batch.shared.real_slots for batch in batches) / slots,
         "micro_batches": float(len(batches)),
-        **describe_tokens(gather(batches, tokens)),
+        **describe_tokens(
+            learner - behaviour,
+            learner,
+            column(seen.altered for seen in tokens),
+            column(seen.clipped for seen in tokens),
+            column(seen.applied for seen in tokens).astype(np.float64),
+            column(batch.staleness for batch in batches),
+        ),
     }
-
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenTable:
-    """One entry per completion token of the step, [K] each."""
-
-    log_ratio: Floats
-    """Learner minus behaviour logprob, nats."""
-    learner_logprobs: Floats
-    altered: npt.NDArray[np.bool_]
-    clipped: npt.NDArray[np.bool_]
-    applied: Floats
-    """As in `TokenMetrics`."""
-    staleness: npt.NDArray[np.int64]
-
-
-def gather(batches: Sequence[MicroBatch], metrics: Sequence[TokenMetrics]) -> TokenTable:
-    """Collect the unmasked tokens of all micro-batches."""
-    parts: list[tuple[npt.NDArray[np.generic], ...]] = []
-    for batch, found in zip(batches, metrics, strict=True):
-        real = batch.mask.numpy() > 0
-        learner = found.learner_logprobs.numpy()[real].astype(np.float64)
-        behaviour = batch.behaviour_logprobs.numpy()[real].astype(np.float64)
-        seen = (found.altered.numpy()[real], found.clipped.numpy()[real])
-        applied = found.applied.numpy()[real].astype(np.float64)
-        parts.append((learner - behaviour, learner, *seen, applied, batch.staleness.numpy()[real]))
-    columns: list[npt.NDArray[Any]] = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return TokenTable(*columns)
 
 
 def drifts(
@@ -282,37 +244,43 @@ def drifts(
     return {group_id: tuple(samples) for group_id, samples in found.items()}
 
 
-def describe_tokens(table: TokenTable) -> dict[str, float]:
-    """Return the token metrics of `core.metrics`; at least one token is needed."""
-    bounded = np.clip(table.log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = np.exp(bounded)
+def describe_tokens(
+    log_ratio: Floats,
+    learner_logprobs: Floats,
+    altered: npt.NDArray[np.bool_],
+    clipped: npt.NDArray[np.bool_],
+    applied: Floats,
+    staleness: npt.NDArray[np.int64],
+) -> dict[str, float]:
+    """Return the token metrics of `core.metrics` from one entry per completion token of a step, [K] each.
+
+    Args:
+        log_ratio: learner minus behaviour logprob, nats.
+        learner_logprobs: nats.
+        altered: as in `TokenMetrics`, like the next two.
+        clipped: at least one token is needed.
+        applied: the weight of each token.
+        staleness: versions.
+    """
+    bounded = np.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio, squares = np.exp(bounded), float((applied**2).sum())
     metrics = {
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
-        "clip_share": table.clipped.mean(),
-        "truncated_share": table.altered.mean(),
+        "clip_share": clipped.mean(),
+        "truncated_share": altered.mean(),
         "kl_k1": _k1(bounded),
         "kl_k3": _k3(bounded),
-        "effective_sample_share": _effective_share(table.applied),
-        "entropy_estimate": -table.learner_logprobs.mean(),
+        # (sum w)^2 / sum w^2 / K (Kish 1965); 0 where no weight is left.
+        "effective_sample_share": float(applied.sum()) ** 2 / squares / applied.size if squares else 0.0,
+        "entropy_estimate": -learner_logprobs.mean(),
     }
-    for staleness in np.unique(table.staleness):
-        chosen = bounded[table.staleness == staleness]
-        metrics[staleness_metric("kl_k1", int(staleness))] = _k1(chosen)
-        metrics[staleness_metric("kl_k3", int(staleness))] = _k3(chosen)
-        metrics[staleness_metric("tokens", int(staleness))] = float(chosen.size)
+    for age in np.unique(staleness):
+        chosen = bounded[staleness == age]
+        metrics[staleness_metric("kl_k1", int(age))] = _k1(chosen)
+        metrics[staleness_metric("kl_k3", int(age))] = _k3(chosen)
+        metrics[staleness_metric("tokens", int(age))] = float(chosen.size)
     return {name: float(value) for name, value in metrics.items()}
-
-
-def empty_statistics() -> dict[str, float]:
-    """Return the metrics of a step without a single trajectory."""
-    return {metric.name: 0.0 for metric in LEARNER_METRICS}
-
-
-def _effective_share(weights: Floats) -> float:
-    """Return (sum w)^2 / sum w^2 / K (Kish 1965); 0 where no weight is left."""
-    squares = float((weights**2).sum())
-    return float(weights.sum()) ** 2 / squares / weights.size if squares else 0.0
 
 
 def _k1(log_ratio: Floats) -> float:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.core.errors import BlockedError, IntegrityError
-from antiphon.core.records import SnapshotManifest, StepCommit
+from antiphon.core.errors import BlockedError
+from antiphon.core.records import SnapshotManifest
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.learner.progress import ProgressCounter
 
@@ -26,20 +26,6 @@ class TrainedStep:
     metrics: dict[str, float]
     drifts: Mapping[str, tuple[SampleStatistics, ...]] = field(default_factory=dict)
     """By group: how far the workers' logprobs were from the learner's, where both had the same weights."""
-
-
-def check_repeated(commit: StepCommit, weights_digest: str) -> None:
-    """Compare the weights of a repeated step with its commit.
-
-    Raises:
-        IntegrityError: when its weights are others.
-    """
-    if commit.weights_digest != weights_digest:
-        raise IntegrityError(
-            f"version {commit.version} was committed with weights {commit.weights_digest}, but repeating "
-            f"its steps gave {weights_digest}; the machine, the libraries or learner.threads differ "
-            "from those of the run"
-        )
 
 
 class Training(Protocol):

@@ -6,10 +6,9 @@ whose rewards were refused because they were already there is simply done.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 
@@ -34,7 +33,6 @@ EMPTY_PAUSE_S = 0.02
 """Pause after a request that was answered at once with nothing."""
 
 _log = structlog.get_logger(__name__)
-_T = TypeVar("_T")
 
 
 class Decoder(Protocol):
@@ -89,19 +87,20 @@ class RewardService:
         self._at_once = at_once
         self._pace = pace
         self._pull_wait_s = pull_wait_s
-        self._pulled: deque[GroupToReward] = deque()
-        self._scoring: set[asyncio.Task[None]] = set()
+        self._pulled: asyncio.Queue[GroupToReward] = asyncio.Queue()
         self._unscored = 0
         """Groups that were pulled and are not scored yet."""
         self._all_scored = Wakeup()
-        self._scored: deque[GroupRewards] = deque()
-        self._sending: set[asyncio.Task[None]] = set()
+        self._scored: asyncio.Queue[GroupRewards] = asyncio.Queue(SENT_TOGETHER)
         self._stopping = asyncio.Event()
         self._groups_rewarded = 0
 
     def stop(self) -> None:
         """Leave after the groups that are being scored; the others are offered to another service."""
         self._stopping.set()
+        while not self._pulled.empty():
+            self._pulled.get_nowait()
+            self._unscored -= 1
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Reward groups until the run is finished or `stop` was called.
@@ -115,108 +114,82 @@ class RewardService:
             UnavailableError: when the coordinator was away for longer than `limit_s`.
         """
         try:
-            await self._check_run()
-            ready()
-            while not self._stopping.is_set():
-                if len(self._scored) >= SENT_TOGETHER:
-                    await self._one_done()
-                    continue
-                if not self._pulled and not await self._pull():
-                    break
-                while self._pulled and len(self._scoring) < self._at_once:
-                    self._scoring.add(asyncio.create_task(self._reward(self._pulled.popleft())))
-                if self._pulled:
-                    await self._one_done()
-            while self._scoring or self._sending:
-                await self._one_done()
+            async with asyncio.TaskGroup() as tasks:
+                stopping = tasks.create_task(self._stopping.wait())
+                pulling = tasks.create_task(self._pull(ready))
+                working = [tasks.create_task(self._score()) for _ in range(self._at_once)]
+                working.append(tasks.create_task(self._send()))
+                await asyncio.wait({pulling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                pulling.cancel()
+                while self._unscored:
+                    await self._all_scored.wait(self._pull_wait_s)
+                await self._scored.join()
+                for task in (*working, stopping):
+                    task.cancel()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
         finally:
-            for task in (*self._scoring, *self._sending):
-                task.cancel()
             _log.info("reward.left", client=self._client_id, groups=self._groups_rewarded)
 
-    async def _pull(self) -> bool:
-        """Ask for groups; return False once the run is finished or `stop` was called."""
-        groups = await self._unless_stopped(
-            "coordinator.pull_for_reward",
-            lambda: self._coordinator.pull_for_reward(self._client_id, PULL_GROUPS, self._pull_wait_s),
-        )
-        self._pulled.extend(groups or ())
-        self._unscored += len(groups or ())
-        self._drop_done()
-        return bool(groups) or not (self._stopping.is_set() or await self._run_finished())
-
-    async def _one_done(self) -> None:
-        await asyncio.wait(self._scoring | self._sending, return_when=asyncio.FIRST_COMPLETED)
-        self._drop_done()
-
-    def _drop_done(self) -> None:
-        done = {task for task in self._scoring | self._sending if task.done()}
-        self._scoring -= done
-        self._sending -= done
-        for task in done:
-            task.result()
-
-    async def _reward(self, group: GroupToReward) -> None:
-        if self._pace is not None:
-            await self._pace()
-        failpoints.reach("reward.score")
-        self._scored.append(GroupRewards(group.group_id, tuple(await self._rewards_of(group))))
-        self._unscored -= 1
-        if not self._unscored:
-            self._all_scored.notify()
-        if not any(not task.done() for task in self._sending):
-            self._sending.add(asyncio.create_task(self._send()))
-
-    async def _send(self) -> None:
-        """Hand in what is scored, what was pulled together in one message unless it takes long. Others are
-        scored until the answer comes, which waits for the coordinator's transaction."""
-        while self._scored:
-            if self._unscored and len(self._scored) < SENT_TOGETHER:
-                await self._all_scored.wait(TOGETHER_S)
-            together = [self._scored.popleft() for _ in range(min(SENT_TOGETHER, len(self._scored)))]
-            taken = await self._reach(
-                "coordinator.submit_rewards", partial(self._coordinator.submit_rewards, together)
-            )
-            failpoints.reach("reward.submit.after")
-            self._groups_rewarded += len(together)
-            _log.debug("groups.rewarded", groups=[one.group_id for one in together], taken=len(taken))
-
-    async def _rewards_of(self, group: GroupToReward) -> list[SampleReward]:
-        texts = [self._codec.decode(token_ids) for token_ids in group.completions]
-        verdicts = await self._scorer.score(group.prompt_key, texts)
-        for index, verdict in enumerate(verdicts):
-            if isinstance(verdict, Failed):
-                _log.warning("reward.failed", group=group.group_id, sample=index, reason=verdict.reason)
-        return [
-            SampleReward(index, 0.0, verdict.reason or "no reason was given")
-            if isinstance(verdict, Failed)
-            else SampleReward(index, verdict)
-            for index, verdict in enumerate(verdicts)
-        ]
-
-    async def _check_run(self) -> None:
-        status = await self._unless_stopped("coordinator.status", self._coordinator.status)
-        if status is not None and status.run_id != self._run_id:
+    async def _pull(self, ready: Callable[[], None]) -> None:
+        """Ask for groups whenever the last ones were taken up, until the run is finished."""
+        status = await retry_unavailable("coordinator.status", self._coordinator.status, self._limit_s)
+        if status.run_id != self._run_id:
             raise ContractError(
                 f"the coordinator serves run {status.run_id}, not {self._run_id}; "
                 "give the address of the right one"
             )
+        ready()
+        asking = partial(self._coordinator.pull_for_reward, self._client_id, PULL_GROUPS, self._pull_wait_s)
+        while not status.finished:
+            groups = await retry_unavailable("coordinator.pull_for_reward", asking, self._limit_s)
+            if self._stopping.is_set():
+                return
+            self._unscored += len(groups)
+            for group in groups:
+                self._pulled.put_nowait(group)
+            await self._pulled.join()
+            if not groups:
+                await asyncio.sleep(EMPTY_PAUSE_S)
+                status = await retry_unavailable(
+                    "coordinator.status", self._coordinator.status, self._limit_s
+                )
 
-    async def _run_finished(self) -> bool:
-        await asyncio.sleep(EMPTY_PAUSE_S)
-        status = await self._unless_stopped("coordinator.status", self._coordinator.status)
-        return status is not None and status.finished
+    async def _score(self) -> None:
+        """Score one group after the other; as many of these run as may be scored at the same time."""
+        while True:
+            group = await self._pulled.get()
+            self._pulled.task_done()
+            if self._pace is not None:
+                await self._pace()
+            failpoints.reach("reward.score")
+            texts = [self._codec.decode(token_ids) for token_ids in group.completions]
+            rewards = []
+            for index, verdict in enumerate(await self._scorer.score(group.prompt_key, texts)):
+                if isinstance(verdict, Failed):
+                    reason = verdict.reason or "no reason was given"
+                    _log.warning("reward.failed", group=group.group_id, sample=index, reason=verdict.reason)
+                    rewards.append(SampleReward(index, 0.0, reason))
+                else:
+                    rewards.append(SampleReward(index, verdict))
+            await self._scored.put(GroupRewards(group.group_id, tuple(rewards)))
+            self._unscored -= 1
+            if not self._unscored:
+                self._all_scored.notify()
 
-    async def _unless_stopped(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T | None:
-        """Return the answer of a call, or None as soon as `stop` is called."""
-        calling = asyncio.ensure_future(self._reach(what, attempt))
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait({calling, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return calling.result() if calling.done() else None
-        finally:
-            calling.cancel()
-            stopping.cancel()
-
-    async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await retry_unavailable(what, attempt, self._limit_s)
+    async def _send(self) -> None:
+        """Hand in what is scored, what was pulled together in one message unless it takes long. Others are
+        scored until the answer comes, which waits for the coordinator's transaction."""
+        while True:
+            together = [await self._scored.get()]
+            if self._unscored and self._scored.qsize() + 1 < SENT_TOGETHER:
+                await self._all_scored.wait(TOGETHER_S)
+            while not self._scored.empty() and len(together) < SENT_TOGETHER:
+                together.append(self._scored.get_nowait())
+            handing_in = partial(self._coordinator.submit_rewards, together)
+            taken = await retry_unavailable("coordinator.submit_rewards", handing_in, self._limit_s)
+            failpoints.reach("reward.submit.after")
+            self._groups_rewarded += len(together)
+            _log.debug("groups.rewarded", groups=[one.group_id for one in together], taken=len(taken))
+            for _ in together:
+                self._scored.task_done()

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from blake3 import blake3
 
-from antiphon.api.coordinator import Coordinator, KitPart, WorkerWelcome
+from antiphon.api.coordinator import KitPart
 from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.core.requests import WorkerWelcome
 from antiphon.core.sampling_config import decide_rule
 from antiphon.cpu.compiler import check_compiler
 from antiphon.lineage.documents.manifest import hardware, library_versions
@@ -37,13 +38,13 @@ from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.weights import WeightSource
-from antiphon.services.rollout.worker import Prepare, RolloutWorker
+from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual, collect_seldom
 from antiphon.system.processes import StopRequest
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.relay_service import Arrivals, RelayService
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.transport import Connections, RelayTransport
 
 _log = structlog.get_logger(__name__)
@@ -62,8 +63,20 @@ class WorkerRelay:
         self._store, self._address, self._credentials = store, address, credentials
         self._server: Any = None
         self._host, _, self._port = address.rpartition(":")
-        if address:
-            _check(self._host.strip("[]"), address, credentials)
+        host = self._host.strip("[]")
+        if address and credentials is None and not is_loopback(host):
+            raise ConfigError(
+                f"--relay-address {address} would serve without encryption; give --credentials FOLDER with a "
+                f"bundle of `antiphon invite NAME --relay-host {host}`"
+            )
+        allowed = credentials is None or (
+            credentials.token_key is not None and serves_as(credentials.certificate, host)
+        )
+        if address and not allowed:
+            raise ConfigError(
+                f"these credentials do not allow to serve other workers as {host}; make them again with "
+                f"`antiphon invite NAME --relay-host {host}`, or leave --relay-address out"
+            )
 
     async def start(self, config: RunConfig, run_id: str) -> None:
         """Serve from now on, unless the run wants no relays.
@@ -78,9 +91,7 @@ class WorkerRelay:
             clock = asyncio.get_running_loop().time
             guard = Guard(self._credentials.token_key, run_id, wall_clock, clock)
             security = Security(self._credentials, guard)
-        service = RelayService(
-            self._store, self.arrivals, uplink_bytes_per_s=config.broadcast.relay_bytes_per_s
-        )
+        service = BroadcastService(self._store, config.broadcast.relay_bytes_per_s, self.arrivals)
         # Behind a forwarded port or a second network card, the host that others dial is none of this machine.
         host = self._host if is_loopback(self._host) else "[::]" if self._host.startswith("[") else "0.0.0.0"
         self._server, _ = await start_server(
@@ -91,20 +102,6 @@ class WorkerRelay:
     async def stop(self) -> None:
         if self._server is not None:
             await stop_server(self._server, 0.0)
-
-
-def _check(host: str, address: str, credentials: Credentials | None) -> None:
-    if credentials is None:
-        if not is_loopback(host):
-            raise ConfigError(
-                f"--relay-address {address} would serve without encryption; give --credentials FOLDER with a "
-                f"bundle of `antiphon invite NAME --relay-host {host}`"
-            )
-    elif credentials.token_key is None or not serves_as(credentials.certificate, host):
-        raise ConfigError(
-            f"these credentials do not allow to serve other workers as {host}; make them again with "
-            f"`antiphon invite NAME --relay-host {host}`, or leave --relay-address out"
-        )
 
 
 if TYPE_CHECKING:
@@ -188,7 +185,7 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
     worst = max(report.distributions, key=lambda check: (not check.holds, check.z))
     _log.info(
         "engine.tested",
-        sampler=report.sampler,
+        sampler=settings.sampler,
         rule=settings.rule,
         distribution_z=round(worst.z, 2),
         bits_equal=report.bits_equal,
@@ -228,34 +225,6 @@ def fingerprint(settings: EngineSettings) -> str:
         *(settings.prefix_caching, settings.eager),
     ]
     return blake3(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-def kit_where_needed(coordinator: Coordinator, root: Path, learner_key: bytes | None) -> Prepare:
-    """Return what fetches the model's kit where `model.path` is no folder on this machine.
-
-    Args:
-        coordinator: has the kit.
-        root: folder for kits.
-        learner_key: public key of the learner; None takes the one that the coordinator names.
-    """
-
-    async def prepare(config: RunConfig, welcome: WorkerWelcome, arrived: Callable[[int], None]) -> RunConfig:
-        if model_folder(config.model.path) is not None:
-            return config
-        stall_timeout_s = config.services.stall_timeout_s
-
-        async def ask(offset: int) -> KitPart | None:
-            asking = partial(coordinator.worker_kit, offset)
-            return await retry_unavailable("coordinator.worker_kit", asking, stall_timeout_s)
-
-        key = welcome.learner_key if learner_key is None else learner_key
-        folder = await fetch_kit(ask, welcome.run_id, key, root, stall_timeout_s, arrived)
-        _log.info("worker_kit.used", path=config.model.path, folder=str(folder))
-        return config.model_copy(
-            update={"model": config.model.model_copy(update={"path": str(folder.absolute())})}
-        )
-
-    return prepare
 
 
 async def serve_worker(
@@ -315,14 +284,26 @@ async def serve_worker(
         watchdog.arm(config.rollout.hung_step_s, config.services.stall_timeout_s)
         return engine
 
-    kit = kit_where_needed(coordinator, work_dir / "kits", learner_key)
-
     async def prepare(config: RunConfig, welcome: WorkerWelcome, arrived: Callable[[int], None]) -> RunConfig:
         await relay.start(config, welcome.run_id)
-        return await kit(config, welcome, arrived)
+        if model_folder(config.model.path) is not None:
+            return config
+        limit_s = config.services.stall_timeout_s
+
+        async def ask(offset: int) -> KitPart | None:
+            asking = partial(coordinator.worker_kit, offset)
+            return await retry_unavailable("coordinator.worker_kit", asking, limit_s)
+
+        key = welcome.learner_key if learner_key is None else learner_key
+        folder = await fetch_kit(ask, welcome.run_id, key, work_dir / "kits", limit_s, arrived)
+        _log.info("worker_kit.used", path=config.model.path, folder=str(folder))
+        model = config.model.model_copy(update={"path": str(folder.absolute())})
+        return config.model_copy(update={"model": model})
 
     async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
-        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
+        return await coordinator.plan_transfer(
+            worker.worker_id, manifest.version, manifest.payloads.index(payload)
+        )
 
     def relayed_source(config: RunConfig) -> WeightSource:
         timeout_s = config.broadcast.transfer_timeout_s

@@ -16,6 +16,7 @@ from antiphon.api.manifest import check_manifest, full_payload
 from antiphon.core.broadcast.patches import choose_payloads
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.net.security.credentials import Credentials
@@ -104,7 +105,8 @@ class MeasuredTransport(Transport):
         await self._transport.fetch(manifest, payload, note)
         if not was_here:
             sent = {self._source: came} if came else {}
-            self._network.delivered(manifest.version, clock() - begun_s, first_s, sent)
+            told = DeliveryRecord(manifest.version, "", clock() - begun_s, first_s, sent)
+            self._network.delivered(told)
         self._store.note(payload)
         self._network.holds(payload.digest, self._store.has)
 

@@ -1,26 +1,140 @@
 """Work in flight: the groups that a worker has leased and the coordinator has not taken back yet.
 
-Finished groups are handed in several at a time until each was answered: an answer comes after the
-coordinator's transaction, so one group after the other would make the time of a transaction the pace of the
-whole worker.
+A group that another worker began continues where that one's progress ends: the engine is given the tokens
+that are there and samples the rest, and what is handed in is the two joined. Of what is unfinished the
+coordinator gets between two heartbeats only the difference. Where the engine is in the middle of a long step,
+or one heartbeat would grow too large, the rest follows with the next.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
-from antiphon.api.coordinator import Coordinator
-from antiphon.api.engine import EngineOutput
-from antiphon.core.errors import RefusedError
-from antiphon.core.records import GroupSubmission, Lease, SubmitVerdict
+from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
+from antiphon.core.drafting.statistics import add_statistics
+from antiphon.core.records import (
+    Completion,
+    GroupSubmission,
+    Lease,
+    LeaseProgress,
+    PartialTrajectory,
+    Trajectory,
+)
+from antiphon.core.spans import joined, rest_of, shifted
 from antiphon.services.rollout.engine.driver import EngineDriver
-from antiphon.services.rollout.group import GroupInFlight, split_request_id
-from antiphon.services.rollout.progress import TokenRate, usable_prefix
-from antiphon.services.rollout.weights import Delay
-from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
+
+MOST_HEARTBEAT_TOKENS = 1 << 18
+"""Tokens after which a heartbeat takes no further group: 2 MiB, far below the largest message."""
+OLD_RATE_SHARE = 0.8
+"""Share of the measured rate that stays with each new completion."""
+
+_log = structlog.get_logger(__name__)
+
+
+class GroupInFlight:
+    """The requests of one lease and what came of them so far."""
+
+    def __init__(self, lease: Lease, started_at: float, prefixes: Mapping[int, PartialTrajectory]) -> None:
+        """Begin at this second of the event loop's clock; `prefixes` are what an earlier holder sampled."""
+        self.lease, self.started_at, self._prefixes = lease, started_at, prefixes
+        self.outputs: dict[int, EngineOutput] = {}
+        """Completions finished here, by sample index; a prefix is no part of them."""
+        # The coordinator keeps what it sent along.
+        self.note_kept(self._given(index) for index in range(len(lease.seeds)))
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The samples that the engine is sampling."""
+        ended = {index for index, prefix in self._prefixes.items() if prefix.finish_reason is not None}
+        return [i for i in range(len(self.lease.seeds)) if i not in self.outputs and i not in ended]
+
+    def requests(self) -> list[EngineRequest]:
+        """Return one engine request for each sample that is not finished yet."""
+        lease = self.lease
+        prefixes = {index: tuple(prefix.token_ids.tolist()) for index, prefix in self._prefixes.items()}
+        return [
+            EngineRequest(
+                request_id=f"{lease.lease_id}/{index}",
+                prompt_token_ids=lease.prompt.token_ids,
+                seed=lease.seeds[index],
+                sampling=lease.sampling,
+                group=lease.lease_id,
+                history=lease.history,
+                prefix_token_ids=prefixes.get(index, ()),
+            )
+            for index in self.unfinished
+        ]
+
+    def known(self) -> dict[str, int]:
+        """Return, by request id, how many tokens sampled here the coordinator keeps already."""
+        return {
+            f"{self.lease.lease_id}/{index}": max(0, self._kept[index] - self._given(index))
+            for index in self.unfinished
+        }
+
+    def note_kept(self, kept: Iterable[int]) -> None:
+        """Note how many tokens of each sample the coordinator says it keeps; of the last ones none."""
+        self._kept = dict.fromkeys(range(len(self.lease.seeds)), 0) | dict(enumerate(kept))
+
+    def tokens_left(self, progress: Sequence[LeaseProgress]) -> int:
+        """Return the most tokens that the slowest completion can still get."""
+        reached = dict(self._kept)
+        for lease in progress:
+            if lease.lease_id == self.lease.lease_id:
+                reached |= {piece.sample_index: piece.stop for piece in lease.pieces}
+        return max((self.lease.sampling.max_tokens - reached[i] for i in self.unfinished), default=0)
+
+    def pieces(self, progress: Mapping[str, EngineProgress]) -> list[PartialTrajectory]:
+        """Return what the coordinator does not keep yet, in sample order.
+
+        Args:
+            progress: by request id, what the engine reports of the samples it is sampling.
+        """
+        pieces = []
+        for index in range(len(self.lease.seeds)):
+            whole = self._whole(index, progress.get(f"{self.lease.lease_id}/{index}"))
+            rest = None if whole is None else rest_of(whole, self._kept[index])
+            if rest is not None:
+                part = rest.token_ids, rest.logprobs, rest.spans, rest.finish_reason
+                pieces.append(PartialTrajectory(*part, sample_index=index))
+        return pieces
+
+    def submission(self, worker_id: str, finished_at: float) -> GroupSubmission:
+        """Return what is handed in, samples in the order of their seeds; same clock as at the beginning."""
+        trajectories = []
+        for index, seed in enumerate(self.lease.seeds):
+            whole = self._whole(index)
+            assert whole is not None and whole.finish_reason is not None, "the group is complete"
+            part = whole.token_ids, whole.logprobs, whole.spans, whole.finish_reason
+            trajectories.append(Trajectory(*part, sample_index=index, seed=seed))
+        parts = [output.drafting for output in self.outputs.values() if output.drafting is not None]
+        drafting = add_statistics(parts)
+        return GroupSubmission(
+            lease_id=self.lease.lease_id,
+            group_id=self.lease.group_id,
+            worker_id=worker_id,
+            trajectories=tuple(trajectories),
+            generation_s=finished_at - self.started_at,
+            # `outputs` has them in the order in which they finished: the last one knows the newest gain.
+            drafting=None if drafting is None else replace(drafting, gain=float(parts[-1].gain)),
+        )
+
+    def _whole(self, index: int, progress: EngineProgress | None = None) -> Completion | None:
+        """Return a sample from what came with the lease and what was sampled here; None without either.
+
+        Where the engine returned only what is new since some token, the piece begins there.
+        """
+        prefix, sampled = self._prefixes.get(index), self.outputs.get(index) or progress
+        if sampled is None or prefix is None:
+            return sampled or prefix
+        own = replace(sampled, spans=shifted(sampled.spans, prefix.stop))
+        return own if own.start > prefix.stop else joined([prefix, own])
+
+    def _given(self, index: int) -> int:
+        return self._prefixes[index].stop if index in self._prefixes else 0
 
 
 class WorkInFlight:
@@ -33,10 +147,13 @@ class WorkInFlight:
         """What the coordinator calls this worker; empty before it is registered."""
         self.groups: dict[str, GroupInFlight] = {}
         self.finished: dict[str, GroupSubmission] = {}
+        self.to_hand_in: asyncio.Queue[GroupSubmission] = asyncio.Queue()
+        """Those of the finished ones that no call is under way for."""
         self.unusable: set[str] = set()
         """Leases to give back: another version was loaded while they were on their way."""
         self.tokens_generated = 0
-        self.token_rate = TokenRate()
+        self.seconds_per_token: float | None = None
+        """Of one completion, as measured here lately; None before the first one."""
 
     @property
     def idle(self) -> bool:
@@ -46,7 +163,7 @@ class WorkInFlight:
     @property
     def samples(self) -> int:
         """Requests that the engine is sampling: a group's ended ones make room for other groups."""
-        return sum(len(group.unfinished()) for group in self.groups.values())
+        return sum(len(group.unfinished) for group in self.groups.values())
 
     def by_pin(self) -> tuple[int, int]:
         """Return (groups whose lease names a version, other groups) of those that are sampled."""
@@ -56,93 +173,85 @@ class WorkInFlight:
     def take(self, lease: Lease, engine: EngineDriver) -> None:
         """Sample a lease from where its last holder came to."""
         group = GroupInFlight(lease, asyncio.get_running_loop().time(), usable_prefix(lease, engine))
-        # The coordinator keeps what it sent along.
-        group.note_kept(group.prefixes[i].stop if i in group.prefixes else 0 for i in range(len(lease.seeds)))
-        if group.complete:  # its last holder was lost between its last token and handing in
-            self._finish(group)
-        else:
-            self.groups[lease.lease_id] = group
+        self.groups[lease.lease_id] = group
+        if group.unfinished:
             engine.add(group.requests())
+        else:  # its last holder was lost between its last token and handing in
+            self._finish(group)
 
     def collect(self, outputs: Sequence[EngineOutput]) -> None:
         """Take in completions from the engine; those of groups that are not sampled any more are dropped."""
+        loop = asyncio.get_running_loop()
         for output in outputs:
-            self.tokens_generated += len(output.token_ids)
-            lease_id, sample_index = split_request_id(output.request_id)
+            tokens = len(output.token_ids)
+            self.tokens_generated += tokens
+            lease_id, _, index = output.request_id.rpartition("/")
             group = self.groups.get(lease_id)
             if group is None:
                 continue
-            elapsed_s = asyncio.get_running_loop().time() - group.started_at
-            self.token_rate.measure(elapsed_s, len(output.token_ids))
-            group.outputs[sample_index] = output
-            if group.complete:
-                del self.groups[lease_id]
+            if tokens:
+                new, old = (loop.time() - group.started_at) / tokens, self.seconds_per_token
+                mixed = new if old is None else OLD_RATE_SHARE * old + (1 - OLD_RATE_SHARE) * new
+                self.seconds_per_token = mixed
+            group.outputs[int(index)] = output
+            if not group.unfinished:
                 self._finish(group)
-            else:
-                self._change.notify()
+            self._change.notify()
 
     def _finish(self, group: GroupInFlight) -> None:
-        now = asyncio.get_running_loop().time()
-        self.finished[group.lease.lease_id] = group.submission(self.worker_id, now)
+        lease_id, now = group.lease.lease_id, asyncio.get_running_loop().time()
+        del self.groups[lease_id]
+        self.finished[lease_id] = group.submission(self.worker_id, now)
+        self.to_hand_in.put_nowait(self.finished[lease_id])
         self._change.notify()
 
 
-def samples_with(lease: Lease, held_version: int | None, loading: bool) -> bool:
-    """Return whether a worker may sample a lease, that holds a version and may be loading another."""
-    return held_version is not None and lease.version in (None, None if loading else held_version)
+async def gather(
+    groups: Sequence[GroupInFlight], engine: EngineDriver, timeout_s: float, *, stop: bool = False
+) -> tuple[LeaseProgress, ...]:
+    """Return what was sampled of some groups and is not kept by the coordinator.
+
+    Args:
+        groups: groups in flight, the most urgent first.
+        engine: samples them.
+        timeout_s: longest wait for the engine's step.
+        stop: end sampling them in the same moment.
+    """
+    known = {request_id: count for group in groups for request_id, count in group.known().items()}
+    reported = await engine.progress(known, timeout_s, stop) if known else []
+    if reported is None:
+        return ()
+    by_request = {progress.request_id: progress for progress in reported}
+    gathered: list[LeaseProgress] = []
+    tokens = 0
+    for group in groups:
+        pieces = group.pieces(by_request)
+        size = sum(int(piece.token_ids.size) for piece in pieces)
+        if not pieces or (gathered and tokens + size > MOST_HEARTBEAT_TOKENS):
+            continue
+        gathered.append(LeaseProgress(group.lease.lease_id, tuple(pieces)))
+        tokens += size
+    return tuple(gathered)
 
 
-def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first exception in a group that is no group itself."""
-    first = group.exceptions[0]
-    return first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+def usable_prefix(lease: Lease, engine: EngineDriver) -> dict[int, PartialTrajectory]:
+    """Return what a lease came with, by sample; nothing where this engine cannot continue it.
 
-
-MOST_AT_ONCE = 32
-"""Groups that may wait for their answers at the same time."""
-LOOK_AGAIN_S = 5.0
-"""Longest pause before it is looked again whether something is finished; a change ends it at once."""
-_log = structlog.get_logger(__name__)
-
-Reach = Callable[[str, Callable[[], Awaitable[SubmitVerdict]]], Awaitable[SubmitVerdict]]
-
-
-class Submitter:
-    """Takes finished groups out of a worker's work by handing them in."""
-
-    def __init__(
-        self, coordinator: Coordinator, work: WorkInFlight, change: Wakeup, reach: Reach, delay: Delay
-    ) -> None:
-        """`reach` repeats a call while the coordinator is away; `delay` is awaited before each call;
-        `change` is notified when a group was finished, and by this when one was answered."""
-        self._coordinator, self._work, self._change = coordinator, work, change
-        self._reach, self._delay = reach, delay
-        self._asking: set[str] = set()
-
-    async def run(self) -> None:
-        """Hand in whatever is finished, until cancelled.
-
-        Raises:
-            UnavailableError: when the coordinator was away for too long.
-        """
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                waiting = [item for item in self._work.finished.items() if item[0] not in self._asking]
-                for lease_id, submission in waiting[: MOST_AT_ONCE - len(self._asking)]:
-                    self._asking.add(lease_id)
-                    tasks.create_task(self._hand_in(lease_id, submission))
-                await self._change.wait(LOOK_AGAIN_S)
-
-    async def _hand_in(self, lease_id: str, submission: GroupSubmission) -> None:
-        await self._delay()
-        failpoints.reach("worker.upload.before")
-        try:
-            handing_in = partial(self._coordinator.submit_group, submission)
-            verdict = await self._reach("coordinator.submit_group", handing_in)
-            _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
-        except RefusedError as error:  # it may have continued what another worker made up
-            _log.warning("group.refused", group=submission.group_id, reason=str(error))
-        failpoints.reach("worker.upload.after")
-        del self._work.finished[lease_id]
-        self._asking.discard(lease_id)
-        self._change.notify()
+    Another worker wrote it, and no one has verified it: what no engine can have sampled is left
+    aside, and the group starts again.
+    """
+    prefix = {piece.sample_index: piece for piece in lease.prefix}
+    possible = all(
+        piece.start == 0
+        and 0 <= piece.sample_index < len(lease.seeds)
+        and piece.token_ids.size > 0
+        and int(piece.token_ids.min()) >= 0
+        and int(piece.token_ids.max()) < engine.vocabulary_size
+        and (piece.finish_reason is not None or piece.stop < lease.sampling.max_tokens)
+        for piece in lease.prefix
+    )
+    if prefix and not (possible and engine.continues):
+        reason = "the engine does not continue bit for bit" if possible else "no engine can have written it"
+        _log.warning("prefix.left", lease=lease.lease_id, group=lease.group_id, reason=reason)
+        return {}
+    return prefix

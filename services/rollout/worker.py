@@ -2,7 +2,8 @@
 
 It dials out. Sampling never waits for the network: leases, submissions, heartbeats and snapshots each
 have a loop of their own beside the engine's thread. The coordinator may vanish and return at any time; a
-finished group is kept until it was answered.
+finished group is kept until it was answered. Several are handed in at a time: an answer comes after the
+coordinator's transaction, so one group after the other would make its time the pace of the whole worker.
 A group that the coordinator refuses is logged and let go: only a refusal of the worker itself ends it.
 A lease that names a version is sampled with that version or not at all. What is unfinished goes along
 with the heartbeats, so that another worker continues it if this one is lost; asked to stop, a worker
@@ -15,31 +16,29 @@ a short time for a coordinator that does not answer: that one is most likely bei
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 import structlog
 
-from antiphon.api.coordinator import (
-    Coordinator,
+from antiphon.api.coordinator import Coordinator
+from antiphon.api.engine import Engine
+from antiphon.core.config import RunConfig, parse_config
+from antiphon.core.errors import RefusedError, UnavailableError
+from antiphon.core.loop.leases import finishes_in_time
+from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
+from antiphon.core.requests import (
     HeartbeatReply,
-    LeaseReply,
     LeaseRequest,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.api.engine import Engine
-from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.errors import UnavailableError
-from antiphon.core.loop.leases import finishes_in_time
-from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
-from antiphon.services.rollout.group import GroupInFlight
-from antiphon.services.rollout.progress import gather, tokens_left
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
-from antiphon.services.rollout.work import Submitter, WorkInFlight, first_leaf, samples_with
+from antiphon.services.rollout.work import GroupInFlight, WorkInFlight, gather
+from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
 Prepare = Callable[[RunConfig, WorkerWelcome, Callable[[int], None]], Awaitable[RunConfig]]
@@ -59,82 +58,6 @@ FINISHING_SHARE = 0.5
 HAND_OVER_S = 3.0
 """Of the grace time, kept for handing over what was not finished after all; and how long a coordinator
 is waited for that does not answer."""
-
-_log = structlog.get_logger(__name__)
-
-
-class SendHeartbeat(Protocol):
-    """Sends a heartbeat at once, apart from the regular ones."""
-
-    async def __call__(
-        self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
-    ) -> None:
-        """Report progress, leases that are given back, and leaving."""
-
-
-class Shutdown:
-    """The end of one worker, from the moment it is asked to stop."""
-
-    def __init__(self, worker_name: str, work: WorkInFlight, send: SendHeartbeat, change: Wakeup) -> None:
-        """What is handed over leaves `work`; `change` is notified when a group was finished or handed in."""
-        self._name = worker_name
-        self._work, self._send, self._change = work, send, change
-        self._asked = asyncio.Event()
-        self._deadline = 0.0
-
-    @property
-    def asked(self) -> bool:
-        """Whether the worker was asked to stop."""
-        return self._asked.is_set()
-
-    def ask(self, grace_s: float) -> None:
-        """Begin; the worker is gone within `grace_s` seconds."""
-        self._deadline = asyncio.get_running_loop().time() + grace_s
-        self._asked.set()
-
-    async def run(self, engine: EngineDriver, step_timeout_s: float) -> None:
-        """Wait until it is asked for; then finish, hand over, and leave."""
-        await self._asked.wait()
-        try:
-            await self._leave(engine, step_timeout_s)
-        except UnavailableError as error:
-            _log.warning(
-                "worker.no_answer", worker=self._name, groups=len(self._work.groups), reason=str(error)
-            )
-
-    async def _leave(self, engine: EngineDriver, step_timeout_s: float) -> None:
-        clock = asyncio.get_running_loop().time
-        groups = list(self._work.groups.values())
-        progress = await gather(groups, engine, step_timeout_s)
-        await self._send(progress)
-        finish_s = FINISHING_SHARE * (self._deadline - clock())
-        per_token = self._work.token_rate.seconds_per_token
-        late = [g for g in groups if not finishes_in_time(tokens_left(g, progress), per_token, finish_s)]
-        await self.hand_over(engine, late, step_timeout_s)
-        while not self._work.idle and (left_s := self._deadline - HAND_OVER_S - clock()) > 0:
-            await self._change.wait(left_s)
-        await self.hand_over(engine, list(self._work.groups.values()), step_timeout_s)
-        await self._send((), leaving=True)
-
-    async def hand_over(
-        self, engine: EngineDriver, groups: Sequence[GroupInFlight], step_timeout_s: float
-    ) -> None:
-        """Stop sampling groups and give their leases back, everything sampled included.
-
-        Raises:
-            UnavailableError: when the coordinator does not answer within `HAND_OVER_S`.
-        """
-        sampled = self._work.groups
-        running = [group for group in groups if group.lease.lease_id in sampled]
-        if not running:
-            return
-        progress = await gather(running, engine, step_timeout_s, stop=True)
-        # What was finished meanwhile is on its way as a submission.
-        released = [g.lease.lease_id for g in running if sampled.pop(g.lease.lease_id, None) is not None]
-        _log.info("worker.handed_over", worker=self._name, groups=len(released))
-        await self._send(progress, released=tuple(released))
-
-
 REGISTER_TIMEOUT_S = 300.0
 """How long a worker tries to register, before it knows the run's own services.stall_timeout_s."""
 LEASE_WAIT_S = 5.0
@@ -142,11 +65,14 @@ LEASE_WAIT_S = 5.0
 FIRST_PAUSE_S = 0.02
 """Pause after a lease request that brought nothing; it doubles up to `MOST_PAUSE_S`."""
 MOST_PAUSE_S = 0.5
+MOST_AT_ONCE = 32
+"""Groups that may wait for the answers to their submissions at the same time."""
 MOST_REASON = 1000
 """Characters of a heartbeat's reason for a swap that failed."""
 GRACE_S = 20.0
 """What `stop` leaves a worker that does not know the run's rollout.grace_s yet."""
-_T = TypeVar("_T")
+
+_log = structlog.get_logger(__name__)
 
 
 class RolloutWorker:
@@ -191,22 +117,19 @@ class RolloutWorker:
         self._learner_key = learner_key
         self._device = device
         self._prepare, self._relay_address = prepare, relay_address
-        self._prepared, self._prepared_bytes = asyncio.Event(), 0
+        self._prepared_bytes = 0
         self._stall_timeout_s = REGISTER_TIMEOUT_S
         self._change = Wakeup()
         self._swapped = Wakeup()
-        self._engine: EngineDriver | None = None
-        self._engine_config: RunConfig | None = None
-        self._weights: WeightSync | None = None
+        self._engine: EngineDriver
+        self._weights: WeightSync
         self._work = WorkInFlight(self._change)
-        self._submitter = Submitter(coordinator, self._work, self._change, self._reach, delay)
-        self._shutdown = Shutdown(worker_name, self._work, self._send_heartbeat, self._change)
         self._step_timeout_s = 1.0
         self._reports_progress = True
         self._grace_s = GRACE_S
+        self._leave_at = 0.0
         self._ready_at: float | None = None
-        self._draining = False
-        self._done = asyncio.Event()
+        self._stopping, self._done = asyncio.Event(), asyncio.Event()
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until the run is finished or `stop` was called; `ready` is called once the engine is up.
@@ -221,7 +144,10 @@ class RolloutWorker:
                 serving = tasks.create_task(self._serve(ready))
                 tasks.create_task(self._cancel_when_done(serving))
         except BaseExceptionGroup as group:
-            raise first_leaf(group) from group
+            first: BaseException = group
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from group
         finally:
             _log.info("worker.left", worker=self._name, tokens_generated=self._work.tokens_generated)
 
@@ -232,8 +158,8 @@ class RolloutWorker:
         finished in half of the time are finished; the others are handed over for another worker to
         continue. By default `grace_s` is the run's rollout.grace_s.
         """
-        groups = len(self._work.groups)
-        if self._shutdown.asked:
+        loop, groups = asyncio.get_running_loop(), len(self._work.groups)
+        if self._stopping.is_set():
             _log.warning("worker.stopped", worker=self._name, abandoned=groups)
             self._done.set()
             return
@@ -241,9 +167,9 @@ class RolloutWorker:
             self._done.set()
         grace_s = self._grace_s if grace_s is None else grace_s
         _log.info("worker.stopping", worker=self._name, groups=groups, grace_s=grace_s)
-        self._draining = True
-        self._shutdown.ask(grace_s)
-        asyncio.get_running_loop().call_later(grace_s, self._done.set)
+        self._leave_at = loop.time() + grace_s
+        self._stopping.set()
+        loop.call_later(grace_s, self._done.set)
         self._change.notify()
 
     @property
@@ -259,21 +185,6 @@ class RolloutWorker:
         await self._done.wait()
         serving.cancel()
 
-    async def _shut_down_when_asked(self, engine: EngineDriver) -> None:
-        await self._shutdown.run(engine, self._step_timeout_s)
-        self._done.set()
-
-    async def _send_heartbeat(
-        self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
-    ) -> None:
-        async def heartbeat() -> HeartbeatReply:
-            return await self._coordinator.heartbeat(self._heartbeat(progress, released, leaving))
-
-        reply = await retry_unavailable("coordinator.heartbeat", heartbeat, HAND_OVER_S, self._name)
-        if not reply.known and not leaving:
-            await self._register()
-            await retry_unavailable("coordinator.heartbeat", heartbeat, HAND_OVER_S, self._name)
-
     async def _serve(self, ready: Callable[[], None]) -> None:
         welcome = await self._register()
         config = parse_config(welcome.config_yaml)
@@ -281,8 +192,8 @@ class RolloutWorker:
         self._grace_s = config.rollout.grace_s
         self._step_timeout_s = welcome.heartbeat_s
         self._reports_progress = config.coordinator.partials_mib > 0
-        engine = self._drive(lambda: self._make_engine(self._engine_config or config), self._work.collect)
-        weights = WeightSync(
+        engine = self._engine = self._drive(lambda: self._make_engine(prepared), self._work.collect)
+        weights = self._weights = WeightSync(
             self._coordinator,
             self._make_source(config),
             engine,
@@ -294,81 +205,127 @@ class RolloutWorker:
             self._delay,
             welcome.learner_key if self._learner_key is None else self._learner_key,
         )
-        self._engine, self._weights = engine, weights
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._run_engine(config, welcome, engine))
-            tasks.create_task(self._heartbeats(engine, welcome.heartbeat_s))
-            tasks.create_task(self._shut_down_when_asked(engine))
+            tasks.create_task(self._heartbeats(welcome.heartbeat_s))
+            tasks.create_task(self._leave_when_asked())
             tasks.create_task(weights.fetch_forever())
-            tasks.create_task(self._sample(config, engine, weights, ready))
-
-    async def _run_engine(self, config: RunConfig, welcome: WorkerWelcome, engine: EngineDriver) -> None:
-        self._engine_config = await self._prepare(config, welcome, self._note_prepared)
-        self._prepared.set()
-        await engine.run()
+            prepared = await self._prepare(config, welcome, self._note_prepared)
+            tasks.create_task(engine.run())
+            await engine.started(config.services.start_timeout_s)
+            self._ready_at = asyncio.get_running_loop().time()
+            ready()
+            _log.info("worker.ready", worker=self._name, run=self._run_id)
+            groups = self._concurrent_groups or config.rollout.concurrent_groups
+            tasks.create_task(weights.swap_forever())
+            tasks.create_task(self._leases(groups * config.loop.group_size, config.loop.group_size))
+            for _ in range(MOST_AT_ONCE):
+                tasks.create_task(self._hand_in())
 
     def _note_prepared(self, length: int) -> None:
         self._prepared_bytes += length
 
-    async def _sample(
-        self, config: RunConfig, engine: EngineDriver, weights: WeightSync, ready: Callable[[], None]
-    ) -> None:
-        await self._prepared.wait()  # or the worker ends: `prepare` has a patience of its own
-        await engine.started(config.services.start_timeout_s)
-        self._ready_at = asyncio.get_running_loop().time()
-        ready()
-        _log.info("worker.ready", worker=self._name, run=self._run_id)
-        group_size = config.loop.group_size
-        samples = (self._concurrent_groups or config.rollout.concurrent_groups) * group_size
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(weights.swap_forever())
-            tasks.create_task(self._leases(engine, weights, samples, group_size))
-            tasks.create_task(self._submitter.run())
-
     async def _register(self) -> WorkerWelcome:
         places = self._concurrent_groups or 0
-        told = (self._name, PROTOCOL_VERSION, self._run_id, places, self._device, self._relay_address)
-        hello = WorkerHello(*told)
-        welcome = await self._reach("coordinator.register", lambda: self._coordinator.register(hello))
+        hello = WorkerHello(
+            self._name, PROTOCOL_VERSION, self._run_id, places, self._device, self._relay_address
+        )
+        registering = partial(self._coordinator.register, hello)
+        welcome = await retry_unavailable(
+            "coordinator.register", registering, self._stall_timeout_s, self._name
+        )
         self._work.worker_id, self._run_id = welcome.worker_id, welcome.run_id
-        if self._weights is not None:
-            self._weights.network.forgotten()
         _log.info("worker.registered", worker=self._name, worker_id=welcome.worker_id, run=welcome.run_id)
         return welcome
 
-    async def _heartbeats(self, engine: EngineDriver, pause_s: float) -> None:
+    async def _register_again(self) -> None:
+        """Register with a coordinator that forgot the worker; work in flight continues under the new name."""
+        await self._register()
+        self._weights.network.forgotten()
+
+    async def _leave_when_asked(self) -> None:
+        """Wait for `stop`; then finish what is finished soon, hand over the rest, and leave."""
+        await self._stopping.wait()
+        clock, work = asyncio.get_running_loop().time, self._work
+        try:
+            groups = list(work.groups.values())
+            progress = await gather(groups, self._engine, self._step_timeout_s)
+            await self._send_heartbeat(progress)
+            finish_s = FINISHING_SHARE * (self._leave_at - clock())
+            per_token = work.seconds_per_token
+            late = [g for g in groups if not finishes_in_time(g.tokens_left(progress), per_token, finish_s)]
+            await self._hand_over(late)
+            while not work.idle and (left_s := self._leave_at - HAND_OVER_S - clock()) > 0:
+                await self._change.wait(left_s)
+            await self._hand_over(list(work.groups.values()))
+            await self._send_heartbeat((), leaving=True)
+        except UnavailableError as error:
+            _log.warning("worker.no_answer", worker=self._name, groups=len(work.groups), reason=str(error))
+        self._done.set()
+
+    async def _hand_over(self, groups: Sequence[GroupInFlight]) -> None:
+        """Stop sampling groups and give their leases back, everything sampled included.
+
+        Raises:
+            UnavailableError: when the coordinator does not answer within `HAND_OVER_S`.
+        """
+        sampled = self._work.groups
+        running = [group for group in groups if group.lease.lease_id in sampled]
+        if not running:
+            return
+        progress = await gather(running, self._engine, self._step_timeout_s, stop=True)
+        # What was finished meanwhile is on its way as a submission.
+        released = [g.lease.lease_id for g in running if sampled.pop(g.lease.lease_id, None) is not None]
+        _log.info("worker.handed_over", worker=self._name, groups=len(released))
+        await self._send_heartbeat(progress, released=tuple(released))
+
+    async def _send_heartbeat(
+        self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
+    ) -> None:
+        """Send a heartbeat at once, apart from the regular ones."""
+
+        async def heartbeat() -> HeartbeatReply:
+            return await self._coordinator.heartbeat(self._heartbeat(progress, released, leaving))
+
+        reply = await retry_unavailable("coordinator.heartbeat", heartbeat, HAND_OVER_S, self._name)
+        if not reply.known and not leaving:
+            await self._register_again()
+            await retry_unavailable("coordinator.heartbeat", heartbeat, HAND_OVER_S, self._name)
+
+    async def _heartbeats(self, pause_s: float) -> None:
+        work, network = self._work, self._weights.network
+
         async def heartbeat() -> HeartbeatReply:
             # Made again for each attempt: what is sampled and what is held keeps changing.
-            groups = list(self._work.groups.values()) if self._reports_progress else []
-            progress = await gather(groups, engine, self._step_timeout_s)
-            told = self._heartbeat(progress, released=tuple(self._work.unusable))
-            reply = await self._coordinator.heartbeat(told)
-            self._work.unusable.difference_update(told.released_leases if reply.known else ())
-            if self._weights is not None and reply.known:
-                self._weights.network.confirmed(told.network)
+            groups = list(work.groups.values()) if self._reports_progress else []
+            progress = await gather(groups, self._engine, self._step_timeout_s)
+            sent = self._heartbeat(progress, released=tuple(work.unusable))
+            reply = await self._coordinator.heartbeat(sent)
+            if reply.known:
+                work.unusable.difference_update(sent.released_leases)
+                network.confirmed(sent.network)
             return reply
 
         while True:
-            await self._give_back_unserved(engine)
-            reply = await self._reach("coordinator.heartbeat", heartbeat)
+            await self._give_back_unserved()
+            reply = await retry_unavailable(
+                "coordinator.heartbeat", heartbeat, self._stall_timeout_s, self._name
+            )
             if reply.known:
                 self._apply_reply(reply)
                 # Other weights are reported at once: the coordinator's gate counts with them.
                 await self._rest(pause_s, reply.next_s)
             else:
-                # Its leases are named by their ids, so work in flight continues under the new name.
-                await self._register()
-                for group in self._work.groups.values():
+                await self._register_again()
+                for group in work.groups.values():
                     group.note_kept(())  # a coordinator that forgot the worker forgot its progress too
                 self._change.notify()
 
-    async def _give_back_unserved(self, engine: EngineDriver) -> None:
+    async def _give_back_unserved(self) -> None:
         """Hand running groups over while no weights are held any more: nothing can go on with them here."""
-        weights = self._weights
-        if weights is None or weights.held_version is not None or weights.failing is None:
+        if self._weights.held_version is not None or self._weights.failing is None:
             return
         try:
-            await self._shutdown.hand_over(engine, list(self._work.groups.values()), self._step_timeout_s)
+            await self._hand_over(list(self._work.groups.values()))
         except UnavailableError as error:  # the leases expire, or the coordinator learns of it later
             _log.warning("worker.no_answer", worker=self._name, reason=str(error))
 
@@ -377,102 +334,118 @@ class RolloutWorker:
         clock = asyncio.get_running_loop().time
         until = clock() + idle_pause_s
         while not await self._swapped.wait(pause_s):
-            if not self._work.idle or self._draining or clock() >= until:
+            if not self._work.idle or self._stopping.is_set() or clock() >= until:
                 return
 
     def _heartbeat(
         self, progress: tuple[LeaseProgress, ...], released: tuple[str, ...] = (), leaving: bool = False
     ) -> WorkerHeartbeat:
         engine, weights, now = self._engine, self._weights, asyncio.get_running_loop().time()
-        uptime_s = 0.0 if self._ready_at is None else now - self._ready_at
-        failing = None if weights is None else weights.failing
+        failing = weights.failing
         return WorkerHeartbeat(
             worker_id=self._work.worker_id,
-            held_version=None if weights is None else weights.held_version,
-            weights_digest=None if weights is None else weights.weights_digest,
+            held_version=weights.held_version,
+            weights_digest=weights.weights_digest,
             lease_ids=(*self._work.groups, *self._work.finished),
             tokens_generated=self._work.tokens_generated,
-            busy_s=0.0 if engine is None else engine.busy_s,
-            uptime_s=uptime_s,
-            sampling=bool(self._work.groups) and engine is not None and not engine.loading,
+            busy_s=engine.busy_s,
+            uptime_s=0.0 if self._ready_at is None else now - self._ready_at,
+            sampling=bool(self._work.groups) and not engine.loading,
             progress=progress,
             released_leases=released,
             leaving=leaving,
-            bytes_fetched=self._prepared_bytes + (0 if weights is None else weights.bytes_fetched),
-            numerics="" if engine is None else engine.numerics,
+            bytes_fetched=self._prepared_bytes + weights.bytes_fetched,
+            numerics=engine.numerics,
             swap_error="" if failing is None else failing.reason[:MOST_REASON],
             swap_failing_s=0.0 if failing is None else now - failing.since_s,
-            network=None if weights is None else weights.network.report(),
+            network=weights.network.report(),
         )
 
     def _apply_reply(self, reply: HeartbeatReply) -> None:
         for lease_id in reply.cancelled_leases:
             group = self._work.groups.pop(lease_id, None)
-            if group is not None and self._engine is not None:
-                self._engine.abort(group.request_ids())
+            if group is not None:
+                self._engine.abort(list(group.known()))
                 _log.info("lease.cancelled", lease=lease_id, group=group.lease.group_id)
         for kept in reply.kept:
             running = self._work.groups.get(kept.lease_id)
             if running is not None:
                 running.note_kept(kept.tokens)
-        if self._weights is not None:
-            self._weights.note_evaluated(reply.wanted_version)
-            self._weights.note_newest(reply.newest_version)
+        self._weights.note_evaluated(reply.wanted_version)
+        self._weights.note_newest(reply.newest_version)
         if reply.run_finished:
             self._finish_run()
-        elif reply.leave and not self._draining:
+        elif reply.leave and not self._stopping.is_set():
             self.stop()
         if reply.cancelled_leases:
             self._change.notify()
 
-    async def _leases(self, engine: EngineDriver, weights: WeightSync, samples: int, group_size: int) -> None:
+    async def _leases(self, samples: int, group_size: int) -> None:
         """Keep up to `samples` requests in flight; an evaluation's group has one, others `group_size`."""
-        pause_s = FIRST_PAUSE_S
-        while not self._draining:
-            room = (samples - self._work.samples) // group_size
+        weights, work, pause_s = self._weights, self._work, FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            room = (samples - work.samples) // group_size
             if room < 1 or weights.pauses_leases():
                 await self._change.wait(self._lease_wait_s)
                 continue
             await self._delay()
             held_version = weights.held_version
             async with weights.held_still():
-                asking = partial(self._ask, engine, weights, room)
-                reply = await self._reach("coordinator.lease_group", asking)
-                self._accept(reply, engine, weights)
+                reply = await retry_unavailable(
+                    "coordinator.lease_group",
+                    # Made again for each attempt: the worker may have got another id in between.
+                    lambda: self._coordinator.lease_group(
+                        LeaseRequest(
+                            worker_id=work.worker_id,
+                            held_version=weights.held_version,
+                            groups=room,  # noqa: B023 - awaited here
+                            wait_s=self._lease_wait_s,
+                            wants_history=self._engine.drafts,
+                        )
+                    ),
+                    self._stall_timeout_s,
+                    self._name,
+                )
+                for lease in () if self._stopping.is_set() else reply.leases:
+                    held = weights.held_version
+                    if held is None or lease.version not in (None, None if weights.loading else held):
+                        _log.warning("lease.unusable", lease=lease.lease_id, wants=lease.version, held=held)
+                        work.unusable.add(lease.lease_id)
+                        self._swapped.notify()  # the next heartbeat gives it back, and is due now
+                        continue
+                    work.take(lease, self._engine)
+                    _log.debug(
+                        "lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt
+                    )
+                weights.note_wanted(reply.wanted_version)
+                weights.note_newest(reply.newest_version)
+                if reply.run_finished:
+                    self._finish_run()
             if reply.leases or weights.held_version != held_version:
                 pause_s = FIRST_PAUSE_S
             else:
                 await self._change.wait(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
-    async def _ask(self, engine: EngineDriver, weights: WeightSync, room: int) -> LeaseReply:
-        # Made again for each attempt: the worker may have got another id in between.
-        request = LeaseRequest(
-            worker_id=self._work.worker_id,
-            held_version=weights.held_version,
-            groups=room,
-            wait_s=self._lease_wait_s,
-            wants_history=engine.drafts,
-        )
-        return await self._coordinator.lease_group(request)
-
-    def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightSync) -> None:
-        for lease in () if self._draining else reply.leases:
-            if not samples_with(lease, held := weights.held_version, weights.loading):
-                _log.warning("lease.unusable", lease=lease.lease_id, wants=lease.version, held=held)
-                self._work.unusable.add(lease.lease_id)
-                self._swapped.notify()  # the next heartbeat gives it back, and is due now
-                continue
-            self._work.take(lease, engine)
-            _log.debug("lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt)
-        weights.note_wanted(reply.wanted_version)
-        weights.note_newest(reply.newest_version)
-        if reply.run_finished:
-            self._finish_run()
+    async def _hand_in(self) -> None:
+        """Hand in one finished group after the other; as many of these run as may wait at the same time."""
+        work = self._work
+        while True:
+            submission = await work.to_hand_in.get()
+            await self._delay()
+            failpoints.reach("worker.upload.before")
+            handing_in = partial(self._coordinator.submit_group, submission)
+            try:
+                verdict = await retry_unavailable(
+                    "coordinator.submit_group", handing_in, self._stall_timeout_s, self._name
+                )
+                _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
+            except RefusedError as error:  # it may have continued what another worker made up
+                _log.warning("group.refused", group=submission.group_id, reason=str(error))
+            failpoints.reach("worker.upload.after")
+            del work.finished[submission.lease_id]
+            self._change.notify()
 
     def _finish_run(self) -> None:
         _log.info("run.finished", worker=self._name)
         self._done.set()
-
-    async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await retry_unavailable(what, attempt, self._stall_timeout_s, self._name)

@@ -8,7 +8,6 @@ the stand-ins compute instead of sampling.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from antiphon.core.checks import submission_digest
 from antiphon.core.config import RunConfig
@@ -95,9 +94,8 @@ class Witness:
             self.counts[row.kind] += 1
             event, self._decided_s = e.load_event(row.kind, row.body), row.at
             self.hours.look(event)
-            look = _LOOKS.get(type(event))
-            if look is not None:
-                look(self, event)
+            if (look := getattr(self, f"_{row.kind.replace('.', '_')}", None)) is not None:
+                look(event)  # the method that has the name of its kind
 
     def _group(self, group_id: str, what: str, *phases: str) -> GroupRecord:
         group = self._groups.setdefault(group_id, GroupRecord())
@@ -386,23 +384,3 @@ class Witness:
             self.report(
                 f"the newest version is {newest}, but {max(self.snapshots, default=None)} on the disk"
             )
-
-
-_LOOKS: dict[type[e.JournalEvent], Callable[[Witness, Any], None]] = {
-    e.RunFinished: Witness._run_finished,
-    e.GroupOpened: Witness._group_opened,
-    e.EvaluationOpened: Witness._evaluation_opened,
-    e.LeaseGranted: Witness._lease_granted,
-    e.LeaseDuplicated: Witness._lease_duplicated,
-    e.LeaseExpired: Witness._lease_expired,
-    e.GroupSubmitted: Witness._group_submitted,
-    e.GroupRewarded: Witness._group_rewarded,
-    e.GroupDropped: Witness._group_dropped,
-    e.GroupMovedBack: Witness._group_moved_back,
-    e.BatchSealed: Witness._batch_sealed,
-    e.BatchVoided: Witness._batch_voided,
-    e.StepCommitted: Witness._step_committed,
-    e.SnapshotAnnounced: Witness._snapshot_announced,
-    e.WorkerStruck: Witness._worker_struck,
-    e.WorkerQuarantined: Witness._worker_quarantined,
-}

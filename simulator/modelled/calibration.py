@@ -1,27 +1,24 @@
 """Calibration: what a recorded run says of its engines, lengths, learner, broadcasts and prices.
 
-All of it is measured by `core.loop.loop_measures`, the code by which a run plans its own run-ahead, from the
-journal of the run. It is a small YAML file, which `antiphon simulate --from-run RUN --keep FILE` writes.
+All of it is measured by `core.capacity.loop_measures`, the code by which a run plans its own run-ahead, from
+the journal of the run. It is a small YAML file, which `antiphon simulate --from-run RUN --keep FILE` writes.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import yaml
 from pydantic import Field, ValidationError
-from scipy.optimize import nnls
 
+from antiphon.core.capacity.loop_measures import LoopMeasures, fit_leases, token_s
 from antiphon.core.config import RunConfig
 from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import Section
 from antiphon.core.errors import ConfigError, InfeasibleError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.events import load_event
-from antiphon.core.loop.loop_measures import LoopMeasures
-from antiphon.core.loop.run_state import RunState, new_state
+from antiphon.core.loop.run_state import new_state
 from antiphon.services.coordinator.journal.journal import Journal, journal_place
 
 GROUPS_KEPT = 512
@@ -82,6 +79,10 @@ class Calibration(Section):
     groups: tuple[SeenGroup, ...] = Field(min_length=1)
     """Lengths by prompt."""
 
+    def token_s(self, load: int) -> float:
+        """Return the seconds per token of a completion, `load` of them being sampled by a worker at once."""
+        return token_s(self.alpha_s, self.beta_s, load)
+
     def training_s(self, tokens: int) -> float:
         """Return the seconds of a learner step whose batch has this many completion tokens."""
         fixed = self.learner_fixed_share
@@ -109,47 +110,11 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     path.write_text(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110), "utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    start_s: float
-    alpha_s: float
-    beta_s: float
-    learner_s: float
-    broadcast_s: float
-    losses: bool
-    state: RunState
-
-
-def _measure(config: RunConfig, events: Sequence[TimedEvent]) -> _Measured:
-    """Measure each worker apart, so that its pace holds in fleets of other sizes; a fit over all leases."""
-    state, measures = new_state(config), dict[str, LoopMeasures]()
-    holders: dict[str, str] = {}
-    whole = LoopMeasures()
-    for at_s, event in events:
-        match event:
-            case e.LeaseGranted():
-                holders[event.group_id] = event.worker_id
-            case e.WorkerRegistered():
-                measures.setdefault(event.worker_id, LoopMeasures())
-        group_id = getattr(event, "group_id", "") if isinstance(event, _LEASED) else ""
-        if (one := measures.get(holders.get(group_id, ""))) is not None:
-            one.observe(event, state, at_s)
-        whole.observe(event, state, at_s)
-        state.apply(event)
-    end_s = events[-1][0] if events else 0.0
-    pace = whole.pace(end_s)
-    if pace is None:
-        raise InfeasibleError("that run trained on no batch, so nothing can be measured by it; let it train")
-    found = [one.leases(end_s) for one in measures.values()]
-    seconds, tokens, load = (np.concatenate(column) for column in zip(*found, strict=True))
-    # Seconds of a lease = start + tokens (alpha + beta load), none of the three negative.
-    columns = np.stack([np.ones_like(tokens), tokens, tokens * load], axis=1)
-    start_s, alpha_s, beta_s = map(float, nnls(columns, seconds)[0])
-    return _Measured(start_s, alpha_s, beta_s, pace.learner_s, pace.broadcast_s, pace.losses, state)
-
-
 def calibrate(config: RunConfig, events: Iterable[TimedEvent], source: str = "") -> Calibration:
     """Return what the events of a recorded run say.
+
+    Each worker is measured apart, so that its pace holds in fleets of other sizes, and one fit made over all
+    leases.
 
     Args:
         config: of the run.
@@ -160,18 +125,35 @@ def calibrate(config: RunConfig, events: Iterable[TimedEvent], source: str = "")
         InfeasibleError: when nothing was trained.
     """
     rows = list(events)
-    pace = _measure(config, rows)
-    state = pace.state
+    state, whole, workers = new_state(config), LoopMeasures(), dict[str, LoopMeasures]()
+    holders, places, lost = dict[str, str](), 0, 0
+    for at_s, event in rows:
+        match event:
+            case e.LeaseGranted():
+                holders[event.group_id] = event.worker_id
+            case e.WorkerRegistered():
+                workers.setdefault(event.worker_id, LoopMeasures())
+                places = max(places, event.concurrent_groups)
+            case e.WorkerLost():
+                lost += 1
+        if isinstance(event, _LEASED) and (one := workers.get(holders.get(event.group_id, ""))):
+            one.observe(event, state, at_s)
+        whole.observe(event, state, at_s)
+        state.apply(event)
+    end_s = rows[-1][0] if rows else 0.0
+    pace = whole.pace(end_s)
+    if pace is None:
+        raise InfeasibleError("that run trained on no batch, so nothing can be measured by it; let it train")
+    leases = [one.leases(end_s) for one in workers.values()]
+    start_s, alpha_s, beta_s = fit_leases(*(np.concatenate(column) for column in zip(*leases, strict=True)))
     tokens = [batch.tokens for batch in state.sealed[: len(state.commits)] if batch.tokens]
-    places = [event.concurrent_groups for _, event in rows if isinstance(event, e.WorkerRegistered)]
-    lost = Counter(isinstance(event, e.WorkerLost) for _, event in rows)[True]
     lived_s = state.work_accounts.account(state.clock.latest_s).total_s
     return Calibration(
         source=source,
-        alpha_s=pace.alpha_s,
-        beta_s=pace.beta_s,
-        start_s=pace.start_s,
-        concurrent_groups=max(places),
+        alpha_s=alpha_s,
+        beta_s=beta_s,
+        start_s=start_s,
+        concurrent_groups=places,
         learner_s=pace.learner_s,
         step_tokens=float(np.mean(tokens)),
         learner_fixed_share=_fixed_share(rows),

@@ -7,7 +7,6 @@ message by message. What is left out: messages that are lost or late, retries, e
 pause to load a version.
 """
 
-import asyncio
 import heapq
 import math
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ from functools import partial
 from blake3 import blake3
 
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.planner import RunAheadPlanner, WorkerSpeed
 from antiphon.core.errors import ConfigError
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import events as e
@@ -31,7 +31,6 @@ from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.core.loop.work_account import WorkAccount
 from antiphon.core.seeds import generator
 from antiphon.core.status import CapacityRecord
-from antiphon.services.coordinator.run_ahead import RunAheadPlanner, WorkerSpeed
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
 
 
@@ -116,26 +115,22 @@ class Engine:
     held: int = 0
     away: bool = False
 
-    def token_s(self, load: int) -> float:
-        """Return the seconds per token with this many completions."""
-        return max(1e-12, self.known.alpha_s + self.known.beta_s * load)
-
     def move(self, now: float) -> None:
         """Sample until `now`."""
         if self.load:
-            self.tokens += (now - self.at_s) * self.speed / self.token_s(self.load)
+            self.tokens += (now - self.at_s) * self.speed / self.known.token_s(self.load)
             self.busy_s += now - self.at_s
         self.at_s = now
 
     def next_s(self) -> float:
         """Return when the next completion ends."""
         left = max(0.0, self.running[0][0] - self.tokens)
-        return self.at_s + left * self.token_s(self.load) / self.speed
+        return self.at_s + left * self.known.token_s(self.load) / self.speed
 
     def begin(self, group_id: str, ends: Ends) -> Ends:
         """Begin a group, and return where its completions end."""
         load = sum(count for _, count in ends)
-        first = self.tokens + self.known.start_s / self.token_s(self.load + load)
+        first = self.tokens + self.known.start_s / self.known.token_s(self.load + load)
         absolute = [(first + left, count) for left, count in ends]
         for end, count in absolute:
             heapq.heappush(self.running, (end, group_id, count))
@@ -232,7 +227,6 @@ class ModelledRun:
         self._now = 0.0
         self._planner = RunAheadPlanner(
             config,
-            lambda: self._now,
             lambda: self._there,
             lambda: self._state.lengths,
             self._supply,
@@ -373,7 +367,7 @@ class ModelledRun:
         for number in list(self._asking):
             engine = self._engines[number]
             most = (self._places - engine.load) // group_size
-            # As `services.coordinator.lease_granter` limits openings.
+            # As `core.coordinator.leases` limits openings.
             room = unused = math.inf
             if plan is not None:
                 room = plan.room(state.batches * size + state.training_groups, self._newest_held, size)
@@ -495,8 +489,9 @@ class ModelledRun:
             # One broadcast after the other, as in the schedule.
             self._broadcast_s = max(self._now, self._broadcast_s) + self._known.broadcast_s
             self._push(self._broadcast_s, _HELD, step + 1)
-        asyncio.run(self._planner.plan_if_due())
-        self.plans.append(self._planner.capacity.record)
+        if (make := self._planner.due(self._now)) is not None:
+            self._planner.take(make())
+        self.plans.append(self._planner.capacity)
         self._wake()
         self._train()
 
@@ -545,7 +540,7 @@ class ModelledRun:
         heapq.heappush(self._queue, (float(second), kind, number, stamp))
 
     def _emit(self, event: e.JournalEvent, about: str) -> None:
-        self._planner.observe(event, self._state)
+        self._planner.observe(event, self._state, self._now)
         self._state.apply(event)
         self._count += 1
         self._hash.update(f"{self._now!r} {event.kind} {about}\n".encode())

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.api.manifest import check_manifest, full_payload
@@ -29,7 +28,7 @@ from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.weights.client import BroadcastClient
-from antiphon.weights.relay_service import Arrivals
+from antiphon.weights.service import Arrivals
 from antiphon.weights.transport import AskPlan, RelayTransport
 
 
@@ -203,10 +202,10 @@ class _Link(Broadcast):
         self._alters = alters
 
     async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
         for one in indices:
-            async for index, data in self._origin.get_chunks(payload_digest, [one]):
+            async for index, data in self._origin.get_chunks(payload_digest, [one], held_only):
                 if self._alters():
                     data = data[::-1]
                 if not (seconds := self._chunk_s()):
@@ -216,9 +215,6 @@ class _Link(Broadcast):
                 for start in range(0, len(data), piece):
                     await asyncio.sleep(seconds * piece / len(data))
                     yield index, data[start : start + piece]
-
-    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
-        return await self._origin.held(payload_digest)
 
     async def where(self) -> Place:
         return Place(Path(), "")  # no two simulated processes share files

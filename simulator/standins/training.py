@@ -157,9 +157,6 @@ class ArithmeticAuditor:
             raise UnavailableError("no version of the group is kept any more")
         return found
 
-    def forget(self) -> None:
-        """It keeps nothing."""
-
     def _scores(self, trajectory: Trajectory, prompt: int) -> TokenScores:
         scores = TokenScores.of(trajectory)
         for span in trajectory.spans:

@@ -10,8 +10,7 @@ from antiphon.api.manifest import payload_digest
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.weights.payload_files import Buffer, IncomingPayload
-from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.payload_store import Buffer, IncomingPayload, PayloadStore
 
 
 class MemoryIncoming(IncomingPayload):
@@ -30,11 +29,10 @@ class MemoryIncoming(IncomingPayload):
         self.data[start : start + length] = data
         self.held[index] = True
 
-    def finish(self) -> Path:
+    def finish(self) -> None:
         if self.missing():
             raise UnavailableError("chunks are missing")
         self.whole = True
-        return Path()
 
 
 class MemoryPayloads(PayloadStore):

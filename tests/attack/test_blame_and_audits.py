@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ContractError, UnavailableError
@@ -26,12 +25,14 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator import audit_queue
 from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.weights.signature import sign_manifest
 from tests.support.audited import CONFIG, PLAIN, Guest, ScoringAuditor, enter, run, submission, until_audited
+from tests.support.light_parties import decided
 from tests.support.loop_model import light_manifest
 from tests.support.secured import House, SecuredSite, make_house
 
@@ -172,7 +173,7 @@ def test_versions_that_no_one_can_audit_are_refused(
         for step in range(2):
             sealed = e.BatchSealed(step, (), (), "ab" * 32, "ab" * 32, 0, 0, 0, 0, 0.0, 0.0, ())
             done = e.StepCommitted(step, step + 1, "cd" * 32, sealed.digest, {}, published=step == 1)
-            await site.state_machine.record(sealed, done)
+            await site.state_machine.do(decided(sealed, done))
         key = load_key(house.keys / "services", LEARNER_KEY)
         await flow.announce_snapshot(sign_manifest(light_manifest(2), key))
         assert set(state.snapshots) == {0, 2} and len(state.commits) == 2
@@ -269,7 +270,8 @@ def test_an_answer_about_what_was_dropped_blames_no_one_for_what_came_instead(
         assert await good.work(workers.honest(sampler))
         (group,) = await flow.pull_for_audit("auditor", 4, 5.0)
         group_id, size = group.submission.group_id, group.submission.trajectories[0].token_ids.size
-        site.trust.choose(await site.state_machine.submissions.get(group_id))  # as if it was sampled again
+        submission = await site.state_machine.submissions.get(group_id)
+        site.state_machine.run(site.trust.choose(submission))  # as if it was sampled again
         liars = [SampleStatistics(0, size, size, 0, 3.0, size, size)]
         await flow.submit_audit(group_id, liars)
         standing = site.state_machine.state.standings["good"]

@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import GroupRewards, SampleReward
+from antiphon.core.requests import LeaseRequest
 from tests.support.light_parties import hello, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
 

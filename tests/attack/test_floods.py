@@ -10,10 +10,10 @@ import grpc
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.message_sizes import MOST_SPANS
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.net import wire
 from antiphon.net.rpc import interceptor
 from antiphon.net.rpc.serving import Security, open_channel, start_server, stop_server

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from antiphon.api.coordinator import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop.admission import lease_id_of
 from antiphon.core.records import (
@@ -20,6 +19,7 @@ from antiphon.core.records import (
     SubmitVerdict,
     VersionSpan,
 )
+from antiphon.core.requests import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.weights.signature import sign_manifest
@@ -121,7 +121,7 @@ def test_the_lease_of_another_is_refused_and_costs_a_strike(
     tmp_path: Path, house: House, attack: Callable[[Guest, Lease], Awaitable[None]]
 ) -> None:
     async def act(site: SecuredSite, victim: Guest, thief: Guest, lease: Lease) -> None:
-        leases = site.state_machine.leases
+        leases = site.state_machine.loop.leases
         before = leases.get(lease.lease_id)
         await attack(thief, lease)
         assert before is not None and leases.get(lease.lease_id) == before  # holder and deadline
@@ -177,7 +177,7 @@ def test_what_a_former_holder_hands_in_leaves_the_present_one_alone(tmp_path: Pa
         with pytest.raises(RefusedError, match="hand in whole groups"):
             await thief.client.submit_group(false)
         assert (thief.strikes, victim.strikes) == (1, 0)
-        assert site.state_machine.leases.partial_groups.kept(new.lease_id) == (3, 0)
+        assert site.state_machine.loop.leases.partial_groups.kept(new.lease_id) == (3, 0)
         assert not (await victim.beat(new.lease_id)).cancelled_leases
         handed_in = sample_lease(new, victim.worker_id, 0)
         assert await victim.client.submit_group(handed_in) is SubmitVerdict.ACCEPTED
@@ -192,7 +192,7 @@ def test_no_one_speaks_for_the_holder(tmp_path: Path, house: House) -> None:
             await as_victim.beat(released_leases=(lease.lease_id,))
         with pytest.raises(ContractError, match="speaks for 'victim'"):
             await thief.client.submit_group(sample_lease(lease, victim.worker_id, 0))
-        held = site.state_machine.leases.get(lease.lease_id)
+        held = site.state_machine.loop.leases.get(lease.lease_id)
         assert held is not None and held.worker_id == victim.worker_id
 
     run(tmp_path, house, act)
@@ -227,12 +227,12 @@ def test_a_holder_that_registers_again_keeps_its_leases_over_a_restart(tmp_path:
             victim = await enter(site, house, "victim")
             leases = await victim.lease(3)
             rows = await site.state_machine.journal.read(0, 500)
-            assert not any(site.state_machine.lease_key.hex() in row.body for row in rows)
-            return leases, site.state_machine.lease_key
+            assert not any(site.state_machine.loop.lease_key.hex() in row.body for row in rows)
+            return leases, site.state_machine.loop.lease_key
 
     async def second(leases: list[Lease], key: bytes) -> None:
         async with secured(CONFIG, tmp_path, house) as site, asyncio.timeout(DEADLINE_S):
-            assert site.state_machine.lease_key == key and len(key) == 32
+            assert site.state_machine.loop.lease_key == key and len(key) == 32
             thief, victim = await enter(site, house, "thief"), await enter(site, house, "victim")
             finished, released, running = leases
             ids = tuple(lease.lease_id for lease in leases)
@@ -241,9 +241,9 @@ def test_a_holder_that_registers_again_keeps_its_leases_over_a_restart(tmp_path:
             handed_in = sample_lease(finished, victim.worker_id, 0)
             assert await victim.client.submit_group(handed_in) is SubmitVerdict.ACCEPTED
             await victim.beat(running.lease_id, released_leases=(released.lease_id,))
-            held = site.state_machine.leases.get(running.lease_id)
+            held = site.state_machine.loop.leases.get(running.lease_id)
             assert held is not None and held.worker_id == victim.worker_id == "victim-2"
-            assert site.state_machine.leases.get(released.lease_id) is None
+            assert site.state_machine.loop.leases.get(released.lease_id) is None
             again = next(a for a in await victim.lease(8) if a.group_id == released.group_id)
             assert again.lease_id == lease_id_of(key, again.group_id, again.attempt)
             assert (again.attempt, victim.strikes) == (2, 0)

@@ -19,7 +19,7 @@ from antiphon.net.rpc.serving import call, open_channel
 from antiphon.net.security.credentials import Credentials
 from antiphon.net.security.local_run import ensure_local_credentials, local_bundle, local_credentials
 from antiphon.runs.attach import attached, look, run_credentials
-from antiphon.runs.supervisor import Supervisor, service_specs
+from antiphon.runs.supervisor import Supervisor, service_spec
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
 from antiphon.weights.client import BroadcastClient
@@ -100,11 +100,11 @@ async def turned_away(address: str, ask: Callable[..., Awaitable[object]], who: 
 def test_every_service_of_a_run_refuses_who_cannot_read_its_folder(
     run_dir: Path, supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    specs = service_specs(RUN_ID, run_dir, tmp_path / "store", "127.0.0.1")
-    supervisor.start(specs["coordinator"](""))
+    place = (RUN_ID, run_dir, tmp_path / "store", "127.0.0.1")
+    supervisor.start(service_spec("coordinator", *place))
     ports = {"coordinator": supervisor.wait_ready("coordinator", START_S)}
     for name in ("learner", "reward"):
-        supervisor.start(specs[name](f"127.0.0.1:{ports['coordinator']}"))
+        supervisor.start(service_spec(name, *place, f"127.0.0.1:{ports['coordinator']}"))
     ports |= {name: supervisor.wait_ready(name, START_S) for name in ("learner", "reward")}
 
     async def attack() -> None:
@@ -135,7 +135,7 @@ def test_every_service_of_a_run_refuses_who_cannot_read_its_folder(
 def test_a_certificate_without_the_token_is_refused_in_a_sentence(
     run_dir: Path, supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    supervisor.start(service_specs(RUN_ID, run_dir, tmp_path / "store", "127.0.0.1")["coordinator"](""))
+    supervisor.start(service_spec("coordinator", RUN_ID, run_dir, tmp_path / "store", "127.0.0.1"))
     address = f"127.0.0.1:{supervisor.wait_ready('coordinator', START_S)}"
     own = local_credentials(run_dir)
     other = ensure_local_credentials(tmp_path / "elsewhere")
@@ -194,7 +194,7 @@ def test_a_resting_run_that_is_looked_at_answers_its_owner_alone(run_dir: Path, 
 
     async def attack() -> None:
         before = listening()
-        async with attached(run_dir, tmp_path / "store") as (client, running):
+        async with attached(run_dir) as (client, running):
             assert not running and (await client.status()).run_id == RUN_ID
             (port,) = listening() - before
             for who in strangers(run_dir, tmp_path / "elsewhere").values():
@@ -222,7 +222,7 @@ def test_a_port_that_went_to_another_program_is_no_coordinator(run_dir: Path, tm
         await server.start()
         (run_dir / "services").mkdir()
         (run_dir / "services" / "coordinator.json").write_text(json.dumps({"pid": 1, "port": port}))
-        async with attached(run_dir, tmp_path / "store") as (_, running):
+        async with attached(run_dir) as (_, running):
             assert not running
         await server.stop(0)
 

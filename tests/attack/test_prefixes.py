@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.coordinator.loop_state import prefix_name
 from antiphon.core.loop.events import GroupSubmitted, WorkerStruck, load_event
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import FinishReason, Lease, LeaseProgress, PartialTrajectory, VersionSpan
+from antiphon.core.requests import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.payloads import prefix_name
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.weights.signature import sign_manifest
 from tests.support.light_engine import END_TOKEN, VOCABULARY, LightEngine
@@ -150,7 +150,7 @@ async def finished(site: SecuredSite, worker: "asyncio.Task[None]") -> None:
 
 
 async def events(site: SecuredSite, kind: str) -> list:  # type: ignore[type-arg]
-    await site.state_machine.record()
+    await site.state_machine.written()
     rows = await site.state_machine.journal.read(0, 1000)
     return [load_event(row.kind, row.body) for row in rows if row.kind == kind]
 
@@ -184,10 +184,10 @@ def test_a_false_piece_is_refused_when_it_arrives(tmp_path: Path, house: House, 
             # What it said of the group before is not believed either; its other lease runs on.
             group = site.state_machine.state.groups[first.group_id]
             assert group.phase is GroupPhase.OPEN
-            partials = site.state_machine.leases.partial_groups
+            partials = site.state_machine.loop.leases.partial_groups
             assert partials.waiting(first.group_id) is None and partials.tokens == 0
             assert await site.state_machine.journal.payload(prefix_name(first.group_id)) is None
-            assert site.state_machine.leases.get(second.lease_id) is not None
+            assert site.state_machine.loop.leases.get(second.lease_id) is not None
             (struck,) = await events(site, WorkerStruck.kind)
             assert (struck.worker_name, struck.group_id) == ("liar", first.group_id)
             assert words in struck.reason
@@ -236,7 +236,7 @@ def test_who_continues_a_false_beginning_loses_nothing(
 
     async def after(group_id: str) -> None:
         async with secured(config, tmp_path, house, RULES) as site:
-            assert site.state_machine.leases.partial_groups.waiting(group_id) is not None
+            assert site.state_machine.loop.leases.partial_groups.waiting(group_id) is not None
             async with honest_worker(site, house) as worker:
                 await finished(site, worker)
             (struck,) = await events(site, WorkerStruck.kind)
@@ -246,11 +246,11 @@ def test_who_continues_a_false_beginning_loses_nothing(
             # Refused once, sampled from the beginning, and taken then.
             assert submitted[group_id].attempt == 3 and submitted[group_id].authors == ()
             assert await site.state_machine.journal.payload(prefix_name(group_id)) is None
-            assert site.state_machine.leases.partial_groups.tokens == 0
+            assert site.state_machine.loop.leases.partial_groups.tokens == 0
 
     async def later(group_id: str) -> None:
         async with secured(config, tmp_path, house, RULES) as site:
-            assert site.state_machine.leases.partial_groups.waiting(group_id) is None
+            assert site.state_machine.loop.leases.partial_groups.waiting(group_id) is None
             assert site.state_machine.state.groups[group_id].phase is GroupPhase.SUBMITTED
 
     async def story() -> None:

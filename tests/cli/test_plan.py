@@ -1,9 +1,12 @@
 """plan: what it prints is what the page shows; errors are one sentence, with exit code 3."""
 
+import ctypes
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import scipy.optimize
 
 from antiphon.cli.app import execute
 
@@ -42,6 +45,22 @@ def test_json_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert told["least_staleness"] == 2 and told["learner_idle_share"] == 0.0
     assert {"regime", "publish_interval", "run_ahead", "required_supply", "workers", "run_usd"} <= told.keys()
     assert drawing.read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_a_solver_that_prints_breaks_no_json(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As HiGHS does below Python for some mixed fleets with losses and zones, whatever its options say."""
+    solve, libc = scipy.optimize.milp, ctypes.CDLL(None)
+
+    def talkative(*args: Any, **options: Any) -> Any:
+        libc.puts(b"HighsMipSolverData::transformNewIntegerFeasibleSolution tmpSolver.run();")
+        return solve(*args, **options)
+
+    monkeypatch.setattr(scipy.optimize, "milp", talkative)
+    assert execute([*COMMAND.split()[1:], "--json"]) == 0
+    libc.fflush(None)
+    assert json.loads(capfd.readouterr().out)["least_staleness"] == 2
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,6 @@ def test_what_was_not_pulled_is_named_with_what_brings_it(
 ) -> None:
     for name in ("runs", "store", ".dvc/cache", "ledger/demo-1"):
         shutil.rmtree(run.home / name)
-    (run.ledger / "demo-1.journal").unlink()
     pull = f"`dvc pull {run.ledger / 'demo-1.dvc'}` brings it"
     for words in (["report", "demo-1"], ["replay", "demo-1"], ["status", "demo-1"], ["lineage", "--verify"]):
         assert execute(words) in (1, 2), words

@@ -18,7 +18,6 @@ from antiphon.core.records import StepCommit
 from antiphon.core.reporting.run_display import (
     PlaneView,
     RunDisplay,
-    SilentDisplay,
     TokenRates,
     drafting_words,
     planes_of,
@@ -282,7 +281,7 @@ def test_a_line_without_a_terminal_is_never_longer_than_it_may_be() -> None:
 
 
 def test_every_view_keeps_the_protocol() -> None:
-    views: list[RunDisplay] = [SilentDisplay(), PlainView(Console(file=io.StringIO()))]
+    views: list[RunDisplay] = [RunDisplay(), PlainView(Console(file=io.StringIO()))]
     for view in views:
         view.started("r", {})
         view.status(status_at(0, newest_version=None, staleness_histogram={}), {})

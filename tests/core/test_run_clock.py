@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.config import build_config
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import committed_step, sealed_batch
+from antiphon.core.loop.group_state import sealed_batch
 from antiphon.core.records import BatchRef, DraftingStatistics
 from antiphon.core.reporting.figures import RunFigures, figures_of
 from antiphon.core.run_clock import RunClock, RunTimes
@@ -108,7 +108,7 @@ def figures(events: list[e.JournalEvent]) -> RunFigures:
         if isinstance(event, e.BatchSealed):
             batches[event.step] = sealed_batch(event, (), ())
         if isinstance(event, e.StepCommitted):
-            lines.append(step_line(committed_step(event, clock.times()), batches[event.step], 0.0))
+            lines.append(step_line(event, batches[event.step], 0.0, clock.times()))
     return figures_of(lines, [], build_config({"loop": {"group_size": 2}}))
 
 

@@ -25,11 +25,11 @@ def test_each_row_is_attended_to_as_if_it_were_alone(
     seed: int, count: int, longest: int, tokens: int
 ) -> None:
     shared, positions = share_rows(make_sequences(seed, count, longest, tokens))
-    size = len(shared.input_ids) + shared.padding
+    size = len(shared.position_ids) + shared.padding
     torch.manual_seed(seed)
     inputs = [torch.randn(size, heads, WIDTH, requires_grad=True) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     above = torch.randn(size, HEADS, WIDTH)
-    above[len(shared.input_ids) :] = 0.0
+    above[len(shared.position_ids) :] = 0.0
     assert shared.chunks is not None
     found = shared.chunks.attend(*inputs, scaling=0.5)
     expected, computed = torch.zeros(()), 0

@@ -1,11 +1,10 @@
-"""The plugin replaces what is broken in vLLM: where it is broken, once, by what is right."""
+"""The plugin replaces what is broken in vLLM by what is right, where version and platform say so."""
 
 import os
 import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,22 +13,6 @@ from hypothesis import strategies as st
 
 from antiphon.cpu import vllm_plugin as p
 from antiphon.services.rollout.engine.environment import PLUGIN, EngineSettings, prepare_environment
-
-
-def fake(expand) -> ModuleType:
-    module = ModuleType("rejection_sampler")
-    module.expand_batch_to_tokens = expand  # type: ignore[attr-defined]
-    return module
-
-
-def broken(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
-    return torch.full((num_tokens,), 7, dtype=x.dtype)
-
-
-def only_integers(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
-    if x.is_floating_point():
-        return torch.zeros(num_tokens)
-    return p.spread(x, cu_num_tokens, num_tokens, replace_from, replace_to)
 
 
 @given(
@@ -44,36 +27,6 @@ def test_spread_repeats_every_value_for_its_rows(rows, dtype):
     wanted = [(1 if v == 0 else v) for v, (_, n) in zip(x.tolist(), rows, strict=True) for _ in range(n)]
     assert got.dtype == dtype and got.tolist() == wanted
     assert x.tolist() == torch.tensor([value for value, _ in rows], dtype=dtype).tolist()  # untouched
-
-
-@pytest.mark.parametrize("expand", [broken, only_integers])
-def test_a_broken_function_is_replaced_at_its_first_use(expand):
-    module = fake(expand)
-    p.guard(module, "0.32.0")
-    got = module.expand_batch_to_tokens(torch.tensor([0.7, 0.0]), torch.tensor([1, 3]), 3, 0, 1)
-    assert got.tolist() == pytest.approx([0.7, 1.0, 1.0])
-    assert module.expand_batch_to_tokens is p.spread
-
-
-def test_a_sound_function_is_put_back():
-    def sound(*arguments):
-        return p.spread(*arguments)
-
-    module = fake(sound)
-    p.guard(module, "0.32.9")
-    module.expand_batch_to_tokens(torch.tensor([1.5]), torch.tensor([2]), 2)
-    assert module.expand_batch_to_tokens is sound
-
-
-def test_registering_again_does_nothing():
-    module = fake(broken)
-    p.guard(module, "0.32.0")
-    waiting = module.expand_batch_to_tokens
-    p.guard(module, "0.32.0")
-    assert module.expand_batch_to_tokens is waiting
-    module.expand_batch_to_tokens(torch.tensor([1.5]), torch.tensor([2]), 2)
-    p.guard(module, "0.32.0")
-    assert module.expand_batch_to_tokens is p.spread
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHello
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config, dump_config
+from antiphon.core.coordinator import groups
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import (
     PROTOCOL_VERSION,
@@ -32,11 +32,11 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHello
 from antiphon.lineage.records import Records
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import Security, stop_server
 from antiphon.net.security.local_run import ensure_local_credentials
-from antiphon.services.coordinator import reward_queue
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.prompts import load_prompts
@@ -209,7 +209,7 @@ def test_a_run_whose_batch_cannot_be_trained_ends_well_once_the_step_is_skipped(
 ) -> None:
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
     # Nothing that is known makes a batch that cannot be trained; here a check has let one through.
-    monkeypatch.setattr(reward_queue, "check_rewards", lambda group, rewards, samples: tuple(rewards))
+    monkeypatch.setattr(groups, "check_rewards", lambda group, rewards, samples: tuple(rewards))
     run_dir, config = tmp_path / "runs" / RUN_ID, make_config(mode)
     (run_dir / "services").mkdir(parents=True)
     (run_dir / "config.yaml").write_text(dump_config(config))

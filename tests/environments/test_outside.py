@@ -226,7 +226,7 @@ def test_an_environment_that_breaks_its_contract_is_one_sentence(
 
 def test_an_unknown_key_is_no_mistake_of_the_configuration(named: Path) -> None:
     for key in ("train-0-8", "train-1-0", "test-0-0", "train-0-x", ""):
-        with pytest.raises(ContractError, match="is none of this environment"):
+        with pytest.raises(ContractError, match="is not one of this environment"):
             outside(NAME).problem_by_key(key)
 
 

@@ -9,7 +9,7 @@ import pytest
 from prefect.client.schemas.objects import StateType
 
 from antiphon.flows import post_train
-from antiphon.runs.context import RunContext
+from antiphon.runs.live_run import LiveRun
 
 
 class Server:
@@ -34,5 +34,5 @@ def test_a_run_that_has_its_outcome_is_not_stopped_any_more(
         (tmp_path / "outcome.json").write_text("{}")
     reasons: list[str] = []
     run = SimpleNamespace(run_dir=tmp_path, wait_stopped=lambda _: bool(reasons), stop=reasons.append)
-    post_train.watch_cancellation(cast("RunContext", run), UUID(int=1))
+    post_train.watch_cancellation(cast("LiveRun", run), UUID(int=1))
     assert reasons == ([] if complete else [post_train.CANCEL_REASON])

@@ -15,7 +15,7 @@ import structlog
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures
-from antiphon.core.reporting.run_display import SilentDisplay
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.core.reporting.run_view import EvaluationFacts, RunView, StepFacts
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.flows.prefect_resilience import end_services, find_run_of, how_to_continue, remember_flow_run
@@ -24,11 +24,10 @@ from antiphon.flows.run_page import (
     PageFacts,
     artifact_key,
     links,
-    page_content,
     stage_seconds,
 )
 from antiphon.flows.told import ToldView, hear_logs
-from antiphon.runs.context import StageSpan
+from antiphon.runs.outcome import StageSpan
 
 
 def status(committed: int) -> RunStatus:
@@ -76,41 +75,40 @@ def test_the_page_shows_progress_the_newest_versions_and_the_plan() -> None:
     view.steps = [StepFacts(commit) for commit in commits(160)]
     view.evaluations = [EvaluationFacts(150, 9.0, 0.5, 9.0, 8)]
     facts = PageFacts("demo-s0-ab-1", config, status(160), view, spans, where, alarms, figures)
-    content = page_content(facts)
-    assert content.percent == 80.0
-    assert len(content.versions) == TABLE_VERSIONS and content.versions[0]["version"] == 160
-    assert {row["held-out pass@1"] for row in content.versions} == {"–", "50.0%"}
-    assert content.versions[0]["loss"] == 0.1235
-    assert "| staleness bound | 4 versions, elastic mode |" in content.plan
-    assert "| loop.max_staleness | 4 |" in content.plan and "| differs from " in content.plan
-    assert "- **alarm stall: slow**" in content.plan
-    assert "| step | 0.50 s |" in content.plan and "| folder | `a/b` |" in content.plan
-    assert "| workers | worker-0 (active) |" in content.plan
-    assert "| waiting for | worker-0 |" in content.plan
-    assert "| time | 320.0 s |" in content.plan and "| learner idle | 25.0% |" in content.plan
-    assert json.loads(json.dumps(content.versions)) == content.versions
+    assert facts.percent == 80.0
+    assert len(facts.versions()) == TABLE_VERSIONS and facts.versions()[0]["version"] == 160
+    assert {row["held-out pass@1"] for row in facts.versions()} == {"–", "50.0%"}
+    assert facts.versions()[0]["loss"] == 0.1235
+    assert "| staleness bound | 4 versions, elastic mode |" in facts.plan()
+    assert "| loop.max_staleness | 4 |" in facts.plan() and "| differs from " in facts.plan()
+    assert "- **alarm stall: slow**" in facts.plan()
+    assert "| step | 0.50 s |" in facts.plan() and "| folder | `a/b` |" in facts.plan()
+    assert "| workers | worker-0 (active) |" in facts.plan()
+    assert "| waiting for | worker-0 |" in facts.plan()
+    assert "| time | 320.0 s |" in facts.plan() and "| learner idle | 25.0% |" in facts.plan()
+    assert json.loads(json.dumps(facts.versions())) == facts.versions()
     ordered = replace(facts, status=replace(status(160), order="alternating; measured: 2.00 s a step"))
-    assert "| lease order | alternating; measured: 2.00 s a step |" in page_content(ordered).plan
+    assert "| lease order | alternating; measured: 2.00 s a step |" in ordered.plan()
 
 
 def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end() -> None:
-    before = page_content(PageFacts("demo-s0-ab-1", RunConfig()))
-    assert before.percent == 0.0 and before.versions == [] and "# demo-s0-ab-1" in before.plan
+    before = PageFacts("demo-s0-ab-1", RunConfig())
+    assert before.percent == 0.0 and before.versions() == [] and "# demo-s0-ab-1" in before.plan()
     assert (
-        "the services are starting" in before.plan and "| policy | examples/models/chain-sum |" in before.plan
+        "the services are starting" in before.plan()
+        and "| policy | examples/models/chain-sum |" in before.plan()
     )
     view = RunView()
     view.steps = [StepFacts(commit) for commit in commits(60)]
     facts = PageFacts("r", RunConfig(), status(60), view, outcome=["60 steps in 9 s", "report: r.html"])
-    after = page_content(facts)
-    assert after.percent == 100.0 and "- 60 steps in 9 s\n- report: r.html" in after.plan
-    assert "waiting for" not in after.plan
+    assert facts.percent == 100.0 and "- 60 steps in 9 s\n- report: r.html" in facts.plan()
+    assert "waiting for" not in facts.plan()
 
 
 def test_what_a_run_says_is_kept_for_its_page_and_shown_all_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Shown(SilentDisplay):
+    class Shown(RunDisplay):
         said: ClassVar[list[str]] = []
 
         def message(self, text: str) -> None:
@@ -123,7 +121,7 @@ def test_what_a_run_says_is_kept_for_its_page_and_shown_all_the_same(
             told.message("alarm stall: nothing moves; look")
             structlog.get_logger().warning("record.delayed", why="full")
             structlog.get_logger().info("nothing.special")
-        structlog.get_logger().warning("after.the.run")
+        structlog.get_logger().warning("facts.the.run")
     finally:
         structlog.reset_defaults()
     assert "record.delayed" in capsys.readouterr().err

@@ -12,7 +12,8 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.schedule import schedule
 from antiphon.flows.driver import Handle, StageSkipped, drive
-from antiphon.runs.context import RunContext, RunStopped
+from antiphon.runs.clients import RunStopped
+from antiphon.runs.live_run import LiveRun
 
 
 @dataclass
@@ -81,7 +82,7 @@ def config_of(steps: int, staleness: int, interval: int = 1, evaluated: int = 0)
 
 def driven(run: Run, first: int = 0, book: Book | None = None) -> Book:
     book = book or Book()
-    drive(cast("RunContext", run), book, first)
+    drive(cast("LiveRun", run), book, first)
     return book
 
 
@@ -113,7 +114,7 @@ def test_plain_stages_wait_for_what_comes_before() -> None:
     done: list[tuple[str, int]] = []
     stages = PlainStages(lambda stage, number: done.append((stage, number)))
     try:
-        drive(cast("RunContext", Run(config_of(5, staleness=2))), stages, 0)
+        drive(cast("LiveRun", Run(config_of(5, staleness=2))), stages, 0)
     finally:
         stages.close()
     assert len(done) == len(set(done))

@@ -315,7 +315,6 @@ from antiphon.lineage import follower as following
 from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.log_fold import LogFold
 from antiphon.api.sink import RunEnd
-from antiphon.core.config import RunConfig
 from antiphon.services.coordinator.journal.reading import JournalLog
 
 root = Path(sys.argv[1])
@@ -336,7 +335,7 @@ for point in range(int(sys.argv[2])):
         source = JournalLog(root / "journal.db", "run")
         one = lambda after, wait: JournalLog.page(source, after, wait)[:3]
         source.page = one
-        follower = following.Follower(root, source, RunLog(root, RunConfig()), LogFold())
+        follower = following.Follower(root, source, RunLog(root), LogFold())
         follower.start()
         follower.ask(RunEnd())
         follower.close(60.0)
@@ -360,14 +359,13 @@ def test_kills_between_the_answer_and_the_cursor_lose_and_double_nothing(tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    from antiphon.core.config import RunConfig
     from antiphon.lineage.run_log import RunLog, read_steps
     from antiphon.services.coordinator.journal.reading import JournalLog
 
     before = len(read_steps(tmp_path))
     assert 50 <= before < 100
     source = JournalLog(tmp_path / "journal.db", "run")
-    follower = Follower(tmp_path, source, RunLog(tmp_path, RunConfig()), LogFold())
+    follower = Follower(tmp_path, source, RunLog(tmp_path), LogFold())
     follower.start()
     assert close(follower).failed == 0
     assert [line["step"] for line in read_steps(tmp_path)] == list(range(100))

@@ -16,7 +16,7 @@ from antiphon.cli.app import execute
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.lineage.cursors import FOLDER, recorded_version
-from antiphon.lineage.ledger import document_pins
+from antiphon.lineage.ledger import pins
 from antiphon.lineage.ledger.sink import LedgerSink
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.records import Records
@@ -112,15 +112,15 @@ def test_a_ledger_that_stopped_for_a_while_goes_on(tmp_path: Path, monkeypatch: 
 def test_an_outage_while_the_ledger_opens_is_a_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RecordedRun(tmp_path)
     run.tell(range(1))
-    real, left = document_pins.DocumentPins.run, [2]
+    real, left = pins.Ledger.append, [2]
 
-    def full(self: document_pins.DocumentPins, *given: Any) -> None:
+    def full(self: pins.Ledger, *given: Any) -> str:
         left[0] -= 1
         if left[0] >= 0:
             raise UnavailableError("no space left")
-        real(self, *given)
+        return real(self, *given)
 
-    monkeypatch.setattr(document_pins.DocumentPins, "run", full)
+    monkeypatch.setattr(pins.Ledger, "append", full)
     complete(run)
 
 

@@ -5,13 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.graph import all_documents, build_graph
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.names import name_of
-from antiphon.lineage.samples import Sample, SampleFiles, read_samples, sampled_versions
+from antiphon.lineage.samples import Sample, SampleFiles, choose, read_samples, sampled_versions
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report.page import samples_section
 from tests.support.artifacts import RecordedRun
@@ -149,3 +151,21 @@ def test_a_run_that_recorded_nothing_has_no_section(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path)
     assert samples_section(run.run_dir, run.store) == ""
     assert samples_section(tmp_path / "runs" / "other", run.store) == ""
+
+
+REWARDS = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 2**64 - 1)), max_size=40)
+
+
+@given(REWARDS.filter(bool), st.integers(1, 4), st.randoms())
+def test_the_choice_does_not_depend_on_the_order_and_shows_nothing_twice(completions, count, chance):
+    completions = list({bits % 2**32: (reward, bits) for reward, bits in completions}.values())
+    rewards = [reward for reward, _ in completions]
+    order = list(range(len(completions)))
+    chance.shuffle(order)
+    chosen = choose(completions, count)
+    assert len({place for _, place in chosen}) == len(chosen) == min(3 * count, len(completions))
+    best = [rewards[place] for kind, place in chosen if kind == "best"]
+    assert best == sorted(rewards, reverse=True)[:count]
+    if len({bits >> 32 for _, bits in completions}) == len(completions):
+        again = choose([completions[place] for place in order], count)
+        assert [(kind, order[place]) for kind, place in again] == chosen

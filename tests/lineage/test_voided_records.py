@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.api.sink import RunEnd, SinkRun
 from antiphon.core.records import StepCommit
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.lineage.documents.artifacts import batch_facts
-from antiphon.lineage.ledger.document_pins import DocumentPins
-from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.ledger.sink import LedgerSink
 from antiphon.lineage.run_log import read_steps, replaced_batches
 from tests.support.run_logs import write_run_log
 from tests.support.tracked_runs import TrackedRunFixture
@@ -24,18 +24,17 @@ def test_the_run_log_and_the_batch_document_name_what_was_voided(tmp_path: Path)
     assert replaced_batches(plain) == {}
     for batch in (plain, replacing):
         run.log.commit(StepCommit(batch.step, batch.step + 1, "0" * 64, batch.digest), batch)
-    write_run_log(run.run_dir, run.log.read())
+    records = write_run_log(run.run_dir, run.log.read())
     first, second = (line["batch"] for line in read_steps(run.run_dir))
     assert "replaced" not in first and second["replaced"] == [dataclasses.asdict(VOIDED)]
 
     folder = tmp_path / "project"
     (folder / ".dvc").mkdir(parents=True)
     (folder / ".dvc" / "config").write_text("")
-    ledger = Ledger(folder, "ledger", run.run_id)
-    pins = DocumentPins(ledger, run.store, run.run_id)
-    pins.batch(1, replacing.digest, replacing.timings_digest, second)
-    ledger.publish()
-    ledger.close()
+    sink = LedgerSink(SinkRun(run.run_id, run.run_dir, run.config), folder, run.store, None)
+    sink.open()
+    sink.write([record for record in records if record.number == 1])
+    sink.close(RunEnd())
     document = json.loads((folder / "ledger" / run.run_id / "batches/t000001.json").read_text())
     assert VOIDED.digest in json.dumps(document) and "no finite loss" in json.dumps(document)
     assert batch_facts(run.run_id, 1, "d", "t", second)["replaced"] == second["replaced"]

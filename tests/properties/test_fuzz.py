@@ -9,10 +9,10 @@ from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop.acceptance import accept_commit
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import StepCommit
-from antiphon.net import wire
 from antiphon.protos import coordinator_pb2
 from tests.support.fuzzed_services import claimed_run, open_services
 from tests.support.fuzzing import Tally, Target, all_targets, claim_targets, feed
+from tests.support.messages import read
 
 EXAMPLES = int(os.environ.get("ANTIPHON_FUZZ_EXAMPLES", "12"))
 """Inputs of each target."""
@@ -55,5 +55,5 @@ def test_a_commit_of_a_step_below_0_is_refused() -> None:
 
 def test_a_worker_state_of_another_version_is_refused_in_words() -> None:
     status = coordinator_pb2.RunStatus(workers=[coordinator_pb2.WorkerRecord(state="asleep")])
-    with pytest.raises(ContractError, match="worker state 'asleep' is unknown here"):
-        wire.run_status_from_proto(status)
+    with pytest.raises(ContractError, match="state='asleep' is unknown here"):
+        read(status)

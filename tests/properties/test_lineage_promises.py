@@ -74,8 +74,6 @@ def test_no_byte_of_the_pointer_slips_through(run: RecordedRun) -> None:
 def test_every_deleted_file_is_found_and_named(run: RecordedRun) -> None:
     aside = run.home / "aside"
     for path in files_of_run(run.home, run.run_id):
-        if path.suffix == ".journal":
-            continue  # it may be removed once everything is published
         folders = (run.store.root, run.ledger, run.home / ".dvc" / "cache")
         names = [p for folder in folders for p in folder.rglob("*")]
         same = [p for p in names if p.is_file() and identity(p) == identity(path)]

@@ -8,16 +8,17 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.api.manifest import payload_digest
 from antiphon.core.checks import MOST_NUMBER
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.consequences import strike
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import Lease, Payload
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.wire import CALLS
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.coordinator.worker_registry import strike
 from antiphon.simulator.virtual.disk import JournalDisk, MemoryJournal, MemoryStore
 from tests.support.light_parties import LightPrompts, hello, sample_lease
 from tests.support.loop_model import light_manifest, make_config
@@ -90,20 +91,24 @@ class Site:
             "lease": lambda: self.lease(worker),
             "submit": lambda: self.submit(worker),
             "manifest": lambda: service.latest_manifest(None),
-            "plan": lambda: service.plan_transfer(worker, 0, PAYLOAD.digest),
-            "plan_more": lambda: service.plan_transfer(worker, 3, "c" * 64),
+            "plan": lambda: service.plan_transfer(worker, 0, 0),
+            "plan_more": lambda: service.plan_transfer(worker, 3, 1),
             "kit": lambda: service.worker_kit(2**62),
             "drain": lambda: service.drain(name),
             "revoke": lambda: service.revoke(name, "a test"),
             "pardon": lambda: service.pardon(name, "a test"),
             "lose": lambda: self.lose(worker),
-            "strike": lambda: strike(self.machine, name, "g", "refused", "a test", certain=True),
+            "strike": lambda: self.machine.do(
+                strike(self.machine.loop, name, "g", "refused", "a test", self.machine.clock(), certain=True)
+            ),
         }
         return calls[what]()
 
     async def lose(self, worker: str) -> None:
-        if (member := self.machine.fleet.get(worker)) is not None:
-            self.machine.lose(member, "no heartbeat")
+        if (member := self.machine.loop.fleet.get(worker)) is not None:
+            self.machine.run(
+                consequences.lose(self.machine.loop, member, "no heartbeat", self.machine.clock())
+            )
 
 
 @settings(max_examples=60)
@@ -125,7 +130,7 @@ def test_no_call_of_a_worker_breaks_the_coordinator(story: list[tuple[str, str, 
         async with asyncio.timeout(60.0):
             await asyncio.gather(*running)
         assert site.machine.failure is None
-        CALLS["status"].reply.write([await site.service.status()])
+        CALLS["status"].write_reply(await site.service.status())
         await site.machine.close()
 
     asyncio.run(act())
@@ -135,7 +140,7 @@ def test_who_leaves_while_it_asks_for_a_transfer_is_sent_to_the_origin() -> None
     async def act() -> None:
         site = Site(MemoryStore())
         await site.begin()
-        asking = asyncio.ensure_future(site.service.plan_transfer("w-1", 0, PAYLOAD.digest))
+        asking = asyncio.ensure_future(site.service.plan_transfer("w-1", 0, 0))
         await asyncio.sleep(0)
         await site.lose("w-1")
         assert (await asking).assignment.parents == ("",)

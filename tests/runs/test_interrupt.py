@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS
 from antiphon.core.errors import INTERRUPTED
-from antiphon.core.reporting.run_display import SilentDisplay
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.runs.interrupt import SIGNALS, Interrupt
 
 WAIT_S = 60.0
@@ -75,7 +75,7 @@ def test_a_terminal_that_is_gone_keeps_no_run_alive() -> None:
 
 
 def test_a_signal_that_others_took_meanwhile_is_taken_back() -> None:
-    with pytest.raises(KeyboardInterrupt), Interrupt(SilentDisplay(), [].append) as interrupt:
+    with pytest.raises(KeyboardInterrupt), Interrupt(RunDisplay(), [].append) as interrupt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         interrupt.listen()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -98,7 +98,7 @@ def test_a_terminal_that_closes_asks_twice_and_means_it_once() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     ended: list[int] = []
     try:
-        with pytest.raises(KeyboardInterrupt), Interrupt(SilentDisplay(), ended.append):
+        with pytest.raises(KeyboardInterrupt), Interrupt(RunDisplay(), ended.append):
             try:
                 signal.raise_signal(signal.SIGHUP)  # the kernel's
             except KeyboardInterrupt:
@@ -121,7 +121,7 @@ def test_what_does_not_end_in_time_is_ended() -> None:
 def test_a_command_that_ignores_it_in_the_background_still_does() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Interrupt(SilentDisplay()):
+        with Interrupt(RunDisplay()):
             os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -131,7 +131,7 @@ def test_a_command_that_ignores_it_in_the_background_still_does() -> None:
 def test_without_one_nothing_is_said_or_ended() -> None:
     ended: list[int] = []
 
-    class Heard(SilentDisplay):
+    class Heard(RunDisplay):
         def stopping(self, text: str) -> None:
             pytest.fail(text)
 

@@ -10,7 +10,7 @@ import os, sys, tempfile
 from pathlib import Path
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 from antiphon.core.config_sections import RecordSection
-from antiphon.runs.libraries import load_libraries
+from antiphon.runs.live_run import load_libraries
 from antiphon.lineage.tracking.mlflow_sink import make_own_database
 
 load_libraries(RecordSection(mlflow={mlflow}, dvc={dvc})).join()

@@ -54,7 +54,7 @@ def second(run: RecordedRun, tmp_path: Path) -> Path:
 
 def asked(directory: Path, home: Path) -> tuple[RunStatus, bytes]:
     async def ask() -> tuple[RunStatus, bytes]:
-        async with asyncio.timeout(60.0), attached(directory, home / "store") as (coordinator, running):
+        async with asyncio.timeout(60.0), attached(directory) as (coordinator, running):
             assert not running
             packer = EventPacker()
             await read_events(coordinator, RunView(), packer)

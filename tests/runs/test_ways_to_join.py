@@ -1,7 +1,7 @@
 """The command that a run without workers prints is one that its coordinator accepts."""
 
 from antiphon.core.config import build_config
-from antiphon.runs.launch import ways_to_join
+from antiphon.runs.live_run import ways_to_join
 
 
 def test_a_run_on_one_machine_is_joined_by_its_name() -> None:

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from antiphon.api.coordinator import StageReply
 from antiphon.api.learner import SnapshotReply, StepReply, StepResult
 from antiphon.core.config import build_config
 from antiphon.core.errors import BlockedError, IntegrityError, UnavailableError
 from antiphon.core.records import StepCommit
+from antiphon.core.requests import StageReply
 from antiphon.core.status import LearnerProgress
 from antiphon.services import stages
 from antiphon.services.stages import LoopStages

@@ -120,7 +120,7 @@ def run(shape: RunShape, fleet: Fleet = Fleet()) -> Run:
     assert sum(row.kind == "step.committed" for row in rows) == shape.steps
     return Run(
         seconds_per_step(shape, rows),
-        world.shared.state_machines[-1].planner.order.describe(),
+        world.shared.state_machines[-1].loop.planner.order.describe(),
         tuple(event.group_ids for event in events if isinstance(event, BatchSealed)),
         length_bias(rows),
         sum(isinstance(event, LeaseDuplicated) for event in events),

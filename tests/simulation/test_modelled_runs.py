@@ -1,6 +1,7 @@
 """Modelled runs: they decide as runs that send messages, and a journal gives what is calibrated."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -53,9 +54,11 @@ def scenario(max_staleness: int, workers: int, steps: int = 20, **loop: Any) -> 
     )
 
 
-def by_message(of: Scenario, journal: JournalDisk | None = None) -> tuple[RunConfig, list[TimedEvent]]:
+def by_message(
+    of: Scenario, journal: JournalDisk | None = None, seed: int = 0
+) -> tuple[RunConfig, list[TimedEvent]]:
     mute_logs()
-    world = World(of, 0, [], journal)
+    world = World(of, seed, [], journal)
     assert not world.run().violations
     rows = world.shared.journal.written()
     return world.config, [(row.at, load_event(row.kind, row.body)) for row in rows]
@@ -89,7 +92,10 @@ def test_a_modelled_run_decides_as_one_that_sends_messages(
     assert ours.keys() == theirs.keys()
     assert sum(ours[group] == theirs[group] for group in ours) >= 0.95 * len(ours)
     assert predicted.staleness_distance(measured) <= 0.05
-    assert predicted.seconds_per_step == pytest.approx(measured.seconds_per_step, rel=0.1)
+    # When messages arrive differs with the seed, and with it a run's pace by some hundredths.
+    others = [measured_figures(*by_message(scenario(max_staleness, workers), seed=seed)) for seed in (1, 2)]
+    pace = fmean(figures.seconds_per_step for figures in (measured, *others))
+    assert predicted.seconds_per_step == pytest.approx(pace, rel=0.1)
 
 
 def test_a_learner_whose_steps_take_the_same_time_is_calibrated_so(calibration: Calibration) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import GroupSubmission, Lease, SubmitVerdict, Trajectory
+from antiphon.core.requests import LeaseRequest
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.audits.auditor import Auditor

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.benchmarks.dishonest_workers import Prompts, house_config, sound_submission
 from antiphon.benchmarks.parts.kills.standins import open_light_learner
+from antiphon.core.coordinator import consequences
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.loop import events as e
@@ -34,15 +34,16 @@ from antiphon.core.records import (
     StepCommit,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.net import wire
+from antiphon.net.rpc.calls import Call
 from antiphon.net.rpc.serving import start_server, stop_server
-from antiphon.net.wire import CALLS
+from antiphon.net.wire import CALLS, WORK_CALLS
 from antiphon.protos import coordinator_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
-from antiphon.services.coordinator.server import CoordinatorServicer, start_coordinator
+from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
@@ -88,8 +89,8 @@ class RunningServices:
 
         async def look() -> tuple[object, ...]:
             state_machine = self.state_machine
-            members = [(m.worker_id, m.state, m.held_version) for m in state_machine.fleet.living()]
-            leases = len(state_machine.leases.expired(float("inf")))
+            members = [(m.worker_id, m.state, m.held_version) for m in state_machine.loop.fleet.living()]
+            leases = len(state_machine.loop.leases.expired(float("inf")))
             version = (await self._learner.status()).version
             return state_machine.recorded, tuple(members), leases, state_machine.failure, version
 
@@ -274,7 +275,6 @@ class ClaimedRun:
         self._machine = RunStateMachine(config, RUN_ID, journal, store, Prompts(), clock)
         await self._machine.start()
         self._service = CoordinatorService(self._machine, audits=AuditQueue(self._machine, bytes(32)))
-        self._answers = CoordinatorServicer(self._service)
         await self._announce(0)
 
     async def _announce(self, version: int) -> None:
@@ -308,12 +308,13 @@ class ClaimedRun:
         return f"after a {kind}, {wrong[0]}: {said}" if wrong else None
 
     async def _lose(self, reason: str) -> None:
-        self._machine.lose(self._machine.fleet.named(self._worker_id.rpartition("-")[0])[0], reason)
+        name, loop = self._worker_id.rpartition("-")[0], self._machine.loop
+        self._machine.run(consequences.lose_named(loop, name, reason, self._machine.clock()))
 
     async def _sound(self, kind: str) -> tuple[Any, Callable[[Any], Any]]:
         """Return a message as it should be, and who takes it in."""
         state = self._machine.state
-        if self._machine.fleet.get(self._worker_id) is None or state.barred(
+        if self._machine.loop.fleet.get(self._worker_id) is None or state.barred(
             self._worker_id.rpartition("-")[0]
         ):
             self._names += 1
@@ -323,15 +324,16 @@ class ClaimedRun:
         if kind == "hello":
             self._names += 1
             hello = WorkerHello(f"x{self._names}", PROTOCOL_VERSION, RUN_ID, 4, relay_address="h:1")
-            return CALLS["register"].request.write([hello]), partial(CALLS["register"].answer, self._service)
+            return self._call(CALLS["register"], hello)
         if kind == "lease":
-            return wire.lease_request_to_proto(LeaseRequest(worker, version, 1, 0.0)), self._answers._lease
+            return self._call(WORK_CALLS["lease"], LeaseRequest(worker, version, 1, 0.0))
         lease, held = await self._lease(worker, version or 0)
         if kind == "submission":
-            return wire.group_submission_to_proto(
-                sound_submission(lease, worker, held)
-            ), self._answers._submit
-        return wire.worker_heartbeat_to_proto(_heartbeat(lease, worker, held)), self._answers._heartbeat
+            return self._call(WORK_CALLS["submission"], sound_submission(lease, worker, held))
+        return self._call(WORK_CALLS["heartbeat"], _heartbeat(lease, worker, held))
+
+    def _call(self, call: Call, request: Any) -> tuple[Any, Callable[[Any], Any]]:
+        return call.write_request(request), partial(call.answer, self._service)
 
     async def _lease(self, worker: str, version: int) -> tuple[Lease, int]:
         """Return a lease of a worker and the version it then holds, after it loaded what it was asked to and
@@ -356,7 +358,7 @@ class ClaimedRun:
         machine, service = self._machine, self._service
         step, version = len(machine.state.commits), machine.state.newest_version or 0
         requests: dict[str, list[Any]] = {
-            name: [call.request.write(_arguments(call))]
+            name: [call.write_request(*_arguments(call))]
             for name, call in CALLS.items()
             if name not in ("register", "finish", "pause", "worker_kit")
         }
@@ -388,7 +390,8 @@ class ClaimedRun:
             await self._service.submit_rewards([GroupRewards(group.group_id, rewards)])
         for asked in await self._service.pull_for_audit("learner-1", 8, 0.0):
             await self._service.submit_audit(asked.submission.group_id, (), reason="there is no model here")
-        await self._machine.planner.plan_if_due()
+        if (make := self._machine.loop.planner.due(self._machine.clock())) is not None:
+            self._machine.loop.planner.take(make())
         reply = await self._service.await_stage("reward", step, 0.0)
         if reply.batch is not None:
             made = f"{step + 1:064x}"
@@ -403,6 +406,7 @@ def _arguments(call: Any) -> list[Any]:
     """Return arguments that change little, by the names of a method's parameters."""
     known = {
         "version": 0,
+        "payload": 0,
         "step": 0,
         "number": 0,
         "wait_s": 0.0,

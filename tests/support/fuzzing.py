@@ -43,14 +43,14 @@ from antiphon.core.records import (
 )
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.documents.artifacts import read_document
-from antiphon.lineage.layout import Entry, journal_line, read_journal, read_pointer, read_tree
+from antiphon.lineage.layout import read_pointer
 from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
 from antiphon.net import wire
-from antiphon.net.rpc.unary import known
+from antiphon.net.rpc.codec import array_from_bytes, known
 from antiphon.net.security.access_tokens import load_claims, make_token
 from antiphon.net.security.credentials import load_credentials
 from antiphon.net.security.keys import signing_key
-from antiphon.net.wire import FLOAT32, array_from_bytes
+from antiphon.net.wire import FLOAT32
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -87,10 +87,10 @@ def readers(folder: Path) -> Iterator[Reader]:
         open_snapshot(manifest_from_bytes(payload), store)
 
     yield Reader("manifest", (manifest_to_bytes(manifest),), whole)
-    yield Reader("submission payload", (payloads.dump_submission(submission),), payloads.load_submission)
+    yield Reader("submission payload", (payloads.dump(submission),), payloads.load_submission)
     yield Reader(
         "manifest payload",
-        (payloads.dump_manifest(manifest),),
+        (payloads.dump(manifest),),
         lambda b: check_manifest(payloads.load_manifest(b)),
     )
     yield Reader("history payload", (payloads.dump_history(history),), payloads.load_history)
@@ -112,12 +112,6 @@ def texts() -> Iterator[Reader]:
     kinds = e.event_kinds()
     bodies = tuple(f"{kind} {json.dumps(event_fields(kind))}".encode() for kind in kinds)
     yield Reader("event", bodies, lambda b: e.load_event(*b.decode("latin-1").partition(" ")[::2]))
-    entry = Entry("versions/v000001.json", "0" * 32, 10)
-    tree = json.dumps([{"md5": entry.md5, "relpath": entry.rel}]).encode()
-    yield Reader("ledger tree", (tree,), read_tree)
-    yield Reader(
-        "ledger journal", (journal_line(entry).encode(),), lambda b: read_journal(b.decode("latin-1"))
-    )
     yield Reader("ledger pointer", (b"outs:\n- md5: 00.dir\n  size: 1\n",), read_pointer)
     yield Reader("document", (b'{"a":1}',), read_document)
 
@@ -488,7 +482,7 @@ def translation_targets() -> Iterator[Target]:
         assert translations is not None, f"no record stands behind {name}"
         yield Target(f"translation {name}", messages(message.DESCRIPTOR), _only_ours(translations[1]))
     verdict = messages(classes["SubmitReply"].DESCRIPTOR)
-    yield Target("translation submit_verdict", verdict, _only_ours(wire.submit_verdict_from_proto))
+    yield Target("translation submit_verdict", verdict, _only_ours(wire.WORK_CALLS["submission"].read_reply))
     history = messages(classes["PromptHistory"].DESCRIPTOR)
     yield Target("translation prompt_history", history, _only_ours(wire.prompt_history_from_proto))
 

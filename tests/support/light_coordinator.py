@@ -8,14 +8,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from antiphon.api.coordinator import (
-    HeartbeatReply,
-    LeaseReply,
-    LeaseRequest,
-    WorkerHeartbeat,
-    WorkerHello,
-    WorkerWelcome,
-)
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import (
@@ -29,6 +21,14 @@ from antiphon.core.records import (
     SamplingParameters,
     SnapshotManifest,
     SubmitVerdict,
+)
+from antiphon.core.requests import (
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    WorkerHeartbeat,
+    WorkerHello,
+    WorkerWelcome,
 )
 from antiphon.core.seeds import request_seeds
 from antiphon.core.status import RunStatus

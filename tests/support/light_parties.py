@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.api.coordinator import Coordinator, LeaseRequest, WorkerHello
+from antiphon.api.coordinator import Coordinator
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.loop_state import Decision
 from antiphon.core.errors import UnavailableError
+from antiphon.core.loop import events as e
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     BatchRef,
@@ -25,6 +27,7 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHello
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.net.rpc.serving import stop_server
@@ -253,3 +256,8 @@ async def run_parties(
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
     return refs, crew
+
+
+def decided(*events: e.JournalEvent) -> Decision[None]:
+    """Return the decision that these events happened."""
+    yield from events

@@ -14,11 +14,12 @@ from blake3 import blake3
 from antiphon.api.manifest import payload_digest
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.dissemination.plan import ORIGIN, Plan
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.simulator.virtual.loop import VirtualLoop
-from antiphon.weights.relay import Delivery, TransferLimits, fetch_payload
-from antiphon.weights.relay_service import Arrivals, RelayService
+from antiphon.weights.relay import Receiver, TransferLimits
+from antiphon.weights.service import Arrivals, BroadcastService
 
 NEVER = 1e9
 
@@ -75,7 +76,7 @@ class Faults:
     """What is wrong with a peer, as others see it."""
 
     kind: str = "none"
-    """none, corrupt, truncate, oversize, reorder, repeat, refuse, boast (says it holds all)."""
+    """none, corrupt, truncate, oversize, reorder, repeat, refuse, boast (says nothing)."""
     every: int = 3
     """Every how many-th chunk is sent wrong."""
     cut_bytes: float = NEVER
@@ -103,7 +104,7 @@ class Peer:
     faults: Faults
     store: MemoryStore
     arrivals: Arrivals
-    service: RelayService
+    service: BroadcastService
     culprits: dict[str, str] = field(default_factory=dict)
     sent_bytes: int = 0
     sent_wrong: bool = False
@@ -116,7 +117,7 @@ class Line(Broadcast):
         self._target, self._delay_s = target, delay_s
 
     async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
         target, faults = self._target, self._target.faults
         await self._pass(2 * self._delay_s)
@@ -129,7 +130,7 @@ class Line(Broadcast):
         if faults.kind == "reorder" and len(asked) > 1:
             asked[0], asked[1] = asked[1], asked[0]
         due = iter(indices)
-        async for index, piece in self._pieces(payload_digest, asked):
+        async for index, piece in self._pieces(payload_digest, asked, held_only):
             await self._pass(0.0)
             if faults.slow > 1.0:
                 await asyncio.sleep((faults.slow - 1.0) * len(piece) / 1000.0)
@@ -156,19 +157,16 @@ class Line(Broadcast):
             if spoiled and faults.kind == "repeat":
                 yield index, piece
 
-    async def _pieces(self, payload_digest: str, asked: Sequence[int]) -> AsyncIterator[tuple[int, bytes]]:
+    async def _pieces(
+        self, payload_digest: str, asked: Sequence[int], held_only: bool
+    ) -> AsyncIterator[tuple[int, bytes]]:
         """Yield what the peer sends: chunks that come together one by one where one of them is spoiled."""
-        async for index, piece in self._target.service.get_chunks(payload_digest, asked):
+        async for index, piece in self._target.service.get_chunks(payload_digest, asked, held_only):
             whole = self._target.store.find(payload_digest).span(index)[1]
             if not (self._target.faults.lies or self._target.faults.drips):
                 whole = len(piece)
             for at in range(0, len(piece), whole):
                 yield index + at // whole, piece[at : at + whole]
-
-    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
-        await self._pass(2 * self._delay_s)
-        said = await self._target.service.held(payload_digest)
-        return np.ones_like(said) if self._target.faults.kind == "boast" else said
 
     async def where(self) -> Place:
         raise UnavailableError("it is on another machine")
@@ -189,12 +187,14 @@ class Swarm:
     peers: dict[str, Peer]
     delay_s: float
 
-    async def fetch(self, worker: str, payload: Payload, plan: Plan, give_up_s: float = 300.0) -> Delivery:
+    async def fetch(
+        self, worker: str, payload: Payload, plan: Plan, give_up_s: float = 300.0
+    ) -> DeliveryRecord:
         """Bring a payload to one worker."""
         peer, assignment = self.peers[worker], plan.assignments[worker]
         incoming = peer.store.receive(payload)
         peer.arrivals.notify(payload.digest)
-        return await fetch_payload(
+        return await Receiver(
             incoming,  # type: ignore[arg-type]
             {
                 name: [Line(self.peers[name], self.delay_s)]
@@ -204,7 +204,7 @@ class Swarm:
             peer.arrivals,
             peer.culprits,
             TransferLimits(stall_s=2.0, give_up_s=give_up_s),
-        )
+        ).run()
 
 
 def make_swarm(
@@ -214,7 +214,7 @@ def make_swarm(
     peers = {}
     for name, uplink in uplinks.items():
         store, arrivals = MemoryStore(), Arrivals()
-        service = RelayService(store, arrivals, stall_s, uplink)  # type: ignore[arg-type]
+        service = BroadcastService(store, uplink, arrivals, stall_s)  # type: ignore[arg-type]
         peers[name] = Peer(name, faults.get(name, Faults()), store, arrivals, service)
     return Swarm(peers, delay_s)
 

@@ -71,7 +71,7 @@ class Meddler(Broadcast):
         self.honest, self.alter, self.asked = honest, alter, []
 
     async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
+        self, payload_digest: str, indices: Sequence[int], held_only: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
         self.asked.append(list(indices))
         for one in indices:  # so that none comes together with others
@@ -267,7 +267,7 @@ def test_over_grpc_each_chunk_has_the_deadline_for_itself(tmp_path: Path) -> Non
 
         class Hanging(Meddler):
             async def get_chunks(
-                self, payload_digest: str, indices: Sequence[int]
+                self, payload_digest: str, indices: Sequence[int], held_only: bool = False
             ) -> AsyncIterator[tuple[int, bytes]]:
                 async for chunk in super().get_chunks(payload_digest, indices):
                     yield chunk

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from antiphon.api.snapshots import Broadcast, Place
+from antiphon.api.snapshots import Broadcast
 from antiphon.core.dissemination import requests
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
 from antiphon.core.dissemination.requests import BUFFERED_BYTES, LEAST_PIECE_BYTES, PIECE_BYTES
@@ -20,13 +19,12 @@ from antiphon.core.records import Payload
 from antiphon.net.rpc.serving import Security, open_channel, start_server, stop_server
 from antiphon.net.security.credentials import Credentials, needed_token_key
 from antiphon.net.security.guard import Guard
-from antiphon.protos import broadcast_pb2
 from antiphon.system.clock import wall_clock
-from antiphon.weights.client import BroadcastClient, spread
+from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import TransferLimits, fetch_payload
-from antiphon.weights.relay_service import Arrivals, RelayService
+from antiphon.weights.relay import Receiver, TransferLimits
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import Arrivals, BroadcastService
 from tests.support.loop_model import RUN_ID
 from tests.support.secured import House, make_house
 
@@ -48,7 +46,7 @@ class Holder:
     def __init__(self, folder: Path) -> None:
         self.store = PayloadStore(folder)
         self.arrivals = Arrivals()
-        self.service = RelayService(self.store, self.arrivals, stall_s=20.0)
+        self.service = BroadcastService(self.store, arrivals=self.arrivals, stall_s=20.0)
 
     async def fetch(
         self, payload: Payload, assignment: Assignment, **sources: list[BroadcastClient]
@@ -56,9 +54,9 @@ class Holder:
         named = {name.removeprefix("origin"): lanes for name, lanes in sources.items()}
         incoming = self.store.receive(payload)
         self.arrivals.notify(payload.digest)
-        found = await fetch_payload(
+        found = await Receiver(
             incoming, named, assignment, self.arrivals, {}, TransferLimits(10.0, give_up_s=20.0)
-        )
+        ).run()
         incoming.finish()
         return found
 
@@ -110,7 +108,6 @@ async def test_a_relay_hands_on_what_it_is_still_receiving_in_pieces_over_severa
         delivery = await last
     assert bytes(leaf.store.map(payload.digest)) == body
     assert delivery.bytes_from == {"relay": len(body)}
-    assert not delivery.stalled and not delivery.duplicate_bytes
 
 
 @_in_loop
@@ -145,18 +142,18 @@ async def test_chunks_that_come_together_are_checked_one_by_one(
     assert sent[: len(alone)] == alone and sent[len(alone)] == (len(alone), 2 * chunk)
     assert sum(length for _, length in sent) == len(body)
 
-    class Spoiler(RelayService):
+    class Spoiler(BroadcastService):
         async def get_chunks(
-            self, payload_digest: str, indices: Sequence[int]
+            self, payload_digest: str, indices: Sequence[int], held_only: bool = False
         ) -> AsyncIterator[tuple[int, bytes]]:
             yield 0, body[: 4 * chunk] + bytes(chunk) + body[5 * chunk :]
 
-    spoiler = Spoiler(origin.store, origin.arrivals)
+    spoiler = Spoiler(origin.store)
     incoming = leaf.store.receive(payload)
     with pytest.raises(IntegrityError, match="the origin sent chunk 4 of payload"):
-        await fetch_payload(incoming, {ORIGIN: [spoiler]}, FROM_ORIGIN, leaf.arrivals, {})
+        await Receiver(incoming, {ORIGIN: [spoiler]}, FROM_ORIGIN, leaf.arrivals, {}).run()
     assert np.flatnonzero(incoming.held).tolist() == [0, 1, 2, 3]
-    await fetch_payload(incoming, {ORIGIN: [origin.service]}, FROM_ORIGIN, leaf.arrivals, {})
+    await Receiver(incoming, {ORIGIN: [origin.service]}, FROM_ORIGIN, leaf.arrivals, {}).run()
     incoming.finish()
     assert bytes(leaf.store.map(payload.digest)) == body
 
@@ -168,9 +165,9 @@ async def test_who_is_told_to_leave_as_the_last_chunk_comes_leaves(tmp_path: Pat
     payload, _ = _publish(origin, 3 * 1024, 1024)
     hung_up, gone = asyncio.Event(), asyncio.Event()
 
-    class Lingering(RelayService):
+    class Lingering(BroadcastService):
         async def get_chunks(
-            self, payload_digest: str, indices: Sequence[int]
+            self, payload_digest: str, indices: Sequence[int], held_only: bool = False
         ) -> AsyncIterator[tuple[int, bytes]]:
             async for piece in super().get_chunks(payload_digest, indices):
                 yield piece
@@ -181,8 +178,8 @@ async def test_who_is_told_to_leave_as_the_last_chunk_comes_leaves(tmp_path: Pat
                 await gone.wait()
 
     incoming = leaf.store.receive(payload)
-    sources = {ORIGIN: [Lingering(origin.store, origin.arrivals)]}
-    fetching = asyncio.create_task(fetch_payload(incoming, sources, FROM_ORIGIN, leaf.arrivals, {}))
+    sources = {ORIGIN: [Lingering(origin.store)]}
+    fetching = asyncio.create_task(Receiver(incoming, sources, FROM_ORIGIN, leaf.arrivals, {}).run())
     await hung_up.wait()
     assert not incoming.missing()
     fetching.cancel()
@@ -199,9 +196,9 @@ async def test_a_message_of_many_chunks_is_looked_through_once(
     count = 1024
     payload, body = _publish(origin, 4 * count, 4)
 
-    class Together(RelayService):
+    class Together(BroadcastService):
         async def get_chunks(
-            self, payload_digest: str, indices: Sequence[int]
+            self, payload_digest: str, indices: Sequence[int], held_only: bool = False
         ) -> AsyncIterator[tuple[int, bytes]]:
             yield indices[0], body[4 * indices[0] : 4 * indices[-1] + 4]
 
@@ -214,8 +211,8 @@ async def test_a_message_of_many_chunks_is_looked_through_once(
 
     incoming = leaf.store.receive(payload)
     monkeypatch.setattr(Payload, "span", counted)
-    together = Together(origin.store, origin.arrivals)
-    await fetch_payload(incoming, {ORIGIN: [together]}, FROM_ORIGIN, leaf.arrivals, {})
+    together = Together(origin.store)
+    await Receiver(incoming, {ORIGIN: [together]}, FROM_ORIGIN, leaf.arrivals, {}).run()
     assert incoming.held.all() and asked < 16 * count
 
 
@@ -248,16 +245,38 @@ async def test_chunks_that_are_asked_for_in_any_order_are_each_sent_once(
 
 
 @_in_loop
-async def test_holders_say_which_chunks_they_have(tmp_path: Path, house: House) -> None:
+async def test_who_is_asked_for_what_it_holds_waits_for_nothing(tmp_path: Path, house: House) -> None:
     origin, part = Holder(tmp_path / "origin"), Holder(tmp_path / "part")
     payload, body = _publish(origin, 1100, 100)
     incoming = part.store.receive(payload)
     for index in (0, 3, 10):
         incoming.write(index, body[index * 100 : index * 100 + 100])
-    async with _served(origin, house, 1) as to_origin, _served(part, house, 1) as to_part:
-        assert (await to_origin[0].held(payload.digest)).all()
-        assert np.flatnonzero(await to_part[0].held(payload.digest)).tolist() == [0, 3, 10]
-        assert len(await to_part[0].held("0" * 64)) == 0
+    async with _served(part, house, 1) as to_part:
+        sent = []
+        with pytest.raises(UnavailableError, match=r"chunk 1 of payload .* is not held here; take it"):
+            async for index, _ in to_part[0].get_chunks(payload.digest, range(11), held_only=True):
+                sent.append(index)
+        assert sent == [0, 3, 10]
+        with pytest.raises(UnavailableError, match="is not held here"):
+            await anext(to_part[0].get_chunks("0" * 64, [0], held_only=True))
+
+
+@_in_loop
+async def test_others_give_what_they_hold_while_no_parent_answers(tmp_path: Path) -> None:
+    origin, part, leaf = (Holder(tmp_path / name) for name in ("origin", "part", "leaf"))
+    payload, body = _publish(origin, 1000, 100)
+    incoming = part.store.receive(payload)
+    for index in (0, 1, 2, 6):
+        incoming.write(index, body[index * 100 : index * 100 + 100])
+    nobody = BroadcastClient("127.0.0.1:9")
+    assignment = Assignment((ORIGIN,), ("part",), 1, 1e8)
+    sources: dict[str, list[Broadcast]] = {ORIGIN: [nobody], "part": [part.service]}
+    with pytest.raises(UnavailableError, match="6 of 10 chunks"):
+        await Receiver(
+            leaf.store.receive(payload), sources, assignment, leaf.arrivals, {}, TransferLimits(1.0, 2.0)
+        ).run()
+    await nobody.close()
+    assert leaf.store.receive(payload).missing() == [3, 4, 5, 7, 8, 9]
 
 
 @_in_loop
@@ -295,9 +314,9 @@ async def test_nobody_there_is_said_after_the_patience_and_what_came_stays(tmp_p
     with pytest.raises(
         UnavailableError, match=r"9 of 10 chunks .* nothing came for 0.3 s from any of the origin"
     ):
-        await fetch_payload(
+        await Receiver(
             incoming, {ORIGIN: [nobody]}, FROM_ORIGIN, holder.arrivals, {}, TransferLimits(0.1, give_up_s=0.3)
-        )
+        ).run()
     await nobody.close()
     assert holder.store.receive(payload).missing() == [0, 1, 2, 3, 5, 6, 7, 8, 9]
 
@@ -315,58 +334,3 @@ def test_payloads_that_peers_only_ask_for_take_no_memory() -> None:
 
     asyncio.run(body())
     assert not vars(arrivals)["_waiting"] and not vars(arrivals)["_count"]
-
-
-@pytest.mark.parametrize(("chunks", "bits"), [(1, 60 << 20), (9, 1), (-1, 0), (1 << 40, 0), (0, 1)])
-def test_an_answer_whose_bits_do_not_fit_its_chunks_is_refused_before_it_is_spread_out(
-    chunks: int, bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(np, "unpackbits", lambda *args, **kwargs: pytest.fail("it was spread out"))
-    with pytest.raises(IntegrityError, match=f"answered that it knows of {chunks} chunks"):
-        spread(broadcast_pb2.Held(chunks=chunks, bits=bytes(bits)))
-
-
-class _Boaster(Broadcast):
-    """Says that it holds far too much, and sends nothing."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-
-    async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
-    ) -> AsyncIterator[tuple[int, bytes]]:
-        raise UnavailableError("not now")
-        yield
-
-    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
-        self.asked.set()
-        return spread(broadcast_pb2.Held(chunks=1, bits=bytes(60 << 20)))
-
-    async def where(self) -> Place:
-        raise UnavailableError("nowhere")
-
-
-class _Reluctant(RelayService):
-    """Refuses until a boaster was asked."""
-
-    boaster: _Boaster
-
-    async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
-    ) -> AsyncIterator[tuple[int, bytes]]:
-        if not self.boaster.asked.is_set():
-            raise UnavailableError("not yet")
-        async for piece in super().get_chunks(payload_digest, indices):
-            yield piece
-
-
-@_in_loop
-async def test_whoever_answers_too_much_about_what_it_holds_is_named(tmp_path: Path) -> None:
-    origin, leaf = Holder(tmp_path / "origin"), Holder(tmp_path / "leaf")
-    payload, _ = _publish(origin, 1000, 100)
-    reluctant = _Reluctant(origin.store, origin.arrivals)
-    reluctant.boaster = _Boaster()
-    assignment = Assignment((ORIGIN,), ("boaster",), 1, 1e8)
-    sources = {ORIGIN: [reluctant], "boaster": [reluctant.boaster]}
-    delivery = await fetch_payload(leaf.store.receive(payload), sources, assignment, leaf.arrivals, {})
-    assert list(delivery.culprits) == ["boaster"] and "1 chunks" in delivery.culprits["boaster"]

@@ -10,7 +10,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import structlog
 
@@ -18,8 +17,7 @@ from antiphon.core.digests import check_digest
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace
-from antiphon.weights.payload_files import IncomingPayload
-from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.payload_store import IncomingPayload, PayloadStore
 from antiphon.weights.transport import Transport
 
 SPAN_BYTES = 8 << 20
@@ -125,42 +123,37 @@ class ObjectStoreTransport(Transport):
         incoming: IncomingPayload,
         arrived: Callable[[int], None],
     ) -> None:
-        read = partial(self._read, manifest, name, incoming)
+        loop = asyncio.get_running_loop()
         wrong: list[IntegrityError] = []
+        failed: list[AntiphonError] = []
+
+        async def read_in_turn(spans: Iterator[Sequence[int]]) -> None:
+            """Read one span after the other; begin none after one failed, but let those that run finish."""
+            for indices in spans:
+                try:
+                    kept, refused = await loop.run_in_executor(
+                        self._threads, self._read, manifest, name, incoming, indices
+                    )
+                except AntiphonError as error:
+                    failed.append(error)
+                else:
+                    wrong.extend(refused)
+                    if kept:
+                        arrived(kept)
+                if failed:
+                    return
+
         for _ in range(ATTEMPTS):
             wrong.clear()
-            failed: list[AntiphonError] = []
             spans = _spans(incoming.payload, incoming.missing())
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(SPANS_AT_ONCE):
-                    tasks.create_task(self._read_in_turn(read, spans, arrived, wrong, failed))
+                    tasks.create_task(read_in_turn(spans))
             if failed:
                 raise failed[0]
             if not wrong:
                 return
         raise wrong[0]
-
-    async def _read_in_turn(
-        self,
-        read: Callable[[Sequence[int]], tuple[int, list[IntegrityError]]],
-        spans: Iterator[Sequence[int]],
-        arrived: Callable[[int], None],
-        wrong: list[IntegrityError],
-        failed: list[AntiphonError],
-    ) -> None:
-        """Read one span after the other; begin none after one failed, but let those that run finish."""
-        loop = asyncio.get_running_loop()
-        for indices in spans:
-            try:
-                kept, refused = await loop.run_in_executor(self._threads, read, indices)
-            except AntiphonError as error:
-                failed.append(error)
-            else:
-                wrong += refused
-                if kept:
-                    arrived(kept)
-            if failed:
-                return
 
     def _read(
         self,
@@ -195,13 +188,14 @@ class ObjectStoreTransport(Transport):
 
 def _spans(payload: Payload, missing: Sequence[int]) -> Iterator[Sequence[int]]:
     """Group chunks that lie beside each other, up to `SPAN_BYTES` together."""
-    most = max(1, SPAN_BYTES // payload.chunk_bytes)
-    begin = 0
-    for place in range(1, len(missing) + 1):
-        ended = place == len(missing) or missing[place] != missing[place - 1] + 1
-        if ended or place - begin == most:
-            yield missing[begin:place]
-            begin = place
+    most, span = max(1, SPAN_BYTES // payload.chunk_bytes), list[int]()
+    for index in missing:
+        if span and (index != span[-1] + 1 or len(span) == most):
+            yield span
+            span = []
+        span.append(index)
+    if span:
+        yield span
 
 
 LOOK_S = 0.5

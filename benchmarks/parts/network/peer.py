@@ -24,9 +24,9 @@ from antiphon.net.security.credentials import load_credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import TransferLimits, fetch_payload
-from antiphon.weights.relay_service import Arrivals, RelayService
+from antiphon.weights.relay import Receiver, TransferLimits
 from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.transport import Connections
 from antiphon.weights.transports.lattica import (
     FOLDER,
@@ -61,7 +61,7 @@ class Peer:
         host, _, port = address.rpartition(":")
         guard = Guard(needed_token_key(self.credentials), RUN_ID, wall_clock, time.monotonic)
         self.host = host
-        service = _Service(self.store, self.arrivals, REPLY_S)
+        service = _Service(self.store, None, self.arrivals, REPLY_S)
         service.lattica = lambda: self.lattica
         server, _ = await start_server(
             host,
@@ -95,14 +95,14 @@ class Peer:
         cpu_s = time.process_time()
         incoming = await asyncio.to_thread(self.store.receive, payload)
         self.arrivals.notify(payload.digest)
-        delivery = await fetch_payload(
+        delivery = await Receiver(
             incoming,
             clients,
             assignment,
             self.arrivals,
             self.culprits,
             TransferLimits(asked["stall_s"], 60.0),
-        )
+        ).run()
         await asyncio.to_thread(incoming.finish)
         ended_s = time.monotonic()
         return {"ended_s": ended_s, "cpu_s": time.process_time() - cpu_s, **asdict(delivery)}
@@ -125,7 +125,7 @@ class Peer:
         return {"ended_s": time.monotonic()}
 
 
-class _Service(RelayService):
+class _Service(BroadcastService):
     """Serves the store, and says which blocks it is made of where that was asked for."""
 
     lattica: Callable[[], LatticaService | None] = staticmethod(lambda: None)

@@ -39,15 +39,17 @@ from antiphon.benchmarks.parts.nightly.table import (
 from antiphon.benchmarks.parts.results import flatten
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.flows.form import label
 from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
+from antiphon.flows.told import ToldView
 from antiphon.lineage.layout import find_project
 from antiphon.lineage.tracking.mlflow_sink import explained, open_run
 from antiphon.report.render import render
-from antiphon.runs.context import RunStopped
+from antiphon.runs.clients import RunStopped
 from antiphon.runs.directory import home_directory
-from antiphon.runs.launch import RunOptions, Surroundings, surrounded
+from antiphon.runs.live_run import RunOptions, claim_run
 from antiphon.system.files import write_atomically
 
 WIDTH, HEIGHT, EDGE = 220.0, 44.0, 4.0
@@ -337,9 +339,10 @@ def measure_run(config: RunConfig) -> dict[str, Any]:
     Raises:
         AntiphonError: with the reason, when it did not complete.
     """
-    with surrounded(Surroundings(options=RunOptions(fresh=True))):
+    display, options = ToldView(RunDisplay()), RunOptions(fresh=True)
+    with claim_run(config, None, home_directory(), display, options) as run:
         try:
-            outcome = post_train(config)
+            outcome = post_train(run.config, run.run_id)
         except FailedRun as error:  # none of its steps trained anything
             raise AntiphonError(str(error)) from error
     if not isinstance(outcome, dict):

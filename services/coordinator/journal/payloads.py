@@ -14,23 +14,19 @@ LEASE_KEY = "lease-key"
 """Name under which the secret is kept that lease ids are made with."""
 
 
-def manifest_name(version: int) -> str:
-    """Return the name under which the manifest of a version is kept."""
-    return f"manifest-{version:06d}"
-
-
-def prefix_name(group_id: str) -> str:
-    """Return the name under which the beginning of a handed-over group is kept."""
-    return f"prefix-{group_id}"
-
-
-def dump_prefix(kept: KeptGroup) -> bytes:
-    """Return the beginning of a group as bytes."""
-    return bytes(wire.kept_group_to_proto(kept).SerializeToString())
+def dump(record: GroupSubmission | KeptGroup | SnapshotManifest) -> bytes:
+    """Return a record as bytes; a submission's are those it came in, where they are known."""
+    if isinstance(record, GroupSubmission):
+        if record.encoded is not None:
+            return record.encoded
+        return bytes(wire.group_submission_to_proto(record).SerializeToString())
+    if isinstance(record, KeptGroup):
+        return bytes(wire.kept_group_to_proto(record).SerializeToString())
+    return bytes(wire.snapshot_manifest_to_proto(record).SerializeToString())
 
 
 def load_prefix(payload: bytes) -> KeptGroup:
-    """Read what `dump_prefix` wrote.
+    """Read the beginning of a group that `dump` wrote.
 
     Raises:
         IntegrityError: when the bytes are no beginning of a group.
@@ -38,15 +34,8 @@ def load_prefix(payload: bytes) -> KeptGroup:
     return wire.kept_group_from_proto(_parse(records_pb2.KeptGroup, payload, "a group's beginning"))
 
 
-def dump_submission(submission: GroupSubmission) -> bytes:
-    """Return a submission as bytes: those it came in, or made of it."""
-    if submission.encoded is not None:
-        return submission.encoded
-    return bytes(wire.group_submission_to_proto(submission).SerializeToString())
-
-
 def load_submission(payload: bytes) -> GroupSubmission:
-    """Read what `dump_submission` wrote.
+    """Read a submission that `dump` wrote.
 
     Raises:
         IntegrityError: when the bytes are no submission.
@@ -55,13 +44,8 @@ def load_submission(payload: bytes) -> GroupSubmission:
     return wire.group_submission_from_proto(message)
 
 
-def dump_manifest(manifest: SnapshotManifest) -> bytes:
-    """Return a manifest as bytes."""
-    return bytes(wire.snapshot_manifest_to_proto(manifest).SerializeToString())
-
-
 def load_manifest(payload: bytes) -> SnapshotManifest:
-    """Read what `dump_manifest` wrote.
+    """Read a manifest that `dump` wrote.
 
     Raises:
         IntegrityError: when the bytes are no manifest.

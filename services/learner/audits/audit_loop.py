@@ -34,9 +34,6 @@ class Examiner(Protocol):
             UnavailableError: when no version of the group is kept any more.
         """
 
-    def forget(self) -> None:
-        """Begin again with the next group, whatever state the last one left."""
-
 
 async def audit_forever(coordinator: Coordinator, auditor: Examiner, client_id: str) -> None:
     """Examine what the coordinator hands out, until cancelled; it may come and go meanwhile.
@@ -64,7 +61,6 @@ async def _examined(
     except UnavailableError as error:
         return (), str(error)
     except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which counts it
-        auditor.forget()
         _log.error("audit.broke", group=group.submission.group_id, exc_info=error)
         return (), f"the auditor failed: {error!r}"
 

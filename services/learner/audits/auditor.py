@@ -100,10 +100,6 @@ class Auditor:
             raise UnavailableError(f"version {versions[0]} is not kept any more (broadcast.snapshots_kept)")
         return [found for index, score in scores.items() for found in score.by_author(index, group.authors)]
 
-    def forget(self) -> None:
-        """Fill the model again for the next group: what it holds may be half of something."""
-        self._version = None
-
     def _fill(self, version: int) -> bool:
         if version == self._version:
             return True
@@ -114,7 +110,7 @@ class Auditor:
         if self._model is None:
             dtype = torch.float32 if self._config.model.dtype == "float32" else torch.bfloat16
             self._model = load_causal_model(self._config.model.path, dtype, False)
-        self._version = None
+        self._version = None  # until all of it is there: what is held may be half of something
         self._model.load_state_dict(tensors, strict=False)  # a tied head is published once
         self._version = version
         return True

@@ -4,14 +4,19 @@ It is the code that repeats steps after a crash (`services.learner.step`), fed f
 run's ledger instead of the run's store and journal. It starts at the nearest pinned checkpoint or
 at the base model, and compares what comes out; a difference is reported, not raised, and the steps
 after it are still executed. Everything runs on one thread whose numerics are pinned.
+
+Weights that the ledger records by digest alone are made again so (`weights_of`). The digest decides: whatever
+else a replay compares, only weights of the recorded digest are handed out.
 """
 
+import os
 import pickle
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +30,6 @@ from antiphon.core.reporting.replay_checks import (
     LogprobCheck,
     ReplaySummary,
     StepCheck,
-    TensorDifference,
     compare_metrics,
 )
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
@@ -37,6 +41,9 @@ from antiphon.services.learner.replay.base import base_model, load_version
 from antiphon.services.learner.replay.rollouts import RolloutScorer
 from antiphon.services.learner.step import Trainer, config_digest
 from antiphon.services.learner.training import TrainedStep
+from antiphon.system.files import PREFIX
+from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.snapshot import write_snapshot
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -97,7 +104,7 @@ class Replayer:
                 configuration.
             IntegrityError: when what was restored is not the recorded version.
         """
-        return self._timed(lambda: self._start(first))
+        return self._timed("seconds", self._start, first)
 
     def step(self, step: int) -> StepCheck:
         """Execute the next step again and compare it with its record.
@@ -105,7 +112,7 @@ class Replayer:
         Raises:
             IntegrityError: when the batch is missing or altered, or the step is not the next one.
         """
-        return self._timed(lambda: self._step(step))
+        return self._timed("seconds", self._step, step)
 
     def score(self, step: int) -> LogprobCheck:
         """Score the trajectories that a step trained on again and compare.
@@ -113,11 +120,7 @@ class Replayer:
         Raises:
             IntegrityError: when the batch or the weights of a version are missing or altered.
         """
-        begun = time.perf_counter()
-        try:
-            return self._thread.submit(self._score, step).result()
-        finally:
-            self.summary.score_seconds += time.perf_counter() - begun
+        return self._timed("score_seconds", self._score, step)
 
     def close(self) -> None:
         trainer = self._trainer
@@ -126,12 +129,12 @@ class Replayer:
         self._thread.shutdown()
         shutil.rmtree(self._work, ignore_errors=True)
 
-    def _timed(self, work: Callable[[], _T]) -> _T:
+    def _timed(self, clock: str, work: Callable[[int], _T], number: int) -> _T:
         begun = time.perf_counter()
         try:
-            return self._thread.submit(work).result()
+            return self._thread.submit(work, number).result()
         finally:
-            self.summary.seconds += time.perf_counter() - begun
+            setattr(self.summary, clock, getattr(self.summary, clock) + time.perf_counter() - begun)
 
     def _start(self, first: int) -> int:
         if self._remade:
@@ -151,10 +154,15 @@ class Replayer:
             ) from error
         wanted, found = self._copy.weights_digest(held.version), held.weights.digest()
         if found != wanted:
+            advice = (
+                "remove its folder, and the replay starts earlier"
+                if held.version
+                else "give the folder of the model the run began with, with --model"
+            )
             raise IntegrityError(
                 f"{self._source(held.version)} has weights {found[:12]}, but version "
                 f"{held.version} of {self._copy.run_id} was recorded with {wanted[:12]}; "
-                f"{self._advice(held.version)}"
+                f"{advice}"
             )
         self.summary.started_from = held.version
         self._hold(held)
@@ -225,7 +233,7 @@ class Replayer:
             recorded_digest=recorded.weights_digest,
             found_digest=found,
             metrics=compare_metrics(recorded.metrics, metrics),
-            tensor=self._compare_tensors(trained) if differs else None,
+            tensor=self._compare_tensors(trained) if differs else "",
             seconds=time.perf_counter() - begun,
         )
         self.summary.steps.append(check)
@@ -237,9 +245,9 @@ class Replayer:
             self._made[held.version] = self._work / f"v{held.version:06d}.safetensors"
             save_file(held.weights.copies(), self._made[held.version])
 
-    def _compare_tensors(self, trained: TrainedStep) -> TensorDifference | None:
+    def _compare_tensors(self, trained: TrainedStep) -> str:
         if self._copy.weights(trained.version) is None:
-            return None  # versions that were not published, or not kept, are recorded by digest alone
+            return ""  # versions that were not published, or not kept, are recorded by digest alone
         return first_tensor_difference(load_version(self._copy, trained.version), trained.weights.copies())
 
     def _score(self, step: int) -> LogprobCheck:
@@ -252,33 +260,25 @@ class Replayer:
     def _source(self, version: int) -> str:
         return f"the checkpoint of version {version}" if version else f"the base model in {self._model()}"
 
-    def _advice(self, version: int) -> str:
-        if version:
-            return "remove its folder, and the replay starts earlier"
-        return "give the folder of the model the run began with, with --model"
 
+def first_tensor_difference(recorded: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> str:
+    """Say how the first tensor, in the model's order, differs, and how many others do; "" for equal ones.
 
-def first_tensor_difference(
-    recorded: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
-) -> TensorDifference | None:
-    """Return the first tensor, in the order of the model, that differs, and how many others do."""
+    >>> first_tensor_difference({"w": torch.tensor([1.5, 0.0])}, {"w": torch.tensor([1.5, 0.25])})
+    'tensor w differs in 1 of 2 elements by at most 0.25 (largest value 1.5)'
+    """
     names = [*found, *(name for name in recorded if name not in found)]
     unequal = [name for name in names if not _equal(recorded.get(name), found.get(name))]
     if not unequal:
-        return None
+        return ""
     name = unequal[0]
     old, new = recorded.get(name), found.get(name)
-    others = len(unequal) - 1
     if old is None or new is None or old.shape != new.shape:
-        return TensorDifference(name, 0, 0, float("inf"), 0.0, others)
-    gap = (old.double() - new.double()).abs()
-    return TensorDifference(
-        name=name,
-        elements=old.numel(),
-        different=int((old != new).sum()),
-        largest=float(gap.max()),
-        scale=float(old.double().abs().max()),
-        others=others,
+        return f"tensor {name} is missing or has another shape"
+    gap, more = (old.double() - new.double()).abs().max(), len(unequal) - 1
+    return (
+        f"tensor {name} differs in {int((old != new).sum())} of {old.numel()} elements by at most {gap:.3g} "
+        f"(largest value {old.double().abs().max():.3g}){f', {more} more differ' if more else ''}"
     )
 
 
@@ -306,3 +306,56 @@ def replay_run(
     for step in steps if rollouts else ():
         tell(replayer.score(step).words())
     return replayer.summary
+
+
+@contextmanager
+def weights_of(
+    copy: ReplayCopy, version: int, own_checkpoints: Path | None, tell: Callable[[str], None]
+) -> Iterator[Path]:
+    """Yield the safetensors file of a recorded version; one that is not kept is there until the end.
+
+    `tell` hears how many steps have to be repeated, how long that takes, and how far it is; the rest as for
+    `Replayer`.
+
+    Raises:
+        AntiphonError: when the replay cannot begin.
+        IntegrityError: when its weights come out different from the recorded ones.
+    """
+    if (kept := copy.weights(version)) is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="antiphon-version-") as folder:
+        path = Path(folder) / f"v{version:06d}.safetensors"
+        make_version(copy, version, path, own_checkpoints, tell)
+        yield path
+
+
+def make_version(
+    copy: ReplayCopy, version: int, path: Path, own_checkpoints: Path | None, tell: Callable[[str], None]
+) -> int:
+    """Make a version's weights again, write them as a safetensors file, and return the steps repeated.
+
+    Arguments and errors as for `weights_of`.
+    """
+    tell(f"version {version} of {copy.run_id} is recorded by its digest alone; making it again")
+    replayer = Replayer(copy, own_checkpoints=own_checkpoints)
+    try:
+        begun = replayer.start(version)
+        source = f"the checkpoint of version {begun}" if begun else "the base model"
+        steps = "1 step" if version - begun == 1 else f"{version - begun} steps"
+        tell(f"{steps} to repeat from {source}")
+        for step in range(begun, version):
+            check = replayer.step(step)
+            if check.found_digest != check.recorded_digest:
+                raise IntegrityError(replayer.summary.first_difference() or check.words())
+            left = version - step - 1
+            more = f"; the other {left} take about {left * check.seconds:.0f} s" if left else ""
+            tell(f"step {step} repeated in {check.seconds:.1f} s{more}")
+        assert replayer.held is not None
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=path.parent) as folder:
+            store = PayloadStore(Path(folder))
+            manifest = write_snapshot(store, copy.run_id, version, replayer.held.weights)
+            os.replace(store.path(manifest.payloads[0].digest), path)
+        return version - begun
+    finally:
+        replayer.close()

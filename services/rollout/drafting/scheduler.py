@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from time import perf_counter
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,34 +31,22 @@ _T = TypeVar("_T")
 _F = TypeVar("_F")
 
 
-class Closable(Protocol):
-    """What can end by itself while others go on."""
-
-    closed: bool
-    """Whether a fault ended it."""
-
-    def close(self, reason: str) -> None:
-        """End, and say why in one line of the log."""
+_Method = Callable[Concatenate["DraftScheduler", _P], _T]
 
 
-_C = TypeVar("_C", bound=Closable)
+def guarded(fallback: _F) -> Callable[[_Method[_P, _T]], _Method[_P, _T | _F]]:
+    """Let a method answer `fallback` once the scheduler is closed; a method that fails closes it."""
 
-
-def guarded(
-    fallback: _F,
-) -> Callable[[Callable[Concatenate[_C, _P], _T]], Callable[Concatenate[_C, _P], _T | _F]]:
-    """Let a method answer `fallback` once its object is closed; a method that fails closes it."""
-
-    def wrap(method: Callable[Concatenate[_C, _P], _T]) -> Callable[Concatenate[_C, _P], _T | _F]:
+    def wrap(method: _Method[_P, _T]) -> _Method[_P, _T | _F]:
         @wraps(method)
-        def call(owner: _C, /, *arguments: _P.args, **options: _P.kwargs) -> _T | _F:
-            if owner.closed:
+        def call(scheduler: "DraftScheduler", /, *arguments: _P.args, **options: _P.kwargs) -> _T | _F:
+            if scheduler.closed:
                 return fallback
             try:
-                return method(owner, *arguments, **options)
+                return method(scheduler, *arguments, **options)
             # Whatever is wrong with a draft source, the run must continue: drafts only save time.
             except Exception as error:  # noqa: BLE001
-                owner.close(f"the drafter failed: {type(error).__name__}: {error}")
+                scheduler.close(f"the drafter failed: {type(error).__name__}: {error}")
                 return fallback
 
         return call
@@ -102,6 +90,19 @@ class _Group:
     history: bool
 
 
+@dataclass(slots=True)
+class _Step:
+    """What one step drafts for the next."""
+
+    plan: StepPlan = _NO_DRAFT
+    asked: bool = False
+    """Whether the gate was asked."""
+    dropped: bool = False
+    """Whether its drafts are not to be verified."""
+    drafter_s: float = 0.0
+    """Seconds in the drafter."""
+
+
 class DraftScheduler:
     """Drafts of one engine. Slots are the caller's; it reuses them after `release`."""
 
@@ -128,6 +129,11 @@ class DraftScheduler:
         self._vocabulary = vocabulary
         self._clock = clock
         self._drafter_share_s = self._sampler_share_s = 0.0
+        self._counts = np.zeros((8, 0), dtype=np.int64)
+        """By slot: passes, tokens drafted, covered and accepted, those of promising and of rested steps, and
+        what the request came with: tokens of its prompt, most tokens of its completion. A row each, named
+        once: adding to some of a column costs twice as much, as does unpacking them."""
+        self._since = np.zeros((2, 0), dtype=np.float64)
         self._size(slots)
         self.script: Script | None = None
         """Drafts come from here instead, ungated; for tests of the engine."""
@@ -154,14 +160,8 @@ class DraftScheduler:
         self._sourced = 0
         self._sourced_lately = 0.0
         """Share of the newest requests that came with something to draft from."""
-        self._plan = self._previous = _NO_DRAFT
-        self._drafter_s = self._previous_drafter_s = 0.0
-        """Seconds in the drafter in this step, and in the one before, whose drafts this one verifies."""
-        self._dropped = self._previous_dropped = False
-        """Whether the drafts that were made in this step, and in the one before, are not to be verified."""
-        self._asked = False
-        """Whether the gate was asked about the drafts of this step."""
-        self._previous_asked = False
+        self._now = self._before = _Step()
+        """The step that runs, and the one before, whose drafts this one verifies."""
         self._recent_drafted = self._recent_accepted = 0.0
         self.closed = False
         """Whether a fault ended drafting."""
@@ -172,20 +172,18 @@ class DraftScheduler:
         _log.warning("drafting.off", reason=reason)
 
     def _size(self, slots: int) -> None:
-        self._prompt_length = np.zeros(slots, dtype=np.int64)
-        self._max_tokens = np.zeros(slots, dtype=np.int64)
-        self._counts = np.zeros((6, slots), dtype=np.int64)
-        """By slot: passes, tokens drafted, covered and accepted, and those of promising and of rested steps.
-        A row each, named once: adding to some of a column costs twice as much, as does unpacking them."""
+        """Make room for this many slots; what is known of those that there are stays."""
+        old: int = self._counts.shape[1]
+        self._counts = np.pad(self._counts, ((0, 0), (0, slots - old)))
+        self._since = np.pad(self._since, ((0, 0), (0, slots - old)))
         self._passes, self._drafted, self._covered, self._accepted, *others = self._counts
-        self._promising, self._rested = others
-        self._since = np.zeros((2, slots), dtype=np.float64)
+        self._promising, self._rested, self._prompt_length, self._max_tokens = others
 
     @guarded(None)
     def admit(self, slot: int, request: EngineRequest) -> None:
         """Take a request in; the first one of a group opens it, with its history."""
         if slot >= len(self._prompt_length):
-            self._grow(slot + 1)
+            self._size(max(slot + 1, 2 * len(self._prompt_length)))
         name = request.group or f"\0{request.request_id}"
         group = self._groups.get(name) or self._open_group(name, request)
         group.live += 1
@@ -195,9 +193,9 @@ class DraftScheduler:
         self._request_of[slot] = request.request_id
         self._waiting.add(slot)
         self._windows.open(slot)
+        self._counts[:, slot] = 0
         self._prompt_length[slot] = len(request.prompt_token_ids)
         self._max_tokens[slot] = request.sampling.max_tokens
-        self._counts[:, slot] = 0
         self._since[:, slot] = self._drafter_share_s, self._sampler_share_s
 
     @guarded(None)
@@ -234,7 +232,7 @@ class DraftScheduler:
             group.sourced = True
             self._found_sources(group.live)
         self._count_passes()
-        passes, drafted, covered, accepted, promising, rested = self._counts[:, slot].tolist()
+        passes, drafted, covered, accepted, promising, rested, *_ = self._counts[:, slot].tolist()
         drafter_s, sampler_s = self._since[:, slot].tolist()
         tokens = 0 if completion is None else len(completion) - given
         return DraftingStatistics(
@@ -255,18 +253,12 @@ class DraftScheduler:
     @guarded(False)
     def begin_step(self) -> bool:
         """Decide whether drafts are made at the end of the step that starts now."""
-        self._previous, self._previous_asked = self._plan, self._asked
-        self._previous_dropped, self._dropped = self._dropped, False
-        self._previous_drafter_s, self._drafter_s = self._drafter_s, 0.0
-        live = len(self._group_of)
-        self._asked = self.script is None and self.on and self._sourced > 0
+        asked = self.script is None and self.on and self._sourced > 0
+        plan = self._gate.plan(len(self._group_of)) if asked else _NO_DRAFT
         if self.script is not None:
-            self._plan = StepPlan(draft=True, floor=0.0)
-        elif self._asked:
-            self._plan = self._gate.plan(live)
-        else:
-            self._plan = _NO_DRAFT
-        return self._plan.draft
+            plan = StepPlan(draft=True, floor=0.0)
+        self._before, self._now = self._now, _Step(plan, asked)
+        return plan.draft
 
     @guarded(None)
     def propose(
@@ -282,7 +274,8 @@ class DraftScheduler:
         Returns:
             B lists of drafted tokens, some or all of them empty; None once drafting has ended by a fault.
         """
-        if not self._plan.draft:
+        now = self._now
+        if not now.plan.draft:
             return [[] for _ in range(len(slots))]
         begun = self._clock()
         for slot in tuple(self._waiting):
@@ -291,16 +284,16 @@ class DraftScheduler:
         if self.script is not None:
             drafts = self._scripted(slots, token_ids, lengths, room)
         else:
-            limits = np.clip(self._windows.limits(slots), 0, np.minimum(room, self._plan.most).clip(0))
-            tokens, counts, chances = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
+            limits = np.clip(self._windows.limits(slots), 0, np.minimum(room, now.plan.most).clip(0))
+            tokens, counts, chances = self._forest.draft(slots, token_ids, lengths, limits, now.plan.floor)
             widest = int(counts.max(initial=0))
             drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
             made = np.arange(widest) < counts[:, None]
             expected = float(chances[:, :widest][made].sum())
             if not self._gate.verifies(len(slots), int(counts.sum()), expected):
-                drafts, self._plan, self._dropped = [[] for _ in slots], _NO_DRAFT, True
-        self._drafter_s = self._clock() - begun
-        self._drafter_share_s += self._drafter_s / max(1, len(slots))
+                drafts, now.plan, now.dropped = [[] for _ in slots], _NO_DRAFT, True
+        now.drafter_s = self._clock() - begun
+        self._drafter_share_s += now.drafter_s / max(1, len(slots))
         return drafts
 
     @guarded(None)
@@ -327,9 +320,9 @@ class DraftScheduler:
             self._count_passes()
             self._rows = slots
         self._row_passes += 1
-        if self._previous_asked and self._promises:
+        if self._before.asked and self._promises:
             self._promising[slots] += 1
-            self._rested[slots] += not self._previous.draft
+            self._rested[slots] += not self._before.plan.draft
 
     def _count_passes(self) -> None:
         """Add the steps without drafts since the rows changed: one by one they cost more than all else here
@@ -352,18 +345,18 @@ class DraftScheduler:
         """Take note of a step that only decoded: what the gate compares."""
         if self.script is not None or not requests:
             return
-        stands_for, unused_s = 1, 0.0
-        if self._previous_dropped:
-            unused_s = self._previous_drafter_s
-        elif not self._previous.draft and not (self._sourced and self._gate.is_open(requests)):
+        before, stands_for, unused_s = self._before, 1, 0.0
+        if before.dropped:
+            unused_s = before.drafter_s
+        elif not before.plan.draft and not (self._sourced and self._gate.is_open(requests)):
             # Nothing to decide soon: one step in a few keeps the undrafted time known, for less.
             self._idle_steps += 1
             if self._idle_steps % IDLE_SHARE:
                 return
             stands_for = IDLE_SHARE if self._sourced else 1
         # Drafts are made at the end of one step and verified in the next, which is charged with both.
-        seconds += self._previous_drafter_s - unused_s - self._drafter_s
-        self._gate.observe(requests, rows, tokens, seconds, self._previous.draft, stands_for, unused_s)
+        seconds += before.drafter_s - unused_s - self._now.drafter_s
+        self._gate.observe(requests, rows, tokens, seconds, before.plan.draft, stands_for, unused_s)
 
     def _follow(self, slot: int, group: _Group) -> None:
         """Let the forest follow a request, and open its group, unless it does so already."""
@@ -418,12 +411,3 @@ class DraftScheduler:
             wanted = [] if request_id is None else list(self.script(request_id, so_far))
             drafts.append(wanted[: max(0, min(self._window_size, int(room[row])))])
         return drafts
-
-    def _grow(self, needed: int) -> None:
-        old, size = len(self._prompt_length), max(needed, 2 * len(self._prompt_length))
-        before = self._prompt_length, self._max_tokens, self._counts, self._since
-        self._size(size)
-        for new, kept in zip(
-            (self._prompt_length, self._max_tokens, self._counts, self._since), before, strict=True
-        ):
-            new[..., :old] = kept

@@ -25,6 +25,10 @@ from antiphon.services.rollout.drafting.scheduler import DraftScheduler
 Int64Array = npt.NDArray[np.int64]
 
 
+SAMPLING = np.dtype([("key", "u8"), ("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("greedy", "?")])
+"""What the table keeps of a request; greedy ones have no temperature and cut nothing off."""
+
+
 class SamplerTable:
     """Sampling state of the requests in flight, one slot each, found by request id."""
 
@@ -33,37 +37,31 @@ class SamplerTable:
 
         Rejected drafts may be noted beyond a sequence's end, so `max_model_len` has room for them.
         """
-        self._slots: dict[str, int] = {}
+        self.slots: dict[str, int] = {}
+        """By request id."""
         self._free = list(range(capacity - 1, -1, -1))
-        self.keys = np.zeros(capacity, dtype=np.uint64)
-        self.temperature = np.ones(capacity, dtype=np.float64)
-        self.top_k = np.zeros(capacity, dtype=np.int64)
-        self.top_p = np.ones(capacity, dtype=np.float64)
-        self.greedy = np.zeros(capacity, dtype=np.bool_)
+        self.rows = np.zeros(capacity, dtype=SAMPLING)
+        """By slot: the request's key and how it is sampled."""
         self._logprobs = torch.zeros(capacity, max_model_len, dtype=torch.float32, device=device)
 
     def admit(self, request_id: str, seed: int, sampling: SamplingParameters) -> int:
         """Give a request a slot and return it."""
         if not self._free:
-            self._grow()
-        slot = self._slots[request_id] = self._free.pop()
-        greedy = sampling.temperature == 0.0
-        self.keys[slot] = request_key(seed)
-        self.greedy[slot] = greedy
-        self.temperature[slot] = 1.0 if greedy else sampling.temperature
-        self.top_k[slot] = 0 if greedy else sampling.top_k
-        self.top_p[slot] = 1.0 if greedy else sampling.top_p
+            old = len(self.rows)
+            self._free = list(range(2 * old - 1, old - 1, -1))
+            self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+            self._logprobs = torch.cat([self._logprobs, torch.zeros_like(self._logprobs)])
+        slot = self.slots[request_id] = self._free.pop()
+        kept = sampling.temperature, sampling.top_k, sampling.top_p, False
+        how = kept if sampling.temperature else (1.0, 0, 1.0, True)
+        self.rows[slot] = (request_key(seed), *how)
         return slot
 
     def release(self, request_id: str) -> int:
         """Take a request's slot back and return it."""
-        slot = self._slots.pop(request_id)
+        slot = self.slots.pop(request_id)
         self._free.append(slot)
         return slot
-
-    def slots_of(self, request_ids: list[str]) -> Int64Array:
-        """Return the slot of each request, [B] int64."""
-        return np.fromiter(map(self._slots.__getitem__, request_ids), np.int64, len(request_ids))
 
     def record(self, slots: torch.Tensor, positions: torch.Tensor, logprobs: torch.Tensor) -> None:
         """Keep the log-probabilities [R] of the tokens drawn at `positions` [R]."""
@@ -71,18 +69,8 @@ class SamplerTable:
 
     def logprobs(self, request_id: str, start: int, stop: int) -> FloatArray:
         """Return a copy of a request's log-probabilities at positions [start, stop), float32."""
-        row = self._logprobs[self._slots[request_id], start:stop]
+        row = self._logprobs[self.slots[request_id], start:stop]
         return np.array(row.cpu().numpy(), dtype=np.float32)
-
-    def _grow(self) -> None:
-        old = len(self.keys)
-        self._free = list(range(2 * old - 1, old - 1, -1))
-        self.keys = np.concatenate([self.keys, np.zeros_like(self.keys)])
-        self.temperature = np.concatenate([self.temperature, np.ones_like(self.temperature)])
-        self.top_k = np.concatenate([self.top_k, np.zeros_like(self.top_k)])
-        self.top_p = np.concatenate([self.top_p, np.ones_like(self.top_p)])
-        self.greedy = np.concatenate([self.greedy, np.zeros_like(self.greedy)])
-        self._logprobs = torch.cat([self._logprobs, torch.zeros_like(self._logprobs)])
 
 
 class SamplerHook:
@@ -120,12 +108,8 @@ class SamplerHook:
         self._native = runner._sample
         self._draw = RULES[rule].draw
         self._metadata: Any = None
-        self.use(sampler)
-        runner._sample = self._sample
-
-    def use(self, sampler: str) -> None:
-        """Switch between the keyed and the native sampler; no request may be in flight."""
         self._keyed = sampler == "keyed"
+        runner._sample = self._sample
 
     def _sample(self, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
         begun = perf_counter()
@@ -203,11 +187,11 @@ class SamplerHook:
         if self._keyed:
             _refuse_unkeyed(metadata)
         table = self._table
-        slots = self.slots = table.slots_of(batch.req_ids[: batch.num_reqs])
-        self._keys = table.keys[slots]
+        slots = self.slots = np.array([table.slots[name] for name in batch.req_ids[: batch.num_reqs]])
         self._slot_rows = torch.from_numpy(slots).to(self._device)
-        temperature, top_p = table.temperature[slots], table.top_p[slots]
-        top_k, greedy = table.top_k[slots], table.greedy[slots]
+        rows = table.rows[slots]
+        columns = (rows[name].copy() for name in SAMPLING.names or ())  # torch takes no such strides
+        self._keys, temperature, top_k, top_p, greedy = columns
         if (temperature == 1.0).all() and not top_k.any() and (top_p == 1.0).all() and not greedy.any():
             self._rows = PLAIN
         else:

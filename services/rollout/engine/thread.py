@@ -10,6 +10,8 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
@@ -126,19 +128,15 @@ class EngineThread(EngineDriver):
         return LoadReport(serving, problem)
 
     async def _ask(self, command: Callable[[Engine], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[_T] = loop.create_future()
-
-        def resolve(result: _T) -> None:
-            if not answer.done():
-                answer.set_result(result)
+        answer: Future[_T] = Future()
 
         def execute(engine: Engine) -> None:
             result = command(engine)
-            self._call_soon(lambda: resolve(result))
+            with suppress(InvalidStateError):  # no one waits for it any more
+                answer.set_result(result)
 
         self._mailbox.put(execute)
-        return await answer
+        return await asyncio.wrap_future(answer)
 
     def _drive_until(self, ended: "asyncio.Future[None]") -> None:
         try:

@@ -114,13 +114,13 @@ class VllmEngine:
         )
         if self._drafter is not None and self.scheduler is not None:
             self._drafter.bind(runner, self._hook, self.scheduler)
-        self.sampler: str = settings.sampler
-        """keyed or native."""
         self._live: dict[str, _Live] = {}
         self._internal_ids: dict[str, str] = {}
         self._counter = 0
         self._plain_parameters: dict[int, Any] = {}
-        self._read_prompts()
+        # In parts, or in one go: vLLM draws at the end of each part, and on CPU its own sampler cannot
+        # take back what that drew from a request's generator.
+        self._core.scheduler.scheduler_config.enable_chunked_prefill = settings.sampler == "keyed"
         self.version: int | None = None
         """Policy version of the weights that sample now; None before the first snapshot."""
         self.weights_digest: str | None = None
@@ -263,19 +263,15 @@ class VllmEngine:
         outputs, executed = self._core.step_fn()
         if executed and verifying:
             self._core.post_step(executed)
-        elif executed and drafting:
-            self._hand_in(drafter.propose_now())
-        if executed and self._hook.decoded_only:
-            requests, rows = len(self._hook.slots), self._hook.rows
-            scheduler.end_step(requests, rows, requests + self._hook.accepted, self._clock() - begun)
-        return outputs
-
-    def _hand_in(self, drafts: list[list[int]]) -> None:
-        if any(drafts):
+        elif executed and drafting and any(drafts := drafter.propose_now()):
             from vllm.v1.outputs import DraftTokenIds
 
             ids = self._runner.input_batch.req_ids
             self._core.scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
+        if executed and self._hook.decoded_only:
+            requests, rows = len(self._hook.slots), self._hook.rows
+            scheduler.end_step(requests, rows, requests + self._hook.accepted, self._clock() - begun)
+        return outputs
 
     def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
         """Return what requests in flight have sampled, from the token that `since` names on.
@@ -314,25 +310,6 @@ class VllmEngine:
     def close(self) -> None:
         self.abort(list(self._internal_ids))
         self._core.shutdown()
-
-    def use_sampler(self, sampler: str) -> None:
-        """Switch to the keyed or the native sampler while no request is in flight.
-
-        Raises:
-            ConfigError: for another name or while requests are in flight.
-        """
-        if sampler not in ("keyed", "native"):
-            raise ConfigError(f"sampling.sampler={sampler} is unknown; choose keyed or native")
-        if self._live:
-            raise ConfigError(f"the sampler cannot change while {len(self._live)} requests are in flight")
-        self._hook.use(sampler)
-        self.sampler = sampler
-        self._read_prompts()
-
-    def _read_prompts(self) -> None:
-        # In parts, or in one go: vLLM draws at the end of each part, and on CPU its own sampler cannot
-        # take back what that drew from a request's generator.
-        self._core.scheduler.scheduler_config.enable_chunked_prefill = self.sampler == "keyed"
 
     @property
     def drafts(self) -> bool:
@@ -401,7 +378,10 @@ class VllmEngine:
                     outputs = self._advance()
                 for output in outputs[0].outputs if outputs else ():
                     if output.request_id == internal_id and output.new_prompt_logprobs_tensors is not None:
-                        return _last_row(output.new_prompt_logprobs_tensors, self.vocabulary_size)
+                        scores = output.new_prompt_logprobs_tensors
+                        row = np.full(self.vocabulary_size, -np.inf)
+                        row[scores.logprob_token_ids[-1].numpy()] = scores.logprobs[-1].numpy()
+                        return row
         finally:
             self.abort(["distribution"])
 
@@ -434,7 +414,7 @@ class VllmEngine:
     def _check_request(self, request: EngineRequest) -> None:
         if request.request_id in self._internal_ids:
             raise ContractError(f"request {request.request_id} is already in flight; ids must be unique")
-        check_sampling(request.sampling, self.sampler)
+        check_sampling(request.sampling, self.settings.sampler)
         prompt = (*request.prompt_token_ids, *request.prefix_token_ids)
         if not request.prompt_token_ids or min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
             raise ContractError(
@@ -468,7 +448,7 @@ class VllmEngine:
             "output_kind": RequestOutputKind.FINAL_ONLY,
             "skip_clone": True,
         }
-        if self.sampler == "native":
+        if self.settings.sampler == "native":
             # Its stream starts again, and must not repeat what the prefix was drawn with.
             seed = derive_seed("continued", request.seed, known) if known else request.seed
             return SamplingParams(
@@ -603,9 +583,3 @@ def _start_core(settings: EngineSettings) -> Any:
         raise ConfigError(
             f"vLLM cannot serve {settings.model_dir}: {' '.join(str(error).split())}"
         ) from error
-
-
-def _last_row(scores: Any, vocabulary: int) -> npt.NDArray[np.float64]:
-    row = np.full(vocabulary, -np.inf)
-    row[scores.logprob_token_ids[-1].numpy()] = scores.logprobs[-1].numpy()
-    return row

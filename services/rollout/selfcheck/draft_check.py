@@ -69,9 +69,7 @@ class DraftReport:
             return "the engine accepted none of the drafts it was handed, so it does not verify them"
         if self.identity is None:
             return "with sampling.sampler=native drafts change tokens; the mode forbids it" if bits else None
-        return self._why_not_identical(self.identity, bits)
-
-    def _why_not_identical(self, check: IdentityCheck, bits: bool) -> str | None:
+        check = self.identity
         allowed = 0 if self.dtype == "float32" else int(FLIPPED_SHARE * check.requests)
         if check.flipped > allowed:
             return f"drafts changed tokens in {check.flipped} of {check.requests} requests"
@@ -101,7 +99,7 @@ def run_draft_check(
         distributions.append(check)
         accepted += taken
     identity = None
-    if engine.sampler == "keyed":
+    if engine.settings.sampler == "keyed":
         identity, taken = _check_identity(engine, requests, seed)
         accepted += taken
     return DraftReport(tuple(distributions), identity, accepted, engine.settings.dtype)

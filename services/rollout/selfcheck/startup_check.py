@@ -50,7 +50,6 @@ ROWS = (1, 4, 5, 16)
 class StartupReport:
     """What the engine in use was seen to do."""
 
-    sampler: str
     distributions: tuple[DistributionCheck, ...]
     bits_equal: bool
     """A request had the same tokens, and the same bits of log-probabilities, alone and in a full batch."""
@@ -105,7 +104,6 @@ def run_startup_check(
         dtype = getattr(torch, engine.settings.dtype)
         uneven = max((uneven_share(*one, dtype, seed) for one in engine.products()), default=0.0)
     return StartupReport(
-        sampler=engine.sampler,
         distributions=distributions,
         bits_equal=bits.bits_equal and not uneven,
         logprob_difference=bits.logprob_difference,
@@ -131,27 +129,18 @@ def _continued(
     engine: VllmEngine, requests: Sequence[EngineRequest], whole: Sequence[EngineOutput]
 ) -> list[EngineOutput]:
     """Sample the second half of each completion again, all at once, and return it behind the first half."""
-    halves = {output.request_id: len(output.token_ids) // 2 for output in whole}
-    again = {
-        output.request_id: output
-        for output in run_to_end(
-            engine,
-            [
-                replace(
-                    request, prefix_token_ids=tuple(output.token_ids[: halves[request.request_id]].tolist())
-                )
-                for request, output in zip(requests, whole, strict=True)
-            ],
-        )
-    }
+    halves = [len(output.token_ids) // 2 for output in whole]
+    begun = [
+        replace(request, prefix_token_ids=tuple(output.token_ids[:half].tolist()))
+        for request, output, half in zip(requests, whole, halves, strict=True)
+    ]
     return [
         replace(
             output,
-            token_ids=np.concatenate([output.token_ids[:half], again[name].token_ids]),
-            logprobs=np.concatenate([output.logprobs[:half], again[name].logprobs]),
+            token_ids=np.concatenate([output.token_ids[:half], rest.token_ids]),
+            logprobs=np.concatenate([output.logprobs[:half], rest.logprobs]),
         )
-        for output in whole
-        for name, half in [(output.request_id, halves[output.request_id])]
+        for output, rest, half in zip(whole, run_to_end(engine, begun), halves, strict=True)
     ]
 
 
@@ -177,13 +166,9 @@ def _check_distribution(
     draws: int,
     seed: int,
 ) -> DistributionCheck:
-    outputs = run_to_end(
-        engine,
-        [
-            EngineRequest(f"drawn-{i}", prompt, derive_seed("self-test", seed, i), sampling)
-            for i in range(draws)
-        ],
-    )
+    seeds = [derive_seed("self-test", seed, i) for i in range(draws)]
+    requests = [EngineRequest(f"drawn-{i}", prompt, one, sampling) for i, one in enumerate(seeds)]
+    outputs = run_to_end(engine, requests)
     tokens = np.array([output.token_ids[0] for output in outputs])
     reported = np.array([output.logprobs[0] for output in outputs], dtype=np.float64)
     p = processed(logprobs, sampling)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.benchmarks.patch import predicted_change
 from antiphon.core.broadcast.patches import (
     Change,
     choose_payloads,
     estimated_bytes,
     is_worth_making,
     ladder_parents,
-    predicted_change,
 )
 from antiphon.core.errors import ContractError
 

@@ -46,10 +46,9 @@ def least_price_with_losses(offers: list[WorkerOffer], need: float, redundancy: 
     """Return the same for workers that may be lost, by trying every subset of at most 16 offers."""
     fleet = Fleet(offers, need, redundancy)
     subsets = (np.arange(1 << len(offers))[:, None] >> np.arange(len(offers))) & 1
-    lacking = fleet.lacking(
-        subsets @ fleet.means, subsets @ fleet.variances, subsets @ (fleet.means[:, None] * fleet.outside)
-    )
-    enough = lacking <= 1e-9 * need
+    supply = subsets @ fleet.means - fleet.z * np.sqrt(subsets @ fleet.variances)
+    left = (subsets @ (fleet.means[:, None] * fleet.outside)).min(axis=1)
+    enough = (supply >= need * (1.0 - 1e-9)) & (left >= redundancy.survives * need * (1.0 - 1e-9))
     return float((subsets @ fleet.prices)[enough].min()) if enough.any() else float("inf")
 
 

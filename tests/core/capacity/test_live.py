@@ -4,23 +4,23 @@ import math
 
 import pytest
 
-from antiphon.core.capacity.live import LiveCapacity
+from antiphon.core.capacity.loop_measures import LoopMeasures
 from antiphon.core.capacity.model import required_supply, shape_of
-from antiphon.core.config import RunConfig, build_config
+from antiphon.core.config import build_config
+from antiphon.core.config_sections import LoopSection
 from antiphon.core.loop import events as e
-from antiphon.core.loop.loop_measures import LoopMeasures
+from antiphon.core.loop.run_state import new_state
 from antiphon.core.metrics import PLAN_METRICS
+from antiphon.core.status import CapacityRecord
 
 CONFIG = build_config({"loop": {"max_staleness": 4, "prompts_per_step": 8, "group_size": 4}})
 TOKENS = 50.0
 
 
-class Measured(LoopMeasures):
+class Given(LoopMeasures):
     """Seconds that are given, and completions of `TOKENS`."""
 
-    def __init__(self, *seconds: float) -> None:
-        super().__init__()
-        self.given = seconds
+    given: tuple[float, ...] = ()
 
     def seconds(self) -> tuple[float, float, float, float] | None:
         return (*self.given, self.given[-1]) if self.given else None  # type: ignore[return-value]
@@ -29,64 +29,57 @@ class Measured(LoopMeasures):
         return TOKENS
 
 
-def live(steps: int, step_s: float, filtered: int = 0, config: RunConfig = CONFIG) -> LiveCapacity:
-    found = LiveCapacity(config)
+def live(steps: int, step_s: float, *seconds: float, filtered: int = 0) -> Given:
+    found, state = Given(), new_state(CONFIG)
+    found.given = seconds
     for step in range(steps):
         groups = tuple(f"g{step}-{place}" for place in range(8))
-        found.observe(
-            e.BatchSealed(step, groups, (), "", "", 32, filtered, 0, 0, 0.5, TOKENS, ()), step * step_s
-        )
-        found.observe(e.StepCommitted(step, step + 1, "", "", {}, True), step * step_s)
+        sealed = e.BatchSealed(step, groups, (), "", "", 32, filtered, 0, 0, 0.5, TOKENS, ())
+        found.observe(sealed, state, step * step_s)
+        found.observe(e.StepCommitted(step, step + 1, "", "", {}, True), state, step * step_s)
     return found
 
 
+def plan(measures: Given, supply: float, loop: LoopSection = CONFIG.loop) -> CapacityRecord:
+    measured = measures.measured(supply)
+    assert measured is not None
+    return measured.expected(loop)
+
+
 def test_nothing_is_planned_before_anything_is_measured() -> None:
-    assert live(0, 1.0).plan(Measured(1.0, 0.1, 1.0), 100.0) is None
-    assert live(3, 1.0).plan(Measured(), 100.0) is None
+    assert live(0, 1.0, 1.0, 0.1, 1.0).measured(100.0) is None
+    assert live(3, 1.0).measured(100.0) is None
     for nonsense in (0.0, -1.0, math.inf, math.nan):
-        assert live(3, 1.0).plan(Measured(1.0, 0.1, 1.0), nonsense) is None
-
-
-def with_loop(**changes: object) -> RunConfig:
-    return CONFIG.model_copy(update={"loop": CONFIG.loop.model_copy(update=changes)})
+        assert live(3, 1.0, 1.0, 0.1, 1.0).measured(nonsense) is None
 
 
 @pytest.mark.parametrize(("name", "sampled"), [("none", 32), ("drop", 32), ("refill", 64)])
 def test_the_plan_is_the_model_over_what_was_measured(name: str, sampled: int) -> None:
     # Of a batch of 8 groups with drop 4 are trained on; with refill 16 are sampled for 8.
-    config, filtered = with_loop(filter=name), 0 if name == "none" else 8
-    plan = live(6, 2.5, filtered, config).plan(Measured(0.5, 0.25, 1.0), 640.0)
-    assert plan is not None
-    shape = shape_of(config.loop, 0.5, 0.25, 1.0, 1.0, plan.acceptance)
-    assert plan.acceptance == pytest.approx(1.0 if name == "none" else 0.5)
-    assert plan.need_tokens_per_s == pytest.approx(required_supply(shape) * TOKENS)
-    assert plan.step_s == pytest.approx(sampled * TOKENS / 640.0) and plan.regime == "sampling"
-    assert plan.measured_step_s == pytest.approx(2.5)
-    assert f"{plan.step_s:.3g} s a step expected, 2.5 measured" in plan.describe()
+    loop = CONFIG.loop.model_copy(update={"filter": name})
+    found = plan(live(6, 2.5, 0.5, 0.25, 1.0, filtered=0 if name == "none" else 8), 640.0, loop)
+    shape = shape_of(loop, 0.5, 0.25, 1.0, 1.0, found.acceptance)
+    assert found.acceptance == pytest.approx(1.0 if name == "none" else 0.5)
+    assert found.need_tokens_per_s == pytest.approx(required_supply(shape) * TOKENS)
+    assert found.step_s == pytest.approx(sampled * TOKENS / 640.0) and found.regime == "sampling"
+    assert found.measured_step_s == pytest.approx(2.5)
+    assert f"{found.step_s:.3g} s a step expected, 2.5 measured" in found.describe()
 
 
 def test_drift_is_followed_and_noise_is_smoothed() -> None:
-    found, shape = live(6, 2.0), Measured(2.0, 0.0, 1.0)
-    first = found.plan(shape, 1000.0)
-    once = found.plan(shape, 2000.0)
-    for _ in range(30):
-        last = found.plan(shape, 2000.0)
-    assert first and once and last
-    assert first.supply_tokens_per_s == 1000.0
-    assert 1000.0 < once.supply_tokens_per_s < 1200.0
-    assert math.isclose(last.supply_tokens_per_s, 2000.0, rel_tol=0.01)
+    found = live(6, 2.0, 2.0, 0.0, 1.0)
+    supplies = [plan(found, supply).supply_tokens_per_s for supply in (1000.0, *[2000.0] * 31)]
+    assert supplies[0] == 1000.0
+    assert 1000.0 < supplies[1] < 1200.0
+    assert math.isclose(supplies[-1], 2000.0, rel_tol=0.01)
 
 
 def test_a_publish_interval_that_costs_time_is_told() -> None:
-    found = live(6, 5.0, config=with_loop(publish_interval=5))
-    plan, usual = (
-        found.plan(Measured(2.0, 0.1, 1.0), 5000.0),
-        live(6, 2.0).plan(Measured(2.0, 0.1, 1.0), 5000.0),
-    )
-    assert plan is not None and plan.regime == "staleness" and plan.publish_interval == 1
-    assert usual is not None and usual.publish_interval == 1
+    costly = plan(live(6, 5.0, 2.0, 0.1, 1.0), 5000.0, CONFIG.loop.model_copy(update={"publish_interval": 5}))
+    assert costly.regime == "staleness" and costly.publish_interval == 1
+    assert plan(live(6, 2.0, 2.0, 0.1, 1.0), 5000.0).publish_interval == 1
 
 
 def test_what_is_logged_is_in_the_catalogue() -> None:
-    plan = live(6, 2.5).plan(Measured(2.0, 0.5, 1.0), 1280.0)
-    assert plan is not None and set(plan.numbers()) == {metric.name for metric in PLAN_METRICS}
+    found = plan(live(6, 2.5, 2.0, 0.5, 1.0), 1280.0)
+    assert set(found.numbers()) == {metric.name for metric in PLAN_METRICS}

@@ -11,8 +11,10 @@ def test_a_delivery_is_told_once_complete_and_once() -> None:
     log = NetworkLog()
     log.round_trip(0.3)
     log.round_trip(0.1)
-    log.delivered(3, 2.0, 0.5, {"": 100}, {"": 60.0})
-    log.delivered(3, 1.0, 0.2, {"": 50, "w-1": 20}, {"": 40.0}, {"w-1": "sent chunk 2 altered"})
+    log.delivered(DeliveryRecord(3, "", 2.0, 0.5, {"": 100}, {"": 60.0}))
+    log.delivered(
+        DeliveryRecord(3, "", 1.0, 0.2, {"": 50, "w-1": 20}, {"": 40.0}, {"w-1": "sent chunk 2 altered"})
+    )
     told = log.report()
     assert told is not None and told.round_trip_s == 0.1 and told.down_bytes_per_s == 70.0
     assert told.deliveries == ()  # it was not loaded yet
@@ -36,8 +38,8 @@ def test_a_delivery_is_told_once_complete_and_once() -> None:
 
 def test_a_version_that_was_never_loaded_is_told_with_the_next_that_is() -> None:
     log = NetworkLog()
-    log.delivered(1, 1.0)
-    log.delivered(2, 1.0)
+    log.delivered(DeliveryRecord(1, "", 1.0))
+    log.delivered(DeliveryRecord(2, "", 1.0))
     log.loaded(2, 0.1, 0.2)
     told = log.report()
     assert told is not None
@@ -57,7 +59,11 @@ def test_whatever_was_measured_the_report_is_well_formed(
 ) -> None:
     log = NetworkLog(culprits=culprits)
     for version, sent in came:
-        log.delivered(version, 0.5, 0.1, sent, {name: float(count) for name, count in sent.items()}, culprits)
+        log.delivered(
+            DeliveryRecord(
+                version, "", 0.5, 0.1, sent, {name: float(count) for name, count in sent.items()}, culprits
+            )
+        )
         log.loaded(version, 0.1, 0.1)
     log.held = tuple(f"{number:064x}" for number in range(100))
     while (told := log.report()) is not None:

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.dissemination.plan import FALLBACKS, ORIGIN, TOPOLOGIES, Plan, plan_topology
-from antiphon.core.dissemination.predict import Link, Size, tree_seconds
+from antiphon.core.dissemination.plan import (
+    FALLBACKS,
+    ORIGIN,
+    Link,
+    Plan,
+    Size,
+    plan_tree,
+    tree_seconds,
+)
 from antiphon.core.errors import ContractError
 
 MBIT = 1e6 / 8
@@ -43,12 +50,14 @@ def test_a_binary_tree_of_depth_three_takes_twice_a_copy() -> None:
 
 def _plan(uplinks: dict[str, float], **changes: object) -> Plan:
     links = {name: replace(LINK, up_bytes_per_s=up, **changes) for name, up in uplinks.items()}
-    return plan_topology(SIZE, LINK, links)
+    return plan_tree(SIZE, LINK, links)
 
 
 def test_equal_workers_make_one_chain_whose_time_hardly_depends_on_their_number() -> None:
     few, many = (_plan({f"w{at:02}": LINK.up_bytes_per_s for at in range(n)}) for n in (2, 15))
-    assert (few.topology, many.topology) == ("chain", "chain")
+    for plan in (few, many):
+        depths = sorted(assignment.depth for assignment in plan.assignments.values())
+        assert depths == list(range(1, len(depths) + 1))
     assert many.seconds < 1.1 * few.seconds
 
 
@@ -57,27 +66,26 @@ def test_a_slow_uplink_is_last_and_unreachable_workers_serve_no_one() -> None:
     plan = _plan(uplinks)
     assert all("w3" not in assignment.parents for assignment in plan.assignments.values())
     links = {name: replace(LINK, reachable=name != "w5") for name in uplinks}
-    for topology in TOPOLOGIES:
-        for assignment in plan_topology(SIZE, LINK, links, topology).assignments.values():
-            assert "w5" not in (*assignment.parents, *assignment.others)
+    for assignment in plan_tree(SIZE, LINK, links).assignments.values():
+        assert "w5" not in (*assignment.parents, *assignment.others)
 
 
 def test_one_slow_downlink_leaves_the_others_their_chain() -> None:
     links = {f"w{at}": LINK for at in range(8)} | {"w3": replace(LINK, down_bytes_per_s=1e4)}
-    plan = plan_topology(SIZE, LINK, links)
-    assert plan.topology == "chain"
+    plan = plan_tree(SIZE, LINK, links)
     assert sorted(plan.assignments[name].depth for name in links if name != "w3") == list(range(1, 8))
     assert all("w3" not in assignment.parents for assignment in plan.assignments.values())
 
 
 def test_a_small_payload_over_long_ways_goes_to_everyone_directly() -> None:
     links = dict.fromkeys([f"w{at}" for at in range(4)], Link(1e9, 1e9, 0.2))
-    assert plan_topology(Size(10_000, 10_000), Link(1e9, 1e9), links).topology == "star"
+    plan = plan_tree(Size(10_000, 10_000), Link(1e9, 1e9), links)
+    assert all(assignment.depth == 1 for assignment in plan.assignments.values())
 
 
 def test_a_fast_origin_feeds_more_than_one() -> None:
     links = {f"w{at:02}": LINK for at in range(40)}
-    plan = plan_topology(Size(32_000_000, 1 << 20), Link(1e9, 1e9), links)
+    plan = plan_tree(Size(32_000_000, 1 << 20), Link(1e9, 1e9), links)
     assert sum(assignment.depth == 1 for assignment in plan.assignments.values()) > 1
 
 
@@ -87,7 +95,7 @@ def test_bad_links_and_names_are_refused_with_a_sentence() -> None:
     with pytest.raises(ContractError, match="round_trip_s=nan"):
         Link(1.0, 1.0, float("nan"))
     with pytest.raises(ContractError, match="empty name"):
-        plan_topology(SIZE, LINK, {ORIGIN: LINK})
+        plan_tree(SIZE, LINK, {ORIGIN: LINK})
 
 
 _LINKS = st.dictionaries(
@@ -98,14 +106,12 @@ _LINKS = st.dictionaries(
 
 
 @settings(max_examples=60, deadline=None)
-@given(_LINKS, st.floats(1e3, 1e9), st.sampled_from([None, *TOPOLOGIES]))
-def test_every_plan_leads_to_the_origin_without_circles(
-    links: dict[str, Link], uplink: float, topology: object
-) -> None:
+@given(_LINKS, st.floats(1e3, 1e9))
+def test_every_plan_leads_to_the_origin_without_circles(links: dict[str, Link], uplink: float) -> None:
     origin = Link(uplink, 1e9)
-    plan = plan_topology(SIZE, origin, links, topology)  # type: ignore[arg-type]
+    plan = plan_tree(SIZE, origin, links)
     assert plan.assignments.keys() == links.keys()
-    assert plan == plan_topology(SIZE, origin, dict(reversed(links.items())), topology)  # type: ignore[arg-type]
+    assert plan == plan_tree(SIZE, origin, dict(reversed(links.items())))
     for name, assignment in plan.assignments.items():
         assert assignment.parents[-1] == ORIGIN
         assert len(assignment.parents) <= 2 + FALLBACKS
@@ -114,6 +120,3 @@ def test_every_plan_leads_to_the_origin_without_circles(
         for parent in assignment.parents[:-1]:
             assert links[parent].reachable
             assert plan.assignments[parent].depth < assignment.depth
-    if topology is None:
-        fixed = [plan_topology(SIZE, origin, links, kind) for kind in TOPOLOGIES]
-        assert plan.topology in {other.topology for other in fixed}

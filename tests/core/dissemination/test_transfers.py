@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
-from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.reports import (
     MOST_DELIVERIES,
     DeliveryRecord,
@@ -24,8 +23,8 @@ from antiphon.core.dissemination.transfers import (
     TransferPlans,
 )
 from antiphon.core.errors import ContractError
+from antiphon.core.records import Payload
 
-SIZE = Size(32_000_000, 128 << 10)
 PAYLOAD = "a" * 64
 FLEET = {f"w{i}-1": f"10.0.0.{i}:7000" for i in range(4)}
 
@@ -33,7 +32,11 @@ FLEET = {f"w{i}-1": f"10.0.0.{i}:7000" for i in range(4)}
 def _ask(
     plans: TransferPlans, worker: str, peers: dict[str, str] = FLEET, payload: str = PAYLOAD
 ) -> Assignment:
-    return plans.plan(worker, payload, SIZE, peers, peers)
+    return plans.plan(worker, _payload(payload), peers, peers).assignment
+
+
+def _payload(digest: str, payload_bytes: int = 32_000_000, chunk_bytes: int = 128 << 10) -> Payload:
+    return Payload("full", None, "raw", digest, payload_bytes, chunk_bytes, ())
 
 
 def _measured(source: str, rate: float, version: int = 1) -> NetworkReport:
@@ -85,7 +88,8 @@ def test_who_joins_later_hangs_below_those_who_are_there() -> None:
     late = _ask(plans, "late-1", joined)
     assert late.parents[0] in FLEET and late.depth == 1 + found[late.parents[0]].depth
     assert _ask(plans, "later-1", joined).parents[0] in {*FLEET, "late-1"}
-    assert _all(plans, PAYLOAD) == found  # those who were there keep their places
+    now = _all(plans, PAYLOAD)  # those who were there keep their places
+    assert [now[one].parents for one in FLEET] == [found[one].parents for one in FLEET]
 
 
 def test_who_left_or_cannot_be_reached_is_in_no_answer() -> None:
@@ -242,16 +246,18 @@ def test_one_liar_excludes_nobody(lies: list[dict[str, str]]) -> None:
 
 @pytest.mark.parametrize("chunk_bytes", [128 << 10, 4 << 20])
 def test_a_worker_that_claims_a_slow_link_makes_no_one_wait_long(chunk_bytes: int) -> None:
-    plans, size = TransferPlans(), Size(200_000_000, chunk_bytes)
+    plans, payload = TransferPlans(), _payload(PAYLOAD, 200_000_000, chunk_bytes)
     plans.take("w1-1", NetworkReport(down_bytes_per_s=1e-9))
     for one in FLEET:
-        plans.plan(one, PAYLOAD, size, FLEET, FLEET)
+        plans.plan(one, payload, FLEET, FLEET)
     joined = FLEET | {"late-1": "10.0.0.9:7000"}
-    late = plans.plan("late-1", PAYLOAD, size, joined, joined)
+    late = plans.plan("late-1", payload, joined, joined).assignment
     assert late.parents[0] != "w1-1" and late.bytes_per_s > 1e6
     slowest = Assignment(("w1-1", ORIGIN), (), 5, SLOWEST_BYTES_PER_S)
     for planned in (late, slowest):
-        transfer = Transfer(np.zeros(size.chunks, np.bool_), chunk_bytes, planned, {}, 0.0)
+        transfer = Transfer(
+            np.zeros(-(-payload.payload_bytes // chunk_bytes), np.bool_), chunk_bytes, planned, {}, 0.0
+        )
         (request, *_) = transfer.next_requests(0.0)
         assert transfer.stalled(121.0) == [request.source]
 

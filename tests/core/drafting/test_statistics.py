@@ -32,7 +32,7 @@ from antiphon.lineage.run_log import is_timing, step_line
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs.outcome import epochs_words
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
-from antiphon.services.rollout.group import GroupInFlight
+from antiphon.services.rollout.work import GroupInFlight
 from tests.support.light_coordinator import light_lease
 from tests.support.light_parties import LightPrompts
 from tests.support.loop_model import LoopModel, light_trajectory, make_config
@@ -157,7 +157,7 @@ def test_journals_from_before_there_was_drafting_still_fold() -> None:
 
 def test_a_group_hands_in_the_sum_of_its_completions_and_the_newest_gain() -> None:
     lease = light_lease(0, samples=3)
-    group = GroupInFlight(lease, started_at=0.0)
+    group = GroupInFlight(lease, 0.0, {})
     one = DraftingStatistics(4, 2, 3, 3, 2, 1, 0.5, 0.25, 1.0)
     for index, drafting in ((2, dataclasses.replace(one, gain=3.0)), (0, None), (1, one)):
         trajectory = TRAJECTORIES[0]
@@ -268,15 +268,15 @@ def test_a_commit_says_what_drafting_did_and_nothing_without_it() -> None:
 
 
 def test_what_drafting_did_is_no_part_of_what_a_fixed_run_repeats() -> None:
-    from antiphon.core.records import StepCommit
+    from antiphon.core.loop.events import StepCommitted
 
     batch = dataclasses.replace(BATCH, drafting=HONEST)
-    commit = StepCommit(0, 1, "a" * 64, "b" * 64, {"loss": 0.5, **batch_metrics(batch)})
-    line = step_line(commit, batch, 0.0)
+    commit = StepCommitted(0, 1, "a" * 64, "b" * 64, {"loss": 0.5, **batch_metrics(batch)}, True)
+    line = step_line(commit, batch, 0.0, None)
     timings = line.pop("timings")
     assert {metric.name for metric in DRAFTING_METRICS} <= set(timings)
     without = dataclasses.replace(commit, metrics={"loss": 0.5, **batch_metrics(BATCH)})
-    bare = step_line(without, BATCH, 0.0)
+    bare = step_line(without, BATCH, 0.0, None)
     del bare["timings"]
     assert line == bare
     assert all(is_timing(metric.name) for metric in DRAFTING_METRICS)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.core.coordinator.planner import OrderPlanner
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import admission
 from antiphon.core.loop.events import BatchSealed, GroupOpened, LeaseGranted
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.services.coordinator.run_ahead import OrderPlanner
 from tests.support.loop_model import LoopModel, make_config, run_to_end
 
 ORDERS = (LeaseOrder.LONGEST_FIRST, LeaseOrder.ALTERNATING)

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.api.coordinator import WorkerHeartbeat
+from antiphon.core.coordinator.fleet import Fleet
 from antiphon.core.loop.leases import LeaseTable
-from antiphon.services.coordinator.fleet import Fleet
+from antiphon.core.requests import WorkerHeartbeat
 
 
 def test_lease_expires_unless_extended() -> None:

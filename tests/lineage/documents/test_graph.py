@@ -126,7 +126,7 @@ def test_documents_do_not_depend_on_the_clock(tmp_path: Path) -> None:
         run.log.announce(run.snapshot(0))
         for step in range(3):
             run.log.commit(run.commit(step, run.batch(step)), run.batch(step))
-        fold, log = LogFold(), RunLog(run.run_dir, run.config)
+        fold, log = LogFold(), RunLog(run.run_dir)
         log.write([record for event in run.log.events if (record := fold.take(event))])
         (run.run_dir / "manifest.json").write_bytes(b'{"config":{},"run_id":"demo-1"}')
         told.append(all_documents(run.run_dir, None))

@@ -10,7 +10,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.documents.manifest import build_manifest, canonical_json, manifest_digest
 from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
-from antiphon.lineage.ledger.replay_pins import pin_checkpoint
+from antiphon.lineage.ledger.sink import pin_checkpoint
 from antiphon.runs.finding import find_artifacts
 
 STEPS = 3

@@ -150,7 +150,7 @@ def fill(project):
     (project / ".dvc").mkdir(parents=True)
     (project / ".dvc" / "config").write_text("[core]\\n    no_scm = true\\n    analytics = false\\n")
     store = ArtifactStore(project / "store")
-    ledger = Ledger(project, "ledger", "demo-1", shard_entries=3)
+    ledger = Ledger(project, "ledger", "demo-1")
     for version in range(5):
         ledger.append(f"versions/v{version:06d}.safetensors", store.path(store.put(weights_file(version))))
     ledger.close()
@@ -164,7 +164,7 @@ def main(root):
         shutil.copytree(root / "whole", project)
         child = os.fork()
         if child == 0:
-            ledger = Ledger(project, "ledger", "demo-1", shard_entries=3)
+            ledger = Ledger(project, "ledger", "demo-1")
             store = ArtifactStore(project / "store")
             left = [calls]
 
@@ -231,7 +231,7 @@ def finish(project: Path) -> None:
     from antiphon.lineage.ledger.sink import remove_superseded
     from antiphon.lineage.store.artifact_store import ArtifactStore
 
-    ledger = Ledger(project, "ledger", "demo-1", shard_entries=3)
+    ledger = Ledger(project, "ledger", "demo-1")
     remove_superseded(ledger, ArtifactStore(project / "store"), "demo-1", {}, KILLED_CONFIG)
     ledger.close()
 

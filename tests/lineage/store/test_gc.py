@@ -185,23 +185,23 @@ def test_what_a_ledger_pins_stays(home: Path, tmp_path: Path) -> None:
     (tmp_path / ".dvc/config").write_text("[core]\n no_scm = true\n")
     make_run(home, "kept", finished=True, dvc=True)
     store = ArtifactStore(home / "store")
-    published, journalled, free = store.put(b"published"), store.put(b"journalled"), store.put(b"free")
+    published, appended, free = store.put(b"published"), store.put(b"appended"), store.put(b"free")
     ledger = Ledger(tmp_path, "ledger", "kept")
     ledger.append("versions/v000001.safetensors", store.path(published))
     ledger.close()
     ledger = Ledger(tmp_path, "ledger", "kept")
-    ledger.append("versions/v000002.safetensors", store.path(journalled))
+    ledger.append("versions/v000002.safetensors", store.path(appended))
     del store
     assert collect(home) == 0
-    assert objects(home) == {published, journalled}
+    assert objects(home) == {published, appended}
     assert free not in objects(home)
-    for journal in (tmp_path / "ledger").glob("*.journal"):
-        journal.unlink()
-    assert len(pinned(tmp_path / "ledger", tmp_path / ".dvc/cache")) == 1, "the published tree alone"
+    assert len(pinned(tmp_path / "ledger", tmp_path / ".dvc/cache")) == 2
     assert pinned(tmp_path / "ledger", tmp_path / ".dvc/cache", frozenset({"kept"})) == set()
+    ledger.close()
+    shutil.rmtree(tmp_path / "ledger/kept")
+    assert len(pinned(tmp_path / "ledger", tmp_path / ".dvc/cache")) == 2
     with pytest.raises(UnavailableError, match="dvc pull"):
         pinned(tmp_path / "ledger", tmp_path / "elsewhere")
-    ledger.close()
 
 
 def test_without_the_ledgers_project_nothing_is_guessed(

@@ -85,7 +85,7 @@ class Moody(RemoteStore):
         self._gate = threading.Lock()
         self.failed = threading.Event()
 
-    def put(self, digest: str, path: Path) -> bool:
+    def send(self, digest: str, path: Path) -> bool:
         with self._gate:
             self.inside += 1
             self.most = max(self.most, self.inside)
@@ -94,7 +94,7 @@ class Moody(RemoteStore):
             if fails:
                 self.failed.set()
                 raise self.error("record.artifact_url is away; wait")
-            return super().put(digest, path)
+            return super().send(digest, path)
         finally:
             with self._gate:
                 self.inside -= 1
@@ -216,7 +216,7 @@ def test_a_full_share_is_one_sentence(tmp_path: Path, share: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(UnavailableError, match=r"no space is left in record\.artifact_url=.*free some"):
-        RemoteStore(str(share)).put(digest, store.path(digest))
+        RemoteStore(str(share)).send(digest, store.path(digest))
 
 
 def test_a_wrong_clock_is_named() -> None:
@@ -245,10 +245,10 @@ def test_acknowledged_is_there_or_listed(
         elif act == "send":
             for name in store.outbox.pending(1):
                 if store.has(name):
-                    store.remote.put(name, store.path(name))
+                    store.remote.send(name, store.path(name))
                 store.outbox.remove(name)
         elif store.outbox.pending(1) and store.has(name := store.outbox.pending(1)[0]):
-            store.remote.put(name, store.path(name))  # sent, and dead before it was struck off
+            store.remote.send(name, store.path(name))  # sent, and dead before it was struck off
         assert acknowledged <= set(names(share)) | waiting_objects(store.root)
     if acknowledged:
         upload(open_at(root, share))

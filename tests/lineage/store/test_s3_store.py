@@ -62,15 +62,13 @@ def test_objects_go_there_and_come_back(server: S3Server, tmp_path: Path) -> Non
     assert [digest_bytes(there.get(digest)) for digest in digests] == digests
     with pytest.raises(UnavailableError, match="there is no object"):
         there.get(digest_bytes(b"never put"))
-    assert place(server, "round").has(digests[0])
-    assert not place(server, "round").has(digest_bytes(b"never put"))
 
 
 def test_an_object_that_was_altered_there_is_not_believed(server: S3Server, tmp_path: Path) -> None:
     remote = place(server, "altered")
     (tmp_path / "false").write_bytes(b"something else")
     digest = digest_bytes(b"payload")
-    remote._place._filesystem().put_file(
+    remote._filesystem().put_file(
         str(tmp_path / "false"), f"{server.bucket}/altered/objects/{digest[:2]}/{digest}"
     )
     with pytest.raises(IntegrityError, match=digest):
@@ -290,5 +288,5 @@ def test_a_server_that_says_yes_to_everything_is_no_store(
         ):
             store.check()
         with pytest.raises(UnavailableError, match="of 28 bytes and has 13; what answers there is no store"):
-            store.put(digest_bytes(payload.read_bytes()), payload)
+            store.send(digest_bytes(payload.read_bytes()), payload)
         answering.shutdown()

@@ -14,8 +14,7 @@ import pytest
 from antiphon.core.errors import UnavailableError
 from antiphon.lineage.tracking.database import prepare_database
 from antiphon.lineage.tracking.mlflow_sink import _client, make_own_database
-from antiphon.lineage.tracking.opening import RunPlan, open_tracked_run
-from antiphon.lineage.tracking.tracked_run import TrackedRun
+from antiphon.lineage.tracking.tracked_run import TrackedRun, open_tracked_run
 from antiphon.system.files import sqlite_url
 
 DEADLINE_S = 120.0
@@ -85,8 +84,8 @@ def test_a_home_that_moved_continues_its_run_and_keeps_its_artifacts_together(
         make_own_database(home)
         uri = sqlite_url(path)
         client = _client(uri)
-        plan = RunPlan("demo", "demo-1", {}, {}, path.parent / "artifacts")
-        return open_tracked_run(client, uri, plan, mapping), client
+        said = "demo", "demo-1", {}, {}, path.parent / "artifacts", {}
+        return open_tracked_run(client, uri, mapping, *said), client
 
     before, _ = opened(tmp_path / "home")
     (tmp_path / "home").rename(tmp_path / name)

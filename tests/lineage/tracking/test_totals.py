@@ -6,8 +6,8 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.metrics import SUMMARY_METRICS, TOTAL_METRICS
-from antiphon.core.reporting.figures import FIGURES, FiguresFold, VersionTotals, figures_of
-from antiphon.lineage.tracking.totals import summarise, total_metrics
+from antiphon.core.reporting.figures import FIGURES, figures_of, totals_of
+from antiphon.lineage.tracking.mlflow_sink import summarise, total_metrics
 
 
 def config(**record: float) -> RunConfig:
@@ -26,14 +26,9 @@ def evaluation(version: int, reward: float) -> dict[str, Any]:
     return {"version": version, "prompts": 8, "reward_mean": reward, "completion_tokens_mean": 9.0}
 
 
-def fold(lines: list[dict[str, Any]], prices: RunConfig) -> list[VersionTotals]:
-    totals = FiguresFold(prices)
-    return [known for line in lines for known in totals.add(line)]
-
-
 def test_a_version_has_cost_what_the_steps_before_it_cost() -> None:
     prices = config(worker_usd_per_hour=1.8, learner_usd_per_hour=3.6)
-    found = fold([line(0), line(1, workers={"a": 1}), line(2, workers={"a": 1, "b": 1, "c": 1})], prices)
+    found = totals_of([line(0), line(1, workers={"a": 1}), line(2, workers={"a": 1, "b": 1, "c": 1})], prices)
     assert [(t.version, t.tokens_trained, t.tokens_sampled, t.wall_s) for t in found] == [
         (0, 0, 0, 0),
         (1, 100, 150, 10),
@@ -46,7 +41,7 @@ def test_a_version_has_cost_what_the_steps_before_it_cost() -> None:
 
 
 def test_a_clock_that_falls_back_costs_nothing() -> None:
-    found = fold([line(0), line(1, wall_s=5.0), line(2)], config(learner_usd_per_hour=3600.0))
+    found = totals_of([line(0), line(1, wall_s=5.0), line(2)], config(learner_usd_per_hour=3600.0))
     assert [t.wall_s for t in found] == [0.0, 10.0, 10.0, 30.0]
     assert [t.dollars for t in found] == [0.0, 10.0, 10.0, 30.0]
 

@@ -2,14 +2,12 @@
 own."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.net.rpc.serving import Duplex, open_channel, start_server, stop_server
+from antiphon.core.errors import ConfigError
+from antiphon.net.rpc.serving import open_channel, start_server, stop_server
 
 
 def test_health_and_a_taken_port() -> None:
@@ -25,21 +23,5 @@ def test_health_and_a_taken_port() -> None:
                 await start_server("127.0.0.1", port, lambda server: None, [])
         finally:
             await stop_server(server, 0.1)
-
-    asyncio.run(story())
-
-
-def test_a_write_into_a_stream_that_just_broke_is_a_peer_that_is_away() -> None:
-    async def broken() -> AsyncIterator[object]:
-        nothing = grpc.aio.Metadata()
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.INTERNAL, nothing, nothing, details="Internal error from Core"
-        )
-        yield
-
-    async def story() -> None:
-        with pytest.raises(UnavailableError, match="Internal error from Core"):
-            async for _ in Duplex(broken):
-                pass
 
     asyncio.run(story())

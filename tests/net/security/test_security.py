@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.core.trust.access_tokens import Denial, Scope
 from antiphon.net.rpc.serving import open_channel, start_server
 from antiphon.net.security.certificates import issue
@@ -72,7 +72,7 @@ def test_wrong_tokens_are_refused_in_a_sentence(tmp_path: Path, house: House, ca
         with pytest.raises(ContractError, match=words):
             await site.client(make(house)).register(hello("w"))
         assert (site.state_machine.journal.empty, site.state_machine.state.registrations) == before
-        assert not site.state_machine.fleet.living()
+        assert not site.state_machine.loop.fleet.living()
 
     serve_and(tmp_path, house, act)
 
@@ -89,7 +89,7 @@ def test_strangers_to_the_authority_are_refused(tmp_path: Path, house: House) ->
             await site.client(impostor).register(hello("w"))
         with pytest.raises(UnavailableError):  # no TLS at all
             await CoordinatorClient(site.address, timeout_s=3.0).register(hello("w"))
-        assert not site.state_machine.fleet.living()
+        assert not site.state_machine.loop.fleet.living()
 
     serve_and(tmp_path, house, act)
 
@@ -152,12 +152,12 @@ def test_requests_that_wait_together_share_one_quota(tmp_path: Path, house: Hous
         worker_id = (await worker.register(hello("w"))).worker_id
         calls = [worker.lease_group(LeaseRequest(worker_id, 0, 2, 2.0)) for _ in range(20)]
         asked = [asyncio.ensure_future(call) for call in calls]
-        while site.state_machine.fleet.named("w")[0].max_leases is None:  # the first of them arrived
+        while site.state_machine.loop.fleet.named("w")[0].max_leases is None:  # the first of them arrived
             await asyncio.sleep(0.01)
         await flow.open_step(0)
         replies = await asyncio.gather(*asked)
         assert sum(len(reply.leases) for reply in replies) == 2
-        assert site.state_machine.leases.count_of_worker(worker_id) == 2
+        assert site.state_machine.loop.leases.count_of_worker(worker_id) == 2
 
     serve_and(tmp_path, house, act)
 

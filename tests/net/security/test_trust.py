@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SubmitVerdict, Trajectory, VersionSpan
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.core.trust.audit import Band, SampleStatistics, audit_group
 from antiphon.core.trust.reputation import FIRST_SHARE
 from antiphon.sampling.rules import RULES

@@ -1,32 +1,25 @@
-"""A record whose message has the same field names is translated by one table."""
+"""A record whose message has the same field names is translated by functions made of both."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import HeartbeatReply, StageReply
 from antiphon.core.errors import ContractError
 from antiphon.core.records import StepCommit
+from antiphon.core.requests import HeartbeatReply, StageReply
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.net import wire
-from antiphon.net.rpc.unary import Pair, codec, known
-from antiphon.protos import coordinator_pb2, records_pb2
+from antiphon.net.rpc.codec import codec
+from antiphon.protos import coordinator_pb2, records_pb2, rollout_pb2
+from tests.support.messages import read, written
 
 COMMIT = StepCommit(3, 4, "a" * 64, "b" * 64, {"b": 1.0, "a": 0.5}, True)
 
 
-def translation(message: type[Any]) -> Pair:
-    found = known(message)
-    assert found is not None
-    return found
-
-
 def again(record: Any, message: type[Any]) -> Any:
     """Return what is read of the message that a record was written as."""
-    to_proto, from_proto = translation(message)
-    return from_proto(to_proto(record))
+    return read(written(record, message))
 
 
 def test_tuples_maps_nested_and_absent_fields_come_back_as_they_were() -> None:
@@ -51,12 +44,9 @@ def test_a_message_that_is_invalid_is_refused() -> None:
     good = SampleStatistics(0, 5, 1, 0, 0.1)
     assert again(good, records_pb2.SampleStatistics) == good
     with pytest.raises(ContractError, match="sample 2 are invalid: 6 missed"):
-        translation(records_pb2.SampleStatistics)[1](
-            records_pb2.SampleStatistics(sample_index=2, tokens=5, missed=6)
-        )
-    pause = wire.heartbeat_reply_to_proto(HeartbeatReply(True, (), None, False, next_s=float("inf")))
+        read(records_pb2.SampleStatistics(sample_index=2, tokens=5, missed=6))
     with pytest.raises(ContractError, match="no pause between two heartbeats"):
-        wire.heartbeat_reply_from_proto(pause)
+        again(HeartbeatReply(True, (), None, False, next_s=float("inf")), rollout_pb2.HeartbeatReply)
 
 
 def test_a_field_that_the_message_lacks_is_found_at_once() -> None:

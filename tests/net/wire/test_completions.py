@@ -54,7 +54,7 @@ def as_told(group: tuple[Trajectory, ...]) -> list[Any]:
 @given(st.lists(trajectories(), max_size=5))
 def test_reading_what_was_written_gives_the_same_group(group: list[Trajectory]) -> None:
     told = submission(*group)
-    found = payloads.load_submission(payloads.dump_submission(told))
+    found = payloads.load_submission(payloads.dump(told))
     assert as_told(found.trajectories) == as_told(told.trajectories)
     assert submission_digest(found) == submission_digest(told)
     assert all(t.token_ids.dtype == np.int32 and t.token_ids.ndim == 1 for t in found.trajectories)
@@ -78,10 +78,10 @@ def plain() -> Any:
         ("span_kept_caches", [True], "1 marks of a kept cache came for 2 version spans"),
         ("sample_indices", [0], "1 sample indices"),
         ("seeds", [1, 2, 3], "3 seeds"),
-        ("lengths", [2, 3], "5 tokens came with 4"),
-        ("lengths", [-1, 5], "came with 4 tokens"),
-        ("token_ids", b"123", "no int32 array"),
-        ("behaviour_logprobs", b"1234", "1 behaviour logprobs for 4 tokens"),
+        ("lengths", [2, 3], "5 tokens came with 16 bytes"),
+        ("lengths", [-1, 5], "4 tokens came with 16 bytes"),
+        ("token_ids", b"123", "4 tokens came with 3 bytes of tokens"),
+        ("behaviour_logprobs", b"1234", "and 4 of behaviour logprobs"),
         ("span_counts", [1, 2], "3 version spans"),
         ("span_counts", [3, -1], "2 version spans"),
         ("span_stops", [2], "2 version spans"),
@@ -92,9 +92,9 @@ def plain() -> Any:
 def test_columns_that_do_not_fit_are_refused(column: str, value: Any, sentence: str) -> None:
     message = plain()
     if isinstance(value, bytes):
-        setattr(message.completions, column, value)
+        setattr(message.trajectories, column, value)
     else:
-        del getattr(message.completions, column)[:]
-        getattr(message.completions, column).extend(value)
+        del getattr(message.trajectories, column)[:]
+        getattr(message.trajectories, column).extend(value)
     with pytest.raises(ContractError, match=sentence):
         wire.group_submission_from_proto(message)

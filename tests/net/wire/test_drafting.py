@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.checks import submission_digest
 from antiphon.core.records import BatchRef, DraftingStatistics, GroupSubmission
+from antiphon.core.requests import LeaseRequest
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.net import wire
-from antiphon.net.rpc.unary import known
-from antiphon.protos import records_pb2
+from antiphon.protos import records_pb2, rollout_pb2
+from tests.support.messages import read, written
 
 STATISTICS = DraftingStatistics(100, 40, 90, 70, 60, 2, 0.25, 0.5, 1.75)
 SUBMISSION = GroupSubmission("l", "g", "w", (), 0.5)
@@ -27,8 +27,7 @@ def test_statistics_travel_with_submissions_and_batches(statistics: DraftingStat
     assert wire.group_submission_from_proto(message).drafting == statistics
     assert submission_digest(submission) == submission_digest(SUBMISSION)
     ref = replace(REF, drafting=statistics)
-    found = known(records_pb2.BatchRef)
-    assert found is not None and found[1](found[0](ref)) == ref
+    assert read(written(ref, records_pb2.BatchRef)) == ref
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": -1}, {"drafter_s": math.nan}, {"gain": math.inf}])
@@ -40,7 +39,7 @@ def test_impossible_statistics_are_none(wrong: dict[str, float]) -> None:
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_lease_request_says_whether_history_is_wanted(wanted: bool) -> None:
     request = LeaseRequest("w", None, 3, 1.5, wanted)
-    assert wire.lease_request_from_proto(wire.lease_request_to_proto(request)) == request
+    assert read(written(request, rollout_pb2.LeaseRequest)) == request
 
 
 def test_the_seeds_of_a_group_are_those_of_its_samples_one_by_one() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator import consequences
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import (
@@ -22,6 +22,7 @@ from antiphon.core.records import (
     SubmitVerdict,
     VersionSpan,
 )
+from antiphon.core.requests import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.service import CoordinatorService
 from tests.support.light_parties import hello, sample_lease, served
@@ -48,10 +49,14 @@ class Story:
         return reply.leases[0]
 
     async def expire(self, lease: Lease) -> None:
-        held = self.state_machine.leases.get(lease.lease_id)
+        held = self.state_machine.loop.leases.get(lease.lease_id)
         assert held is not None
-        self.state_machine.take_back(held, "no sign of life for 60 s")
-        await self.state_machine.record()
+        self.state_machine.run(
+            consequences.take_back(
+                self.state_machine.loop, held, "no sign of life for 60 s", self.state_machine.clock()
+            )
+        )
+        await self.state_machine.written()
 
     async def lease_again(self, lease: Lease) -> Lease:
         other = (await self.client.register(hello("second"))).worker_id
@@ -229,7 +234,7 @@ def test_heartbeats_for_ended_leases_are_told_so(tmp_path: Path) -> None:
         assert not again.prefix
         # The new lease is untouched by what the old holder says.
         await story.beat(lease.lease_id, progress=told, released_leases=(lease.lease_id,))
-        held = story.state_machine.leases.get(again.lease_id)
+        held = story.state_machine.loop.leases.get(again.lease_id)
         assert held is not None and held.worker_id == "second-1"
 
     play(tmp_path, act)
@@ -247,6 +252,6 @@ def test_released_leases_are_offered_again_at_once_with_their_progress(tmp_path:
         assert not (await story.beat()).known  # it left
         # Released once more by a beat that was on its way: nothing happens.
         assert not (await story.beat(released_leases=(again.lease_id,))).known
-        assert story.state_machine.leases.get(again.lease_id) is not None
+        assert story.state_machine.loop.leases.get(again.lease_id) is not None
 
     play(tmp_path, act)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.checks import MOST_PLACES
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.workers import check_claims
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import (
     ConfigError,
@@ -29,11 +30,11 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
+from antiphon.core.requests import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.coordinator.server import JOURNAL_NAME
-from antiphon.services.coordinator.worker_registry import check_claims
 from tests.support.light_parties import Served, hello, run_parties, sample_lease, served
 from tests.support.loop_model import RUN_ID, light_manifest, make_config
 
@@ -179,7 +180,7 @@ def test_a_version_that_was_never_announced_moves_nothing(tmp_path: Path) -> Non
             await client.lease_group(LeaseRequest(worker_id, 9, 1, 0.05))
         with pytest.raises(ContractError, match="holds version 9, which was never announced"):
             await client.heartbeat(WorkerHeartbeat(worker_id, 9, None, (), 0, 0.0, 1.0))
-        assert site.service.state_machine.fleet.newest_held() == 0
+        assert site.service.state_machine.loop.fleet.newest_held() == 0
 
     serve_and(tmp_path, act)
 
@@ -509,10 +510,10 @@ def test_leases_of_a_worker_that_hung_up_are_offered_again(
             site.service.lease_group(LeaseRequest(worker.worker_id, 0, 2, 5.0, wants_history=True))
         )
         await granted.wait()
-        assert len(machine.leases) == 2
+        assert len(machine.loop.leases) == 2
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        assert len(machine.leases) == 0 and len(machine.state.open_groups) == 2
+        assert len(machine.loop.leases) == 0 and len(machine.state.open_groups) == 2
 
     serve_and(tmp_path, act)
 
@@ -522,8 +523,10 @@ def test_a_group_whose_engine_hung_gives_its_place_to_those_behind_it(tmp_path: 
         worker_id, _ = await leased(client, groups=3)
         machine = site.service.state_machine
         first, *others = [group.group_id for group in machine.state.training()]
-        (held,) = [held for held in machine.leases.of_worker(worker_id) if held.group_id == first]
-        machine.take_back(held, "its engine stands still", hung=True)
+        (held,) = [held for held in machine.loop.leases.of_worker(worker_id) if held.group_id == first]
+        machine.run(
+            consequences.take_back(machine.loop, held, "its engine stands still", machine.clock(), hung=True)
+        )
         assert [group.group_id for group in machine.state.training()] == [*others, first]
 
     serve_and(tmp_path, act)

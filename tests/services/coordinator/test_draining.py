@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.capacity.provisioning_config import PoolClass, PriceFrom
 from antiphon.core.loop.events import WorkerPriced, WorkerRegistered, load_event
+from antiphon.core.requests import LeaseRequest
 from tests.services.coordinator.test_answers import CONFIG, Story, play
 from tests.support.light_parties import hello
 from tests.support.loop_model import light_manifest
@@ -23,7 +23,7 @@ def test_a_drained_worker_is_told_to_leave_and_gets_no_more(tmp_path: Path) -> N
         reply = await story.client.lease_group(LeaseRequest(story.worker_id, 0, 1, 0.0))
         assert not reply.leases
         await story.beat(lease.lease_id, released_leases=(lease.lease_id,), leaving=True)
-        assert not story.state_machine.fleet.named("first")
+        assert not story.state_machine.loop.fleet.named("first")
         await story.lease_again(lease)
 
     play(tmp_path, act)
@@ -67,7 +67,7 @@ def test_a_price_that_changes_counts_from_that_moment_on(tmp_path: Path) -> None
         at = eight.timestamp()
         await story.beat()
         await story.beat()
-        await story.state_machine.record()  # what was noted is on the disk
+        await story.state_machine.written()  # what was noted is on the disk
         rows = await story.state_machine.journal.read(0, 1000)
         events = [load_event(row.kind, row.body) for row in rows]
         (registered,) = [event for event in events if isinstance(event, WorkerRegistered)]

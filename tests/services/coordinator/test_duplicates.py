@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
+from antiphon.core.coordinator import consequences
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.speculation import LEASES_NEEDED
 from antiphon.core.records import LeaseProgress, SubmitVerdict
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from tests.services.coordinator.test_answers import Story, piece
 from tests.support.light_parties import hello, served
 from tests.support.loop_model import light_manifest, make_config
@@ -34,7 +35,7 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         none = await story.client.lease_group(LeaseRequest(other, 0, 1, 0.0))
         assert not none.leases  # nobody knows yet what is slow
         for _ in range(LEASES_NEEDED):
-            state_machine.leases.times.add(0.0)
+            state_machine.loop.leases.times.add(0.0)
         stranger = await join(story, "stranger", "other")
         assert not (await story.client.lease_group(LeaseRequest(stranger, 0, 1, 0.0))).leases
         twin = await story.lease(other)
@@ -50,7 +51,7 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         group = state_machine.state.groups[lease.group_id]
         assert group.phase is GroupPhase.SUBMITTED and group.lease_id == fast.lease_id
         assert (await story.beat(slow.lease_id)).cancelled_leases == (slow.lease_id,)
-        assert len(state_machine.leases) == 0 and state_machine.leases.partial_groups.tokens == 0
+        assert len(state_machine.loop.leases) == 0 and state_machine.loop.leases.partial_groups.tokens == 0
         # The same tokens, which its holder may forget.
         loser = "second-1" if winner == "first" else "first-1"
         assert await story.submit(slow, loser) is SubmitVerdict.ALREADY_ACCEPTED
@@ -76,13 +77,13 @@ def test_both_leases_outlive_the_coordinator(tmp_path: Path) -> None:
             story = Story(site.service, site.client())
             lease = await story.begin()
             for _ in range(LEASES_NEEDED):
-                story.state_machine.leases.times.add(0.0)
+                story.state_machine.loop.leases.times.add(0.0)
             await story.beat(lease.lease_id, numerics="same")
             other = await join(story, "second")
             twin = await story.lease(other)
         async with served(CONFIG, tmp_path) as site, asyncio.timeout(60.0):
             story = Story(site.service, site.client())
-            assert len(story.state_machine.leases) == 2
+            assert len(story.state_machine.loop.leases) == 2
             for name, own in (("second", twin), ("first", lease)):
                 story.worker_id = (await story.client.register(hello(name))).worker_id
                 assert (await story.beat(own.lease_id)).cancelled_leases == ()
@@ -97,7 +98,7 @@ def test_a_group_of_a_slow_worker_moves_with_its_beginning_before_it_is_late(
     tmp_path: Path, fails: bool
 ) -> None:
     async def act(story: Story) -> None:
-        leases = story.state_machine.leases
+        leases = story.state_machine.loop.leases
         lease = await story.begin()
         told = (LeaseProgress(lease.lease_id, (piece(0, 3), piece(0, 2, sample=1))),)
         await story.beat(lease.lease_id, progress=told, numerics="same")
@@ -106,13 +107,14 @@ def test_a_group_of_a_slow_worker_moves_with_its_beginning_before_it_is_late(
         for seconds, worker_id in ((1000.0, "first-1"), (0.1, other)):
             leases._ends.add(worker_id, seconds, (5, 5))
         assert not (await story.client.lease_group(asking)).leases  # how long it will be is not known
-        remembered = story.state_machine.planner.order
+        remembered = story.state_machine.loop.planner.order
         remembered.predict = lambda prompt_index: 50.0  # type: ignore[method-assign]
         moved = await story.lease(other)
         assert moved.group_id == lease.group_id and [p.stop for p in moved.prefix] == [3, 2]
         if fails:  # its holder went on meanwhile
-            story.state_machine.lose_named("second", "it is gone")
-            assert not story.state_machine.leases.of_worker(other)
+            machine = story.state_machine
+            machine.run(consequences.lose_named(machine.loop, "second", "it is gone", machine.clock()))
+            assert not story.state_machine.loop.leases.of_worker(other)
             assert await story.submit(lease, "first-1") is SubmitVerdict.ACCEPTED
         else:
             assert await story.submit(moved, other) is SubmitVerdict.ACCEPTED

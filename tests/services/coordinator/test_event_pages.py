@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import CommitsReply
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
+from antiphon.core.requests import CommitsReply
 from antiphon.net.rpc.serving import stream
 from antiphon.net.wire import CALLS, event_to_proto
 from antiphon.services.coordinator import service as coordinator_service
@@ -66,7 +66,7 @@ def test_a_page_of_commits_is_no_larger_than_it_says() -> None:
     pages = asyncio.run(read())
     assert [commit for page in pages for commit in page.commits] == commits and len(pages) > 5
     for page in pages:
-        size = CALLS["commits_after"].reply.write([page]).ByteSize()
+        size = CALLS["commits_after"].write_reply(page).ByteSize()
         assert size <= 1.1 * coordinator_service.PAGE_BYTES
 
 

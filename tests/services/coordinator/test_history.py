@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.loop.group_state import GroupState
@@ -28,7 +27,8 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.net import wire
+from antiphon.core.requests import LeaseReply, LeaseRequest
+from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.archive import REPLY_BYTES, Archive
 from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow
@@ -36,6 +36,7 @@ from antiphon.services.coordinator.server import JOURNAL_NAME
 from tests.support.light_history import archived, read_journal, rewarded_epochs
 from tests.support.light_parties import Served, hello, run_parties, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
+from tests.support.messages import written
 
 # Every step visits every prompt, so step t is epoch t.
 CONFIG = make_config(
@@ -216,7 +217,7 @@ def test_another_configuration_cuts_what_is_kept(tmp_path: Path) -> None:
             await run_step(client, worker.worker_id, step)
 
     async def look(site: Served, client: CoordinatorClient) -> None:
-        await site.service.state_machine.record()
+        await site.service.state_machine.written()
 
     serve_and(tmp_path, act)
     assert archived(tmp_path) == {"train-0-0": {1, 2}, "train-0-1": {1, 2}}
@@ -258,11 +259,11 @@ def test_no_lease_and_no_reply_exceeds_its_limit() -> None:
         edit = archive.take(*long_group(number, 4, 250_000))
         assert edit is not None and len(edit.kept) == 1
     leases = asyncio.run(archive.attach([lease_of(f"train-0-{n}") for n in range(9)]))
-    sizes = [wire.lease_to_proto(lease).history.ByteSize() for lease in leases if lease.history]
+    sizes = [written(lease, records_pb2.Lease).history.ByteSize() for lease in leases if lease.history]
     counts = [len(lease.history.completions) if lease.history else 0 for lease in leases]
     assert counts[:6] == [4] * 6 and sum(counts) < 9 * 4  # the last ones go without
     assert max(sizes) <= 4096 << 10 and sum(sizes) <= REPLY_BYTES
-    message = wire.lease_reply_to_proto(LeaseReply(tuple(leases), "", 0, None, False))
+    message = written(LeaseReply(tuple(leases), "", 0, None, False), rollout_pb2.LeaseReply)
     assert message.ByteSize() < MESSAGE_BYTES
     small = Archive(DraftingSection(lease_kib=1))
     small.take(*long_group(0, 4, 100))

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import UnavailableError
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.leases import PAUSES_NEEDED
 from antiphon.core.records import Lease, LeaseProgress, SubmitVerdict
+from antiphon.core.requests import LeaseReply, LeaseRequest, WorkerHeartbeat
 from tests.services.coordinator.test_answers import Story, piece
 from tests.support.light_parties import hello, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
@@ -29,7 +29,7 @@ class Hang(Story):
     async def start(self) -> Lease:
         self.state_machine.clock = lambda: self.now
         for _ in range(PAUSES_NEEDED):
-            self.state_machine.leases.engines.usual.add(HEARTBEAT_S)
+            self.state_machine.loop.leases.engines.usual.add(HEARTBEAT_S)
         return await self.begin()
 
     async def later(self, *leases: str, progress: tuple[LeaseProgress, ...] = ()) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Hang(Story):
         return await self.client.lease_group(LeaseRequest(self.worker_id, 0, groups, 0.0))
 
     async def expired(self) -> list[LeaseExpired]:
-        await self.state_machine.record()
+        await self.state_machine.written()
         rows = await self.state_machine.journal.read(0, 1000)
         events = [load_event(row.kind, row.body) for row in rows]
         return [event for event in events if isinstance(event, LeaseExpired)]
@@ -152,7 +152,7 @@ def test_the_first_submission_wins_although_its_lease_was_given_away(tmp_path: P
         await story.until_hung(lease.lease_id)
         again = await story.lease_again(lease)
         assert await story.submit(lease) is SubmitVerdict.ACCEPTED
-        assert story.state_machine.leases.get(again.lease_id) is None
+        assert story.state_machine.loop.leases.get(again.lease_id) is None
         assert await story.submit(again, "second-1") is SubmitVerdict.ALREADY_ACCEPTED
         first, second = await story.expired()
         assert (first.hung, second.hung) == (True, False)
@@ -185,6 +185,6 @@ def test_what_is_too_old_for_its_place_ends_no_other_lease(tmp_path: Path) -> No
                 assert await story.client.submit_group(stale) is SubmitVerdict.LATE
             finally:
                 state.sealed.pop()
-            assert story.state_machine.leases.get(again.lease_id) is not None
+            assert story.state_machine.loop.leases.get(again.lease_id) is not None
 
     asyncio.run(run())

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import structlog
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.checks import submission_digest
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.loop import events as e
+from antiphon.core.requests import LeaseRequest
 from antiphon.services.coordinator.journal.databases import open_sql_store
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, TrainedRow
 from antiphon.services.coordinator.journal.store import WriteBatch, Written

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.benchmarks.parts.postgres import PostgresServer, postgres_server
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import AntiphonError, BlockedError, ConfigError, UnavailableError
 from antiphon.core.loop import events as e
+from antiphon.core.requests import LeaseRequest
 from antiphon.net.rpc.serving import refusing_server
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.databases import open_sql_store, schema_name

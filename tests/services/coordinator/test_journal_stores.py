@@ -327,7 +327,7 @@ def test_recovered_capacity_agrees_with_the_version(tmp_path: Path) -> None:
     config = make_config(steps=6, max_staleness=1, filter_="none", lease_s=30.0)
 
     async def leased(state_machine: RunStateMachine) -> int:
-        from antiphon.api.coordinator import LeaseRequest
+        from antiphon.core.requests import LeaseRequest
         from antiphon.services.coordinator.service import CoordinatorService
         from tests.support.light_parties import hello
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import (
@@ -22,6 +21,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.audit_queue import AuditQueue, _Waiting
 from antiphon.services.coordinator.client import CoordinatorClient
 from tests.support.light_parties import hello, served

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.records import GroupRewards, SampleReward, SubmitVerdict
+from antiphon.core.requests import LeaseRequest
 from antiphon.lineage.rollout_table import decode_batch, decode_timings
 from tests.support.light_parties import hello, reward_all, run_parties, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
@@ -149,7 +149,7 @@ def test_nothing_acknowledged_is_handed_to_the_learner_twice(tmp_path: Path) -> 
 
 
 def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.services.coordinator.reward_queue.REWARD_S", 0.3)
+    monkeypatch.setattr("antiphon.core.coordinator.groups.REWARD_S", 0.3)
     config = make_config(steps=2)
 
     async def run() -> None:
@@ -169,8 +169,8 @@ def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.Mo
 def test_groups_are_gathered_for_a_reward_service_until_a_batch_waits_for_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.services.coordinator.reward_queue.GATHER_S", 3600.0)
-    monkeypatch.setattr("antiphon.services.coordinator.reward_queue.GATHER_LOOK_S", 0.001)
+    monkeypatch.setattr("antiphon.services.coordinator.service.GATHER_S", 3600.0)
+    monkeypatch.setattr("antiphon.services.coordinator.service.GATHER_LOOK_S", 0.001)
     config = make_config(prompts_per_step=3)
 
     async def run() -> None:

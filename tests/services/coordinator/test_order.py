@@ -3,11 +3,11 @@
 import pytest
 
 from antiphon.core.config import build_config, load_config
+from antiphon.core.coordinator.planner import OrderPlanner
 from antiphon.core.errors import ConfigError
 from antiphon.core.lengths.memory import LengthMemory
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.metrics import ORDER_METRICS, find_metric
-from antiphon.services.coordinator.run_ahead import OrderPlanner
 from tests.support.main_job import QUICKSTART
 
 

@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.loop.run_state import RunState, fold, new_state
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.client import CoordinatorClient

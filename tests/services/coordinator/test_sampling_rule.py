@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.records import GroupSubmission, GroupToAudit, SamplingParameters
-from antiphon.net.rpc.unary import known
+from antiphon.core.requests import LeaseRequest
 from antiphon.protos import records_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from tests.support.light_parties import hello, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
+from tests.support.messages import read, written
 
 CONFIG = make_config(steps=4, max_staleness=3, filter_="none", prompts_per_step=10)
 
@@ -68,7 +68,7 @@ def test_evaluation_is_sampled_and_audited_by_its_own_keys(tmp_path: Path) -> No
                 expected = whole if own is None else own.parameters(config.sampling)
                 assert lease.sampling == wanted.setdefault(lease.group_id, expected)
                 for queue in queues:  # each draws other groups
-                    queue.choose(sample_lease(lease, worker_id, 0))
+                    state_machine.run(queue.choose(sample_lease(lease, worker_id, 0)))
             found = [group for queue in queues for group in await queue.pull(100, 0.0)]
             assert len({group.sampling for group in found}) == 2
             for group in found:
@@ -81,8 +81,6 @@ def test_the_wire_carries_what_an_audit_needs() -> None:
     group = GroupToAudit(
         GroupSubmission("l", "g", "w", (), 0.1), (1, 2), SamplingParameters(0.5, 3, 0.9, 7), "gumbel"
     )
-    pair = known(records_pb2.GroupToAudit)
-    assert pair is not None
-    write, read = pair
-    again = read(records_pb2.GroupToAudit.FromString(write(group).SerializeToString()))
+    message = written(group, records_pb2.GroupToAudit)
+    again = read(records_pb2.GroupToAudit.FromString(message.SerializeToString()))
     assert (again.sampling, again.rule, again.prompt_token_ids) == (group.sampling, "gumbel", (1, 2))

@@ -16,15 +16,15 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.lineage.rollout_table import LeftOut, decode_batch, decode_left_out
+from antiphon.lineage.rollout_table import LeftOut, decode_batch, read_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.coordinator.sealing import Ingredient, looked_at, seal_batch
+from antiphon.services.coordinator.sealing import Sampled, seal_batch
 
 LENGTHS = (2, 5, 3, 5)
 CUT_OFF = (False, True, False, True)
 
 
-def ingredient(name: str, rewards: tuple[float, ...]) -> Ingredient:
+def sampled(name: str, rewards: tuple[float, ...]) -> tuple[GroupState, Sampled]:
     trajectories = tuple(
         Trajectory(
             np.ones(length, dtype=np.int32),
@@ -38,8 +38,7 @@ def ingredient(name: str, rewards: tuple[float, ...]) -> Ingredient:
     )
     group = GroupState(name, 0, "train", 0, 0, 4, phase=GroupPhase.REWARDED)
     group.token_counts, group.rewards = LENGTHS, rewards
-    prompt = Prompt("key", (1, 2))
-    return Ingredient(group, GroupSubmission("l", name, "w", trajectories, 0.0), prompt)
+    return group, (GroupSubmission("l", name, "w", trajectories, 0.0), Prompt("key", (1, 2)))
 
 
 def sealed(folder: Path, filter_: str, truncated: str) -> tuple[list[BatchRow], list[LeftOut]]:
@@ -49,13 +48,13 @@ def sealed(folder: Path, filter_: str, truncated: str) -> tuple[list[BatchRow], 
             "algorithm": {"truncated_completions": truncated, "normalise_advantages": False},
         }
     )
-    used, filtered = ingredient("g0", (1.0, 1.0, 0.0, 1.0)), ingredient("g1", (1.0,) * 4)
-    plan = SealPlan(0, (used.group,), (filtered.group,))
-    known = {"g0": used, "g1": filtered}
-    given = {group.group_id: known[group.group_id] for group in looked_at(plan, config)}
+    (used, by_used), (filtered, by_filtered) = sampled("g0", (1.0, 1.0, 0.0, 1.0)), sampled("g1", (1.0,) * 4)
+    plan, given = SealPlan(0, (used,), (filtered,)), {"g0": by_used}
+    if truncated == "mask":
+        given["g1"] = by_filtered
     store = ArtifactStore(folder)
     payload = store.get(seal_batch(plan, given, Tally(), config, store).digest)
-    return decode_batch(payload), decode_left_out(payload)
+    return read_batch(payload)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +79,16 @@ def test_with_refill_other_groups_have_the_places_of_those_left_out(tmp_path: Pa
 
 def test_statistics_are_those_of_the_members_that_were_scored(tmp_path: Path) -> None:
     config = build_config({"loop": {"filter": "drop"}, "algorithm": {"normalise_advantages": False}})
-    used, filtered = ingredient("g0", (1.0, 0.0, 0.0, 1.0)), ingredient("g1", (0.0, 1.0, 1.0, 1.0))
-    used.group.failures, filtered.group.failures = {1: "it took too long"}, {0: "out of memory", 2: "so too"}
-    assert used.group.varied and not filtered.group.varied
-    plan = SealPlan(0, (used.group,), (filtered.group,))
+    (used, by_used), (filtered, _) = sampled("g0", (1.0, 0.0, 0.0, 1.0)), sampled("g1", (0.0, 1.0, 1.0, 1.0))
+    used.failures, filtered.failures = {1: "it took too long"}, {0: "out of memory", 2: "so too"}
+    assert used.varied and not filtered.varied
+    plan = SealPlan(0, (used,), (filtered,))
     store = ArtifactStore(tmp_path)
-    event = seal_batch(plan, {"g0": used}, Tally(), config, store)
+    event = seal_batch(plan, {"g0": by_used}, Tally(), config, store)
     assert event.reward_mean == pytest.approx((2 + 2) / (3 + 2))
     assert event.trajectories_failed == 3
     payload = store.get(event.digest)
     rows = decode_batch(payload)
     assert [row.failure for row in rows] == ["", "it took too long", "", ""]
     assert [row.advantage for row in rows] == pytest.approx([1 / 3, 0.0, -2 / 3, 1 / 3])
-    assert decode_left_out(payload) == [LeftOut("g1", 2, LENGTHS[1] + LENGTHS[3])]
+    assert read_batch(payload)[1] == [LeftOut("g1", 2, LENGTHS[1] + LENGTHS[3])]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, StageReply, WorkerHeartbeat
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import BlockedError, ContractError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.records import GroupRewards, LeaseProgress, PartialTrajectory, SampleReward
+from antiphon.core.requests import LeaseRequest, StageReply, WorkerHeartbeat
 from antiphon.core.status import WorkerRecord, WorkerState
 from antiphon.services.coordinator.client import CoordinatorClient
-from tests.support.light_parties import Served, hello, sample_lease, served
+from tests.support.light_parties import Served, decided, hello, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
 
 CONFIG = make_config(steps=4, max_staleness=0, filter_="none", evaluation_prompts=1)
@@ -43,8 +43,7 @@ def beat(worker_id: str, version: int, tokens: int = 0) -> WorkerHeartbeat:
 def announce_next(site: Served) -> None:
     """Announce version 1, as if step 0 had been trained."""
     machine = site.service.state_machine
-    machine.record(e.SnapshotAnnounced(1, light_manifest(1).weights_digest, "origin"))
-    machine.work.notify()
+    machine.run(decided(e.SnapshotAnnounced(1, light_manifest(1).weights_digest, "origin")))
 
 
 async def begin(client: CoordinatorClient, stage: str, number: int) -> "asyncio.Task[StageReply]":

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.api.coordinator import WorkerHeartbeat
 from antiphon.api.manifest import payload_digest
 from antiphon.core.dissemination.plan import ORIGIN
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import ContractError
 from antiphon.core.records import Payload
+from antiphon.core.requests import WorkerHeartbeat
 from tests.support.light_parties import hello, served
 from tests.support.loop_model import light_manifest, make_config
 
@@ -35,7 +35,7 @@ def test_workers_are_sent_to_each_other_and_what_came_is_shown_and_journalled(tm
                 address = "" if number == 2 else f"10.0.0.{number}:7000"
                 told = replace(hello(f"w{number}"), relay_address=address)
                 ids.append((await client.register(told)).worker_id)
-            plans = {one: await client.plan_transfer(one, 0, PAYLOAD.digest) for one in ids}
+            plans = {one: await client.plan_transfer(one, 0, 0) for one in ids}
             assert sorted(plan.assignment.depth for plan in plans.values()) in ([1, 2, 2], [1, 2, 3])
             for plan in plans.values():
                 assert plan.assignment.parents[-1] == ORIGIN
@@ -56,18 +56,16 @@ def test_workers_are_sent_to_each_other_and_what_came_is_shown_and_journalled(tm
             assert last.worker_id == ids[1] and last.bytes_from == {ids[0]: 2}
             shown = (await client.status()).deliveries[:-1]
             assert shown == (replace(record, worker_id=ids[0]),)
-            await site.service.state_machine.record()  # what was noted is on the disk
+            await site.service.state_machine.written()  # what was noted is on the disk
             kinds = [event.kind async for event in client.watch_events(0, follow=False)]
             assert kinds.count("snapshot.delivered") == 2
             with pytest.raises(ContractError, match="has no payload"):
-                await client.plan_transfer(ids[0], 0, "c" * 64)
+                await client.plan_transfer(ids[0], 0, 1)
             with pytest.raises(ContractError, match="round_trip_s"):
                 await client.heartbeat(_beat(ids[0], NetworkReport(round_trip_s=float("nan"))))
             with pytest.raises(ContractError, match="HOST:PORT"):
                 await client.register(replace(hello("w9"), relay_address="http://169.254.1.1/"))
-            assert (await client.plan_transfer("stranger-1", 0, PAYLOAD.digest)).assignment.parents == (
-                ORIGIN,
-            )
+            assert (await client.plan_transfer("stranger-1", 0, 0)).assignment.parents == (ORIGIN,)
 
     asyncio.run(run())
 
@@ -82,7 +80,7 @@ def test_without_relays_everyone_is_sent_to_the_origin(tmp_path: Path) -> None:
             for number in range(2):
                 told = replace(hello(f"w{number}"), relay_address=f"10.0.0.{number}:7000")
                 worker_id = (await client.register(told)).worker_id
-                plan = await client.plan_transfer(worker_id, 0, PAYLOAD.digest)
+                plan = await client.plan_transfer(worker_id, 0, 0)
                 assert plan.assignment.parents == (ORIGIN,) and not plan.addresses
 
     asyncio.run(run())

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.coordinator import LeaseReply, LeaseRequest
+from antiphon.core.coordinator import consequences
 from antiphon.core.loop import admission
+from antiphon.core.requests import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.service import CoordinatorService
 from tests.support.light_parties import hello, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
@@ -58,9 +59,9 @@ def test_waiting_workers_are_woken_as_many_as_there_is_work(
         await settled()
         assert looks == []  # nothing has become leasable, and nobody looked
 
-        held = machine.leases.get(leases[1].lease_id)
+        held = machine.loop.leases.get(leases[1].lease_id)
         assert held is not None
-        machine.take_back(held, "test")
+        machine.run(consequences.take_back(machine.loop, held, "test", machine.clock()))
         await waiting[0]
         await settled()
         assert len(looks) == 1 and [task.done() for task in waiting] == [True] + [False] * (IDLE - 1)

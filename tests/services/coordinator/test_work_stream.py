@@ -5,16 +5,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
-from antiphon.api.coordinator import LeaseRequest, WorkerHeartbeat
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import SubmitVerdict
+from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.net import wire
 from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.server import CoordinatorServicer
 from antiphon.services.coordinator.work_stream import MOST_OPEN, TOGETHER_BYTES, StreamServer
 from tests.support.light_parties import (
     LightWorker,
@@ -98,8 +98,8 @@ def test_what_arrived_is_kept_as_it_was_without_fields_that_nobody_knows(tmp_pat
             known = message.SerializeToString()
             message.MergeFromString(b"\xfa\x7f\x05extra")  # field 2047, which no version has
             assert message.SerializeToString() != known
-            servicer = CoordinatorServicer(site.service)
-            assert (await servicer._submit(message)).verdict == "accepted"
+            reply = await wire.WORK_CALLS["submission"].answer(site.service, message)
+            assert reply.verdict == "accepted"
             assert await site.service.state_machine.journal.payload(lease.group_id) == known
 
     asyncio.run(act())
@@ -151,6 +151,39 @@ def test_a_broken_stream_is_opened_again_and_nothing_acknowledged_is_lost(tmp_pa
     asyncio.run(act())
 
 
+class BrokenStream:
+    """A call that was broken off while something was written into it; also the channel that makes it."""
+
+    def unary_unary(self, *_: object, **__: object) -> None:
+        """It is not called."""
+
+    unary_stream = unary_unary
+
+    def stream_stream(self, *_: object, **__: object) -> Any:
+        return lambda: self
+
+    async def write(self, request: object) -> None:
+        raise asyncio.InvalidStateError
+
+    async def __aiter__(self) -> AsyncIterator[object]:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, nothing, nothing, details="Internal error from Core"
+        )
+        yield
+
+    def cancel(self) -> None:
+        """It has ended."""
+
+
+def test_a_write_into_a_stream_that_just_broke_is_a_peer_that_is_away() -> None:
+    async def act() -> None:
+        with pytest.raises(UnavailableError, match="Internal error from Core"):
+            await CoordinatorClient("a:1", channel=BrokenStream()).heartbeat(beat("w-1"))
+
+    asyncio.run(act())
+
+
 def test_what_is_ready_together_travels_together_and_a_large_message_by_itself() -> None:
     async def echo(request: Any) -> Any:
         return rollout_pb2.SubmitReply(verdict="x" * len(request.worker_id))
@@ -162,7 +195,7 @@ def test_what_is_ready_together_travels_together_and_a_large_message_by_itself()
         yield together(*(rollout_pb2.WorkRequest(id=i, submission=s) for i, s in enumerate(submissions)))
 
     async def act() -> None:
-        server = StreamServer({"submission": echo}, lambda error: rollout_pb2.WorkError())
+        server = StreamServer({"submission": echo})
         replies = [message async for message in server.serve(requests())]
         sizes = [[len(reply.submission.verdict) for reply in message.replies] for message in replies]
         assert sizes == [[1, 2, 3], [TOGETHER_BYTES + 1], [4]]
@@ -179,7 +212,7 @@ def test_a_mistake_ends_the_stream_instead_of_leaving_it_silent() -> None:
         await asyncio.Event().wait()
 
     async def act() -> None:
-        server = StreamServer({"heartbeat": break_down}, lambda error: rollout_pb2.WorkError())
+        server = StreamServer({"heartbeat": break_down})
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(anext(server.serve(requests())), 10.0)
 
@@ -199,7 +232,7 @@ def test_a_stream_holds_no_more_requests_than_it_may() -> None:
         await never.wait()
 
     async def act() -> None:
-        server = StreamServer({"heartbeat": wait}, lambda error: rollout_pb2.WorkError(details=str(error)))
+        server = StreamServer({"heartbeat": wait})
         replies = server.serve(requests())
         reply = (await asyncio.wait_for(anext(replies), 10.0)).replies[0]
         assert reply.id == MOST_OPEN and "wait for answers" in reply.error.details
@@ -222,7 +255,7 @@ def test_a_repeated_id_is_refused_and_holds_nothing_more() -> None:
         await never.wait()
 
     async def act() -> None:
-        server = StreamServer({"heartbeat": wait}, lambda error: rollout_pb2.WorkError(details=str(error)))
+        server = StreamServer({"heartbeat": wait})
         replies = server.serve(requests())
         found = (await asyncio.wait_for(anext(replies), 10.0)).replies
         assert len(found) == MOST_OPEN - 1 and begun <= 1
@@ -246,7 +279,7 @@ def test_a_stream_that_asks_more_than_it_reads_is_ended(at_once: bool) -> None:
                 await asyncio.sleep(0)  # they are answered
 
     async def act() -> None:
-        server = StreamServer({"heartbeat": answer}, lambda error: rollout_pb2.WorkError())
+        server = StreamServer({"heartbeat": answer})
         reading = asyncio.ensure_future(server._read(requests()))
         with pytest.raises(ContractError, match="are allowed"):
             await asyncio.wait_for(reading, 10.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.core.errors import UnavailableError
-from antiphon.services.learner import announcing
+from antiphon.services.learner import service
 
 
 class Said:
@@ -28,18 +28,19 @@ class Said:
 
 
 def test_a_late_announcement_of_another_learner_is_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcing, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
     repeated = []
 
-    class Learner:
-        origin = "new:1"
+    class Learner(service.LearnerService):
+        def __init__(self, coordinator: Said) -> None:
+            self.origin, self._coordinator = "new:1", coordinator  # type: ignore[assignment]
 
         async def publish_again(self, all_of_them: bool = False) -> None:
             repeated.append(all_of_them)
 
     async def act() -> None:
         said = Said("new:1", "old:1", None, "new:1", "old:1")
-        task = asyncio.create_task(announcing.keep_announced(Learner(), said))  # type: ignore[arg-type]
+        task = asyncio.create_task(Learner(said).keep_announced())
         async with asyncio.timeout(30.0):
             await said.over.wait()
         task.cancel()

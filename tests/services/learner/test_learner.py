@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.api.coordinator import StageReply
 from antiphon.api.manifest import full_payload
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import BlockedError, ConfigError, ContractError, IntegrityError, UnavailableError
@@ -29,15 +28,16 @@ from antiphon.core.records import (
     StepCommit,
     VersionSpan,
 )
+from antiphon.core.requests import StageReply
 from antiphon.lineage.rollout_table import LeftOut, encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.learner import policy as policy_module
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
-from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
-from antiphon.services.learner.objective import UpdateTotals
-from antiphon.services.learner.packing import make_micro_batches
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
+from antiphon.services.learner.objective import TokenMetrics, UpdateTotals
+from antiphon.services.learner.packing import MicroBatch, make_micro_batches
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.server import open_learner, register_learner
@@ -45,8 +45,7 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
 from antiphon.weights.client import BroadcastClient
-from antiphon.weights.payload_files import OutgoingPayload
-from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from antiphon.weights.payload_store import PAYLOADS, OutgoingPayload, PayloadStore
 from antiphon.weights.server import register_broadcast
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.snapshot import weights_digest, weights_of, write_snapshot
@@ -926,6 +925,40 @@ def trained_weights(config: RunConfig, folder: Path, batches: list[bytes]) -> tu
         trainer.stop()
 
 
+class Noting:
+    """An engine that notes what the updates of a step are made from."""
+
+    learning_rate = 1e-3
+
+    def __init__(self) -> None:
+        self.updates: list[tuple[set[str], float, UpdateTotals]] = []
+        """Groups, their completion tokens, and what is divided by besides."""
+
+    def weights(self) -> None:
+        """There are none."""
+
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        return torch.zeros_like(batch.mask)
+
+    def update(
+        self, batches: list[MicroBatch], proximal: object, left_out: UpdateTotals, *_: object
+    ) -> UpdateMetrics:
+        groups = {group for batch in batches for group, _ in batch.rows}
+        self.updates.append((groups, sum(batch.completion_tokens for batch in batches), left_out))
+        zeros = [torch.zeros_like(batch.mask) for batch in batches]
+        return UpdateMetrics(
+            0.0, 0.0, tuple(TokenMetrics(zero, zero.bool(), zero.bool(), zero) for zero in zeros)
+        )
+
+
+def updates_of(config: RunConfig, folder: Path, payload: bytes) -> list[tuple[set[str], float, UpdateTotals]]:
+    engine = Noting()
+    trainer = Trainer(config, CheckpointStore(folder, 1), lambda _: engine)  # type: ignore[arg-type]
+    trainer.start(0)
+    trainer.train(0, payload)
+    return engine.updates
+
+
 def test_a_filter_deals_no_group_to_another_update(model_path: Path, tmp_path: Path) -> None:
     """Four groups, two updates; the first group has no variance. Its update has the third group alone."""
     rows = [
@@ -938,20 +971,12 @@ def test_a_filter_deals_no_group_to_another_update(model_path: Path, tmp_path: P
     left_out = [LeftOut("g0", 4, sum(len(row.token_ids) for row in rows if row.group_id == "g0"))]
     config = make_config(model_path, algorithm__updates_per_step=2)
     parts = [
-        Trainer(config, CheckpointStore(tmp_path / "none", 1))._parts(payload, 0)
+        updates_of(config, tmp_path, payload)
         for payload in (encode_batch(rows), encode_batch(kept, left_out))
     ]
     for of_all, of_kept in zip(*parts, strict=True):
-        held = [
-            {group for batch in part.batches for group, _ in batch.rows} - {"g0"}
-            for part in (of_all, of_kept)
-        ]
-        assert held[0] == held[1]
-        divisors = [
-            part.left_out.tokens + sum(batch.completion_tokens for batch in part.batches)
-            for part in (of_all, of_kept)
-        ]
-        assert divisors[0] == divisors[1]
+        assert of_all[0] - {"g0"} == of_kept[0] - {"g0"}
+        assert of_all[1] + of_all[2].tokens == of_kept[1] + of_kept[2].tokens
 
 
 def test_a_batch_of_an_earlier_version_is_dealt_as_it_was_then(model_path: Path, tmp_path: Path) -> None:
@@ -961,12 +986,9 @@ def test_a_batch_of_an_earlier_version_is_dealt_as_it_was_then(model_path: Path,
         for place, row in enumerate(make_rows(seed))
     ]
     config = make_config(model_path, algorithm__updates_per_step=2)
-    first, second = Trainer(config, CheckpointStore(tmp_path, 1))._parts(
-        encode_batch(rows, [LeftOut("", 4, 22)]), 0
-    )
-    assert first.left_out == second.left_out == UpdateTotals(2.0, 11.0)
-    found = [{group for batch in part.batches for group, _ in batch.rows} for part in (first, second)]
-    assert found == [{"g1", "g3"}, {"g2", "g4"}]
+    first, second = updates_of(config, tmp_path, encode_batch(rows, [LeftOut("", 4, 22)]))
+    assert first[2] == second[2] == UpdateTotals(2.0, 11.0)
+    assert [first[0], second[0]] == [{"g1", "g3"}, {"g2", "g4"}]
 
 
 @pytest.mark.parametrize("updates", [1, 3])

@@ -49,7 +49,7 @@ class Toy:
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Return the states [P, H] of the batch's pairs."""
-        return self.embedding[batch.shared.input_ids][batch.pairs.index]
+        return self.embedding[batch.input_ids][batch.pairs.index]
 
     def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
         logits = (self.hidden(batch) @ self.head.T / temperature)[batch.token_index]

@@ -107,7 +107,7 @@ def test_distinct_beginnings_are_computed_once_and_attention_sees_whole_rows(row
         shared = batch.shared
         inputs = sorted(tokens[:-1] for tokens in whole)
         assert batch.positions == len({row[:stop] for row in inputs for stop in range(1, len(row) + 1)})
-        assert batch.positions == len(shared.input_ids) == len(shared.position_ids)
+        assert batch.positions == len(batch.input_ids) == len(shared.position_ids)
         seen, start = [], 0
         real = torch.zeros(len(shared.slots.index), dtype=torch.bool)
         real[shared.slots.places] = True
@@ -115,7 +115,7 @@ def test_distinct_beginnings_are_computed_once_and_attention_sees_whole_rows(row
             for _ in range(count):
                 index = shared.slots.index[start : start + length][real[start : start + length]]
                 assert shared.position_ids[index].tolist() == list(range(len(index)))
-                seen.append(tuple(shared.input_ids[index].tolist()))
+                seen.append(tuple(batch.input_ids[index].tolist()))
                 start += length
         assert sorted(seen) == inputs
         pairs = set()

@@ -15,8 +15,7 @@ from antiphon.net.security.keys import signing_key
 from antiphon.services.learner.publish import SnapshotPublisher, payload_choice
 from antiphon.system.free_space import SpaceFloor
 from antiphon.weights.patch_payloads import PayloadChoice
-from antiphon.weights.payload_files import OutgoingPayload
-from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.payload_store import OutgoingPayload, PayloadStore
 from antiphon.weights.signature import check_signature
 from antiphon.weights.snapshot import weights_of
 from tests.support.small_changes import LADDER, publisher, write

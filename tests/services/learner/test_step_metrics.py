@@ -10,7 +10,7 @@ from antiphon.core.metrics import LEARNER_METRICS, STALENESS_METRICS, find_metri
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner.objective import TokenMetrics
 from antiphon.services.learner.packing import make_micro_batches
-from antiphon.services.learner.step import TokenTable, describe_tokens, drifts
+from antiphon.services.learner.step import describe_tokens, drifts
 
 TOKENS = st.lists(
     st.tuples(
@@ -21,13 +21,13 @@ TOKENS = st.lists(
 )
 
 
-def table(tokens: list[tuple[float, float, bool, bool, float, int]]) -> TokenTable:
-    return TokenTable(*(np.array(column) for column in zip(*tokens, strict=True)))
+def describe(tokens: list[tuple[float, float, bool, bool, float, int]]) -> dict[str, float]:
+    return describe_tokens(*(np.array(column) for column in zip(*tokens, strict=True)))
 
 
 @given(tokens=TOKENS)
 def test_figures_are_catalogued_bounded_and_add_up_over_staleness(tokens) -> None:
-    found = describe_tokens(table(tokens))
+    found = describe(tokens)
     assert all(find_metric(name) is not None for name in found)
     assert found["kl_k3"] >= 0 and 0 <= found["effective_sample_share"] <= 1 + 1e-9
     ages = sorted({token[-1] for token in tokens})
@@ -39,28 +39,26 @@ def test_figures_are_catalogued_bounded_and_add_up_over_staleness(tokens) -> Non
 
 
 def test_on_policy_tokens_have_no_divergence() -> None:
-    found = describe_tokens(table([(0.0, -1.5, False, False, 1.0, 0)] * 4))
+    found = describe([(0.0, -1.5, False, False, 1.0, 0)] * 4)
     assert (found["ratio_mean"], found["ratio_max"], found["kl_k1"], found["kl_k3"]) == (1.0, 1.0, 0.0, 0.0)
     assert (found["effective_sample_share"], found["entropy_estimate"]) == (1.0, 1.5)
 
 
 def test_a_hopeless_ratio_stays_finite() -> None:
-    found = describe_tokens(
-        table([(900.0, -1.0, True, False, 0.0, 0), (-900.0, -900.0, True, False, 0.0, 1)])
-    )
+    found = describe([(900.0, -1.0, True, False, 0.0, 0), (-900.0, -900.0, True, False, 0.0, 1)])
     assert all(np.isfinite(value) for value in found.values())
 
 
 def test_the_effective_share_is_of_the_weights_that_were_applied() -> None:
     # Raw ratios of 1 everywhere; what the mask left decides.
     kept, masked = (0.0, -1.0, False, False, 1.0, 0), (0.0, -1.0, True, False, 0.0, 0)
-    found = describe_tokens(table([kept] + [masked] * 3))
+    found = describe([kept] + [masked] * 3)
     assert (found["effective_sample_share"], found["truncated_share"], found["clip_share"]) == (
         0.25,
         0.75,
         0.0,
     )
-    assert describe_tokens(table([masked] * 4))["effective_sample_share"] == 0.0
+    assert describe([masked] * 4)["effective_sample_share"] == 0.0
 
 
 def test_names_are_unique() -> None:

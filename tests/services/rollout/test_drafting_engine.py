@@ -144,7 +144,6 @@ def drafting(folder, model, plain):
 @pytest.fixture
 def engine(drafting):
     drafting.abort([r.request_id for r in requests()])  # whatever a failed test left behind
-    drafting.use_sampler("keyed")
     drafting.use_drafts(True)
     return drafting
 
@@ -374,11 +373,12 @@ def test_the_startup_check_sees_tokens_that_depend_on_drafts(engine, monkeypatch
 
 
 @COMPILES
-def test_the_native_sampler_keeps_its_distribution_with_drafts(engine):
+def test_the_native_sampler_keeps_its_distribution_with_drafts(folder, model):
     from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
-    engine.use_sampler("native")
+    engine = start(folder, draft_tokens=WINDOW, sampler="native")
     report = run_startup_check(engine, draws=600)
+    engine.close()
     assert report.drafts.identity is None and report.drafts_hold(bits=False)
     assert "native" in report.drafts.why_not(bits=True)
 

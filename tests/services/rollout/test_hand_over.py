@@ -11,11 +11,12 @@ import pytest
 
 from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator.loop_state import prefix_name
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward, StepCommit, VersionSpan
 from antiphon.core.status import WorkerState
-from antiphon.services.coordinator.journal.payloads import prefix_name
 from antiphon.services.rollout.worker import RolloutWorker
 from tests.support.light_engine import VOCABULARY, LightEngine
 from tests.support.light_parties import Served, served
@@ -94,8 +95,10 @@ class Hand:
         """End without a word, as a reclaimed machine does; the coordinator need not wait to notice."""
         self.task.cancel()
         state_machine = self.site.service.state_machine
-        for member in state_machine.fleet.named(self.name):
-            state_machine.lose(member, "no heartbeat")
+        for member in state_machine.loop.fleet.named(self.name):
+            state_machine.run(
+                consequences.lose(state_machine.loop, member, "no heartbeat", state_machine.clock())
+            )
         await asyncio.wait([self.task], timeout=DEADLINE_S)
 
 
@@ -136,7 +139,7 @@ async def handed_in(site: Served, count: int = GROUPS) -> list[GroupSubmission]:
 
 
 async def journalled(site: Served, kind: type) -> list:  # type: ignore[type-arg]
-    await site.service.state_machine.record()
+    await site.service.state_machine.written()
     rows = await site.service.state_machine.journal.read(0, 500)
     return [load_event(row.kind, row.body) for row in rows if row.kind == kind.kind]  # type: ignore[attr-defined]
 
@@ -146,7 +149,7 @@ def assert_undisturbed(site: Served, submissions: list[GroupSubmission], config:
     for submission in submissions:
         group = state_machine.state.groups[submission.group_id]
         prompt = state_machine.prompts.prompt("train", group.prompt_index).token_ids
-        expected = undisturbed(state_machine.seeds(group), prompt, config)
+        expected = undisturbed(state_machine.loop.seeds(group), prompt, config)
         for trajectory, output in zip(submission.trajectories, expected, strict=True):
             count = len(trajectory.token_ids)
             assert trajectory.token_ids.tolist() == output.token_ids[:count].tolist()
@@ -160,7 +163,9 @@ async def begun(site: Served, make: Callable[..., Hand]) -> Hand:
     await site.service.announce_snapshot(light_manifest("run-1", 0))
     await site.service.open_step(0)
     first = make("first", steps=BEGUN)
-    await until(lambda: site.service.state_machine.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
+    await until(
+        lambda: site.service.state_machine.loop.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN
+    )
     return first
 
 
@@ -175,7 +180,7 @@ def test_a_vanished_workers_groups_end_with_the_tokens_they_would_have_had(tmp_p
             submissions = await handed_in(site)
             assert second.prefixes == [BEGUN] * GROUPS * SAMPLES
             assert_undisturbed(site, submissions, config)
-            assert site.service.state_machine.leases.partial_groups.tokens == 0
+            assert site.service.state_machine.loop.leases.partial_groups.tokens == 0
             for event in await journalled(site, LeaseExpired):
                 assert (event.tokens, event.kept) == (SAMPLES * BEGUN, SAMPLES * BEGUN)
             for event in await journalled(site, GroupSubmitted):
@@ -253,7 +258,7 @@ def test_a_stopped_worker_finishes_what_is_finished_soon(tmp_path: Path) -> None
     async def story() -> None:
         async with served(config, tmp_path) as site, hands(site) as make:
             first = await begun(site, make)
-            first.worker._work.token_rate.measure(0.001, 1)  # what a longer run would have measured
+            first.worker._work.seconds_per_token = 0.001  # what a longer run would have measured
             first.worker.stop(grace_s=DEADLINE_S)
             first.engine.open()
             await first.task
@@ -288,14 +293,14 @@ def test_what_was_handed_over_outlives_the_coordinator(tmp_path: Path) -> None:
             await (await begun(site, make)).vanish()
             state = site.service.state_machine.state
             await until(lambda: all(g.phase is GroupPhase.OPEN for g in state.groups.values()))
-            await site.service.state_machine.record()
+            await site.service.state_machine.written()
         async with served(config, tmp_path) as site, hands(site) as make:
-            assert site.service.state_machine.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN
+            assert site.service.state_machine.loop.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN
             second = make("second")
             assert_undisturbed(site, await handed_in(site), config)
             assert second.prefixes == [BEGUN] * GROUPS * SAMPLES
             state_machine = site.service.state_machine
-            await state_machine.record()
+            await state_machine.written()
             assert [
                 await state_machine.journal.payload(prefix_name(g)) for g in state_machine.state.groups
             ] == [None] * GROUPS
@@ -311,12 +316,12 @@ def test_progress_is_told_again_to_a_coordinator_that_forgot_it(tmp_path: Path) 
             first = await begun(site, make)
             state_machine = site.service.state_machine
             for group in state_machine.state.groups.values():
-                state_machine.leases.partial_groups.end(group.lease_id)
-                state_machine.leases.partial_groups.begin(group.lease_id, group.group_id, SAMPLES, None)
-            state_machine.fleet._members.clear()
-            state_machine.fleet._living = None
-            assert state_machine.leases.partial_groups.tokens == 0
-            await until(lambda: state_machine.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
+                state_machine.loop.leases.partial_groups.end(group.lease_id)
+                state_machine.loop.leases.partial_groups.begin(group.lease_id, group.group_id, SAMPLES, None)
+            state_machine.loop.fleet._members.clear()
+            state_machine.loop.fleet._living = None
+            assert state_machine.loop.leases.partial_groups.tokens == 0
+            await until(lambda: state_machine.loop.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
             first.engine.open()
             assert_undisturbed(site, await handed_in(site), config)
 
@@ -351,7 +356,7 @@ def test_a_prefix_that_no_engine_can_have_written_is_left_aside(tmp_path: Path, 
             state_machine = site.service.state_machine
             await until(lambda: all(g.phase is GroupPhase.OPEN for g in state_machine.state.groups.values()))
             for group_id in state_machine.state.groups:
-                kept = state_machine.leases.partial_groups.waiting(group_id)
+                kept = state_machine.loop.leases.partial_groups.waiting(group_id)
                 assert kept is not None
                 kept.samples[0].whole.token_ids[3] = token
             second = make("second")

@@ -114,8 +114,10 @@ def test_a_process_ends_itself_when_its_engine_hangs_and_hands_its_leases_back(t
             assert code == HUNG_EXIT, log
             assert log.count("engine.hung") == 1 and "raise rollout.hung_step_s" in log
             machine = site.service.state_machine
-            assert [w.state for w in machine.fleet.records(machine.leases, 0.0)] == [WorkerState.LOST]
-            assert len(machine.leases) == 0 and machine.state.open_groups
+            assert [w.state for w in machine.loop.fleet.records(machine.loop.leases, 0.0)] == [
+                WorkerState.LOST
+            ]
+            assert len(machine.loop.leases) == 0 and machine.state.open_groups
             assert {event.reason for event in await expired(site)} == {"handed over by its worker"}
 
     asyncio.run(run())
@@ -150,7 +152,7 @@ def test_sigterm_ends_a_process_whose_engine_hangs(tmp_path: Path) -> None:
             child.process.send_signal(signal.SIGTERM)
             code, log = await child.ended()
             assert code == 0, log
-            assert len(site.service.state_machine.leases) == 0
+            assert len(site.service.state_machine.loop.leases) == 0
             assert site.service.state_machine.state.open_groups
 
     asyncio.run(run())

@@ -16,7 +16,6 @@ from antiphon.cli.invite import invite
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, TransferPlan
-from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
@@ -82,9 +81,7 @@ class Plans:
         self.transfers, self.peers = TransferPlans(), dict[str, str]()
 
     def ask(self, worker_id: str, payload: Payload) -> TransferPlan:
-        size = Size(payload.payload_bytes, payload.chunk_bytes)
-        found = self.transfers.plan(worker_id, payload.digest, size, self.peers, self.peers)
-        return TransferPlan(found, {one: self.peers[one] for one in (*found.parents[:-1], *found.others)})
+        return self.transfers.plan(worker_id, payload, self.peers, self.peers)
 
 
 @asynccontextmanager
@@ -261,7 +258,7 @@ def test_a_payload_from_before_a_restart_is_handed_on(tmp_path: Path) -> None:
                 await again.transport.fetch(manifest, payload, lambda length: None)
                 assert again.network.held == (payload.digest,)
                 client = BroadcastClient(again.address)
-                assert (await client.held(payload.digest)).all()
+                assert await anext(client.get_chunks(payload.digest, [0], held_only=True))
                 assert not (await client.where()).token
                 await client.close()
 
@@ -343,11 +340,11 @@ def test_a_relay_lets_in_who_has_a_token_of_the_run_alone(tmp_path: Path, house:
             async def ask(credentials: Credentials) -> int:
                 client = BroadcastClient(address, credentials=credentials)
                 try:
-                    return int((await client.held(payload.digest)).sum())
+                    return sum([len(piece) async for _, piece in client.get_chunks(payload.digest, [0])])
                 finally:
                     await client.close()
 
-            assert await ask(house.worker("leaf")) == len(payload.chunk_digests)
+            assert await ask(house.worker("leaf")) == payload.span(0)[1]
             with pytest.raises(AntiphonError, match="run another"):
                 await ask(house.worker("leaf", run_id="another"))
         finally:

@@ -158,7 +158,7 @@ class LightEngine:
     """Only what the start-up decision touches."""
 
     def __init__(self, settings):
-        self.settings, self.drafts, self.sampler = settings, bool(settings.draft_tokens), settings.sampler
+        self.settings, self.drafts = settings, bool(settings.draft_tokens)
 
     def use_drafts(self, on):
         self.drafts = on
@@ -172,7 +172,7 @@ def build(monkeypatch, tmp_path):
 
     def run(drafts, *, mode="elastic", distribution_check=SOUND, even=True, accept=False):
         difference = 0.0 if even else 3e-3
-        seen = startup_check.StartupReport("keyed", (distribution_check,), even, difference, even, drafts)
+        seen = startup_check.StartupReport((distribution_check,), even, difference, even, drafts)
         monkeypatch.setattr(startup_check, "run_startup_check", lambda engine: seen)
         monkeypatch.setattr(vllm_engine, "VllmEngine", LightEngine)
         monkeypatch.setattr(service, "resolve_model_path", lambda path: str(tmp_path))

@@ -9,12 +9,12 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import Lease, PastCompletion, PromptHistory
-from antiphon.net import wire
 from antiphon.protos import records_pb2
 from antiphon.services.rollout.worker import RolloutWorker
 from tests.support.light_coordinator import LightCoordinator, light_lease
 from tests.support.light_engine import LightEngine
 from tests.support.light_weights import LightSource, light_manifest
+from tests.support.messages import read, written
 
 CONFIG = build_config({"loop": {"group_size": 2}, "rollout": {"concurrent_groups": 4}})
 
@@ -101,9 +101,9 @@ def test_no_history_is_asked_for_once_the_drafter_switched_itself_off() -> None:
 
 def damaged(change: Callable[[records_pb2.PromptHistory], None]) -> Lease:
     lease = light_lease(3)
-    message = wire.lease_to_proto(replace(lease, history=history_for(lease, [1, 2], [3])))
+    message = written(replace(lease, history=history_for(lease, [1, 2], [3])), records_pb2.Lease)
     change(message.history)
-    return wire.lease_from_proto(records_pb2.Lease.FromString(message.SerializeToString()))
+    return read(records_pb2.Lease.FromString(message.SerializeToString()))
 
 
 def _cut(m: records_pb2.PromptHistory) -> None:

@@ -195,7 +195,7 @@ async def check_what_it_fetched(
     state_machine: RunStateMachine, manifest: SnapshotManifest, kit: Path
 ) -> None:
     """A kit and one snapshot, while there is one version alone."""
-    member = state_machine.fleet.get("w0-1")
+    member = state_machine.loop.fleet.get("w0-1")
     assert member is not None
     while not member.tokens_generated:  # what it fetched came with the same heartbeat
         await asyncio.sleep(LOOK_S)

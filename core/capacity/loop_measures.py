@@ -1,7 +1,10 @@
-"""Loop measures: how fast the parts of the elastic loop are, measured from the events of a run.
+"""Loop measures: how fast the parts of the loop are, measured from the events of a run.
 
-The pace of a completion is ``alpha + beta * n`` seconds per token with n completions at once (the step time
-of a decoding engine is close to linear in its batch); both are fitted to the groups sampled lately.
+The law of pace: a completion takes ``alpha + beta * n`` seconds per token with n completions at once, as the
+step time of a decoding engine is close to linear in its batch. Here alone it is fitted (`fit_pace`,
+`fit_leases`) and said (`token_s`); run-ahead, calibrations and modelled engines ask. Shares, rates and
+seconds per step are moving averages over some `MEMORY` batches, other seconds medians over the last ones, so
+that one slow step changes no plan.
 """
 
 import math
@@ -11,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.capacity.measured import Measured
 from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import RunState
 
@@ -20,9 +24,19 @@ LOSSES_REMEMBERED = 32
 """Batches for which the loss of a lease counts."""
 STEPS_REMEMBERED = 8
 """Learner steps and broadcasts whose median is taken."""
-
+MEMORY = 6.0
+"""Batches of which a moving average remembers a share of 1 - 1/e."""
 
 _Numbers = npt.NDArray[np.float64]
+
+
+def token_s(alpha_s: float, beta_s: float, load: float) -> float:
+    """Return the seconds per token of a completion, `load` completions being sampled at once.
+
+    >>> token_s(0.01, 0.0005, 20)
+    0.02
+    """
+    return max(1e-12, alpha_s + beta_s * load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +115,7 @@ class LoopMeasures:
         self._last_commit = self._last_load = -math.inf
         self._training_tokens = self._heldout_tokens = 0
         self._lost_at: int | None = None
+        self._trained = self._sampled = self._step_s = self._supply = math.nan  # moving averages
         self.batches = 0
         """Batches that were trained since the measuring began."""
 
@@ -146,6 +161,10 @@ class LoopMeasures:
                     self._slowest_s.append(slowest)
                 self._given_back.clear()  # behind the refill limit nothing takes these places any more
                 self._sealed_at[event.step] = now
+                trained = len(event.group_ids)
+                sampled = trained + event.groups_filtered + event.groups_dropped_stale
+                self._trained = averaged(self._trained, trained)
+                self._sampled = averaged(self._sampled, sampled)
             case e.BatchVoided():
                 self._sealed_at.pop(event.step, None)
             case e.StepCommitted():
@@ -153,6 +172,8 @@ class LoopMeasures:
                 if sealed_at is not None:
                     self._learner_s.append(now - max(sealed_at, self._last_commit))
                     self.batches += 1
+                if math.isfinite(self._last_commit):
+                    self._step_s = averaged(self._step_s, now - self._last_commit)
                 self._last_commit = now
                 if event.published:
                     self._committed_at[event.version] = now
@@ -195,6 +216,28 @@ class LoopMeasures:
         mean = tokens / sum(group.count + 1 for group in self._groups)
         return mean * (1.0 + self._heldout_tokens / max(1, self._training_tokens))
 
+    def measured(self, tokens_per_s: float) -> Measured | None:
+        """Return what the capacity model needs of the run; None before it is known.
+
+        Args:
+            tokens_per_s: what all workers can sample now; its average counts.
+        """
+        seconds, tokens = self.seconds(), self.completion_tokens()
+        counted = tokens > 0.0 and not math.isnan(self._trained)
+        if seconds is None or not counted or not 0.0 < tokens_per_s < math.inf:
+            return None
+        self._supply = averaged(self._supply, tokens_per_s)
+        return Measured(
+            steps=self.batches,
+            trained=self._trained,
+            seconds=seconds,
+            completion_tokens=tokens,
+            acceptance=min(1.0, self._trained / max(1.0, self._sampled)),
+            workers=1.0,
+            tokens_per_s=self._supply,
+            step_s=0.0 if math.isnan(self._step_s) else self._step_s,
+        )
+
     def pace(self, now: float) -> LoopPace | None:
         """Return what is known of the loop; None before a batch was trained."""
         if not self.batches or not self._groups:
@@ -202,7 +245,7 @@ class LoopMeasures:
         seconds, tokens, load = self.leases(now)
         if not len(seconds):
             return None
-        alpha, beta = _fit(seconds / tokens, load)
+        alpha, beta = fit_pace(seconds / tokens, load)
         return LoopPace(
             groups=tuple(self._groups),
             alpha=alpha,
@@ -255,8 +298,19 @@ def _sampled(lease: _Lease, now: float) -> SampledGroup:
     return SampledGroup(longest, mean, others, now - lease.ended_s, now - lease.begun_s, now - lease.place_s)
 
 
-def _fit(pace: npt.NDArray[np.float64], load: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Fit ``pace = alpha + beta * load`` by least squares with alpha, beta >= 0."""
+def averaged(average: float, value: float) -> float:
+    """Return a moving average that takes in a value; NaN stands for one without any.
+
+    >>> average = math.nan
+    >>> for value in (1.0, 1.0, 2.0): average = averaged(average, value)
+    >>> round(average, 3)
+    1.154
+    """
+    return value if math.isnan(average) else average - math.expm1(-1.0 / MEMORY) * (value - average)
+
+
+def fit_pace(pace: _Numbers, load: _Numbers) -> tuple[float, float]:
+    """Fit alpha, beta >= 0 of ``pace = alpha + beta * load`` by least squares."""
     spread = float(((load - load.mean()) ** 2).sum())
     beta = float(((load - load.mean()) * (pace - pace.mean())).sum()) / spread if spread > 0.0 else 0.0
     alpha = float(pace.mean() - beta * load.mean())
@@ -265,3 +319,12 @@ def _fit(pace: npt.NDArray[np.float64], load: npt.NDArray[np.float64]) -> tuple[
     if alpha < 0.0:
         return 0.0, float((pace * load).sum() / max(1e-12, float((load**2).sum())))
     return alpha, beta
+
+
+def fit_leases(seconds: _Numbers, tokens: _Numbers, load: _Numbers) -> tuple[float, float, float]:
+    """Fit start, alpha, beta >= 0 of ``seconds = start + tokens * (alpha + beta * load)``, least squares."""
+    from scipy.optimize import nnls  # half a second that few callers need
+
+    columns = np.stack([np.ones_like(tokens), tokens, tokens * load], axis=1)
+    start_s, alpha_s, beta_s = map(float, nnls(columns, seconds)[0])
+    return start_s, alpha_s, beta_s

@@ -5,9 +5,8 @@ next holder of a group may continue from waits here too.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from antiphon.api.coordinator import WorkerHeartbeat
 from antiphon.core.config import RunConfig
 from antiphon.core.lengths.running import GroupEnds, RunningGroup
 from antiphon.core.loop import events as e
@@ -16,6 +15,7 @@ from antiphon.core.loop.leases import EngineSign, EngineWatch, HeldLease, LeaseT
 from antiphon.core.loop.partials import KeptGroup, PartialGroups
 from antiphon.core.loop.speculation import LeaseTimes
 from antiphon.core.records import LeaseProgress
+from antiphon.core.requests import WorkerHeartbeat
 
 
 class RunningLeases(LeaseTable):
@@ -144,28 +144,23 @@ class RunningLeases(LeaseTable):
             or partials.snapshot(group.lease_id)
         )
 
-    def stop_slower(self, group: GroupState, winner: str, now: float) -> list[e.JournalEvent]:
-        """End the leases whose group another holder handed in first, and return what happened.
+    def slower(self, group: GroupState, winner: str, now: float) -> Iterator[e.LeaseExpired]:
+        """Yield the ends of the leases whose group another holder handed in first.
 
         The winner's own lease may have ended before.
         """
-        found: list[e.JournalEvent] = []
         for lease_id in (group.lease_id, group.twin_lease_id):
             held = self.get(lease_id)
-            if held is None or lease_id == winner:
-                continue
-            expired = e.LeaseExpired(
-                group_id=group.group_id,
-                lease_id=lease_id,
-                worker_id=held.worker_id,
-                reason="a duplicate was handed in first",
-                at_s=now,
-                tokens=self.wasted_tokens(group, lease_id),
-                waste="duplicate",
-            )
-            found.append(expired)
-            self.stop(lease_id)
-        return found
+            if held is not None and lease_id != winner:
+                yield e.LeaseExpired(
+                    group_id=group.group_id,
+                    lease_id=lease_id,
+                    worker_id=held.worker_id,
+                    reason="a duplicate was handed in first",
+                    at_s=now,
+                    tokens=self.wasted_tokens(group, lease_id),
+                    waste="duplicate",
+                )
 
     def wasted_tokens(self, group: GroupState, lease_id: str) -> int:
         """Return the tokens known of a lease, without those that a duplicate of it continued from."""

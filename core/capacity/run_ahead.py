@@ -14,9 +14,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from statistics import fmean
 
-from antiphon.core.config import RunConfig
-from antiphon.core.loop.loop_measures import LoopPace, SampledGroup
+from antiphon.core.capacity.loop_measures import LoopPace, SampledGroup, token_s
+from antiphon.core.config_sections import LoopSection
 from antiphon.core.seeds import generator
 
 TOLERANCE = 0.005
@@ -37,6 +38,8 @@ BATCHES_FOR_SHARE = 4
 BATCHES_FOR_WINDOW = 4, 8
 """Before this many batches were trained all that the bound allows is opened, then one step more than planned:
 the longest completions, for which batches wait, are among the last that a run gets to see."""
+ALIKE = 1.25
+"""Unless the longest group so far is no longer than this many times the mean: then none is expected."""
 SHARES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125)
 """Shares of the fleet's places that are tried."""
 
@@ -77,10 +80,9 @@ class RunAhead:
         return max(1, math.ceil(self.share * concurrent_groups - 1e-9)) - leased
 
 
-def first_plan(config: RunConfig, places: int) -> RunAhead:
+def first_plan(loop: LoopSection, places: int) -> RunAhead:
     """Return the plan of a run that knows nothing of itself yet: as far ahead as the bound allows, but no
     more than two steps of groups at once, so that the first batches do not wait for all of them."""
-    loop = config.loop
     window = (loop.max_staleness + 1) * loop.prompts_per_step
     return RunAhead(window, min(1.0, 2 * loop.prompts_per_step / max(1, places)))
 
@@ -92,27 +94,6 @@ def is_due(batches: int, planned: int) -> bool:
     [1, 2, 4, 8, 16, 24, 32]
     """
     return batches > planned and (batches in (1, 2, 4) or batches // 8 > planned // 8)
-
-
-def plan_anew(pace: LoopPace, batches: int, config: RunConfig, places: int) -> RunAhead:
-    """Return the plan that a pace gives which was measured over this many batches; `places` as in
-    `choose`."""
-    few, enough = BATCHES_FOR_WINDOW
-    loop = config.loop
-    plan = choose(
-        pace,
-        max_staleness=loop.max_staleness,
-        prompts_per_step=loop.prompts_per_step,
-        publish_interval=loop.publish_interval,
-        places=places,
-        refill_limit=loop.refill_limit if loop.filter == "refill" else 1.0,
-        shares=SHARES if batches >= BATCHES_FOR_SHARE else SHARES[:1],
-    )
-    if batches >= enough:
-        return plan
-    widest = (loop.max_staleness + 1) * loop.prompts_per_step
-    window = widest if batches < few else min(widest, plan.window + loop.prompts_per_step)
-    return replace(plan, window=window)
 
 
 def describe(plan: RunAhead, prompts_per_step: int, max_staleness: int) -> str:
@@ -128,29 +109,17 @@ def describe(plan: RunAhead, prompts_per_step: int, max_staleness: int) -> str:
     return f"{found}; expected: {plan.step_s:.2f} s a step, staleness {plan.staleness:.1f}"
 
 
-def choose(
-    pace: LoopPace,
-    *,
-    max_staleness: int,
-    prompts_per_step: int,
-    publish_interval: int,
-    places: int,
-    refill_limit: float = 1.0,
-    shares: Sequence[float] = SHARES,
-) -> RunAhead:
+def choose(pace: LoopPace, loop: LoopSection, places: int, batches: int = BATCHES_FOR_WINDOW[1]) -> RunAhead:
     """Return the plan of least staleness that keeps the loop within tolerance of its fastest.
 
     Args:
         pace: how fast the parts of the loop are.
-        max_staleness: S, in policy versions.
-        prompts_per_step: P, groups of a step.
-        publish_interval: steps between two published versions.
+        loop: the bound, the groups of a step, the publish interval and the filter.
         places: groups that the workers can sample at once.
-        refill_limit: most groups of a step over P; above 1 others take the places of replaced ones.
-        shares: shares of them that may be used, largest first.
+        batches: over which the pace was measured.
     """
-    bound, size = max_staleness, prompts_per_step
-    least, widest = publish_interval * size, (bound + 1) * size
+    size, interval = loop.prompts_per_step, loop.publish_interval
+    least, widest = interval * size, (loop.max_staleness + 1) * size
     if least >= widest or places < 1:
         return RunAhead(widest, 1.0)
 
@@ -159,11 +128,10 @@ def choose(
 
     def walked(share: float, window: int) -> RunAhead:
         at_once = math.inf if share >= 1.0 else max(1, math.ceil(share * places - 1e-9))
-        found = walk(pace, window, places, at_once, bound, size, publish_interval, refill_limit)
-        return RunAhead(window, share, *found)
+        return RunAhead(window, share, *walk(pace, loop, window, places, at_once))
 
     tried: list[RunAhead] = []
-    for share in shares:
+    for share in SHARES if batches >= BATCHES_FOR_SHARE else SHARES[:1]:
         if share < 1.0 and share * places < size / 4:
             break
         tried.append(walked(share, widest))
@@ -172,10 +140,8 @@ def choose(
     fastest = min(tried, key=lambda plan: plan.step_s)
     best = fastest if fastest.step_s < (1.0 - GAIN) * tried[0].step_s else tried[0]
     limit_s = (1.0 + TOLERANCE) * best.step_s
-    freshest: RunAhead | None = None
-    for plan in tried:
-        if plan.step_s > limit_s:
-            continue
+    chosen: RunAhead | None = None
+    for plan in (plan for plan in tried if plan.step_s <= limit_s):
         # Less run-ahead is never faster: the least that is fast enough is found by halving.
         low, high = 0, (widest - least) // size  # whole steps: a part of one gains next to nothing
         while low < high:
@@ -185,34 +151,32 @@ def choose(
                 high, plan = middle, narrower
             else:
                 low = middle + 1
-        if freshest is None or plan.staleness < freshest.staleness - WORTH_IT:
-            freshest = plan
-    return freshest or best
+        if chosen is None or plan.staleness < chosen.staleness - WORTH_IT:
+            chosen = plan
+    chosen, (few, enough) = chosen or best, BATCHES_FOR_WINDOW
+    longest = [group.longest for group in pace.groups]
+    if batches >= enough or max(longest) <= ALIKE * fmean(longest):
+        return chosen
+    return replace(chosen, window=widest if batches < few else min(widest, chosen.window + size))
 
 
 def walk(
-    pace: LoopPace,
-    window: int,
-    places: int,
-    at_once: float,
-    max_staleness: int,
-    prompts_per_step: int,
-    interval: int,
-    refill_limit: float = 1.0,
+    pace: LoopPace, loop: LoopSection, window: int, places: int, at_once: float = math.inf
 ) -> tuple[float, float]:
     """Walk the loop and return (seconds per step, mean staleness), measured once it is under way.
 
-    One pool has room for the completions of `places` groups and samples at most `at_once` groups;
-    `interval` is the publish interval, `refill_limit` as in `choose`. Every measured group is sampled about
-    twice, in two orders, and others follow behind the last step that counts: while the loop runs empty, it is
-    faster than it is.
+    One pool has room for the completions of `places` groups and samples at most `at_once` groups; groups
+    are replaced as the filter says. Every measured group is sampled about twice, in two orders, and others
+    follow behind the last step that counts: while the loop runs empty, it is faster than it is.
     """
-    merged = -(-prompts_per_step // WALKED_GROUPS)
-    size, groups = -(-prompts_per_step // merged), _merge(pace.groups, merged)
-    window = max(interval * size, round(window * size / prompts_per_step))
-    places = max(1, round(places * size / prompts_per_step))
-    at_once = max(1.0, at_once * size / prompts_per_step)
-    begin = max_staleness + 4
+    interval = loop.publish_interval
+    merged = -(-loop.prompts_per_step // WALKED_GROUPS)
+    size, groups = -(-loop.prompts_per_step // merged), _merge(pace.groups, merged)
+    scale = size / loop.prompts_per_step
+    window, places = max(interval * size, round(window * scale)), max(1, round(places * scale))
+    at_once = max(1.0, at_once * scale)
+    most_replaced = int((loop.refill_limit - 1.0) * size) if loop.filter == "refill" else 0
+    begin = loop.max_staleness + 4
     steps = begin + max(MEASURED_STEPS, 2 * len(groups) // size)
     order = generator("run-ahead").permutation(len(groups))
     groups = (*groups, *(groups[index] for index in order))
@@ -228,10 +192,9 @@ def walk(
     line: dict[int, bool] = {}  # number of each group that waits for training -> it is rewarded
     versions: list[int] = []
     begun_s, stale, counted = 0.0, 0, 0
-    gate = (max_staleness + 1) * size
+    window = min(window, (loop.max_staleness + 1) * size)
     while commits < steps:
-        limit = held * size + min(window, gate)
-        while sealed * size + len(line) < limit:
+        while sealed * size + len(line) < held * size + window:
             opened = len(versions)
             group = groups[opened % len(groups)]
             if load + group.count + 1 > room or sampling >= at_once:
@@ -242,7 +205,7 @@ def walk(
             sampling += 1
             versions.append(held)
             line[opened] = False
-        rate = 1.0 / max(1e-12, pace.alpha + pace.beta * load) if running else 0.0
+        rate = 1.0 / token_s(pace.alpha, pace.beta, load) if running else 0.0
         sampled_s = now + max(0.0, running[0][0] - tokens) / rate if running else math.inf
         rewarded_s = rewarding[0][0] if rewarding else math.inf
         loaded_s = held_at[0][0] if held_at else math.inf
@@ -259,7 +222,7 @@ def walk(
                 heapq.heappush(rewarding, (now + groups[number % len(groups)].reward_s, number))
         elif then == rewarded_s:
             number = heapq.heappop(rewarding)[1]
-            if groups[number % len(groups)].replaced and replaced < int((refill_limit - 1.0) * size):
+            if groups[number % len(groups)].replaced and replaced < most_replaced:
                 del line[number]
                 replaced += 1
             else:

@@ -1,29 +1,25 @@
 """Planners: how many groups are in flight, and in which order they are leased, by what a run measures."""
 
-import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
-import structlog
-
-from antiphon.core.capacity.live import LiveCapacity
+from antiphon.core.capacity.loop_measures import LoopMeasures
+from antiphon.core.capacity.run_ahead import RunAhead, choose, first_plan, is_due
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import InfeasibleError
 from antiphon.core.lengths.memory import LengthMemory, predicts
 from antiphon.core.lengths.order import (
-    AskingWorker,
     LeaseOrder,
     WaitingGroup,
-    WaitingGroups,
     order_by_length,
+    take,
 )
 from antiphon.core.loop.admission import Waiting
 from antiphon.core.loop.events import JournalEvent
-from antiphon.core.loop.loop_measures import LoopMeasures
-from antiphon.core.loop.run_ahead import RunAhead, describe, first_plan, is_due, plan_anew
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.status import CapacityRecord
-
-_log = structlog.get_logger("coordinator")
 
 WorkerSpeed = tuple[str, float, int]
 """Id of an active worker, its tokens per second (0: not known) and the groups that it has room for."""
@@ -35,7 +31,6 @@ class RunAheadPlanner:
     def __init__(
         self,
         config: RunConfig,
-        clock: Callable[[], float],
         fleet: Callable[[], list[WorkerSpeed]],
         memory: Callable[[], LengthMemory],
         supply: Callable[[], float],
@@ -46,51 +41,56 @@ class RunAheadPlanner:
         `fleet` returns its active workers, `memory` the lengths that it remembers, `supply` the tokens per
         second that the workers can sample, `places` how many groups at once.
         """
-        self._config, self._clock, self._places = config, clock, places
+        self._config, self._places = config, places
         self.order = OrderPlanner(config, memory, fleet)
         self._supply = supply
         self._planned, self._assessed, self._with_losses = 0, 0, False
         self.active = config.loop.mode == "elastic" and config.loop.run_ahead == "measured"
         """Otherwise only the gate decides."""
         self.measures = LoopMeasures()
-        self.capacity = LiveCapacity(config)
+        self.capacity: CapacityRecord | None = None
+        """What the capacity model expected last; None before a batch was trained."""
         self._plan: RunAhead | None = None
 
-    def observe(self, event: JournalEvent, state: RunState) -> None:
+    def observe(self, event: JournalEvent, state: RunState, now: float) -> None:
         """Take in an event that is about to be applied to `state`."""
-        now = self._clock()
         self.measures.observe(event, state, now)
-        self.capacity.observe(event, now)
 
     @property
     def plan(self) -> RunAhead | None:
         """Return what may be in flight; None where only the gate decides."""
         if self._plan is None and self.active:
-            return first_plan(self._config, self._places())
+            return first_plan(self._config.loop, self._places())
         return self._plan
 
     def assess(self) -> CapacityRecord | None:
         """Return what the capacity model expects by the batches that were trained; None before it can say."""
         if self.measures.batches > self._assessed:
             self._assessed = self.measures.batches
-            self.capacity.plan(self.measures, self._supply())
-        return self.capacity.record
+            measured = self.measures.measured(self._supply())
+            # A step that took no time that a clock shows is no measurement.
+            with contextlib.suppress(InfeasibleError):
+                self.capacity = measured.expected(self._config.loop) if measured else self.capacity
+        return self.capacity
 
-    async def plan_if_due(self) -> bool:
-        """Choose again after the first steps, then now and then; return whether there is a new plan."""
-        batches, places, loop = self.measures.batches, self._places(), self._config.loop
-        losses = self.measures.losses
+    def due(self, now: float) -> Callable[[], RunAhead] | None:
+        """Return what makes a new plan, which takes a while; None while none is due.
+
+        One is due after the first steps, then now and then.
+        """
+        batches, losses = self.measures.batches, self.measures.losses
         self.assess()
         if not self.active or not (is_due(batches, self._planned) or (losses and not self._with_losses)):
-            return False
-        pace = self.measures.pace(self._clock())
+            return None
+        pace = self.measures.pace(now)
         if pace is None:
-            return False
+            return None
         self._planned, self._with_losses = batches, losses
-        self._plan = plan = await asyncio.to_thread(plan_anew, pace, batches, self._config, places)
-        words = describe(plan, loop.prompts_per_step, loop.max_staleness)
-        _log.info("loop.planned", places=places, plan=words)
-        return True
+        return partial(choose, pace, self._config.loop, self._places(), batches)
+
+    def take(self, plan: RunAhead) -> None:
+        """Go by a plan from now on."""
+        self._plan = plan
 
 
 class OrderPlanner:
@@ -146,13 +146,11 @@ class OrderPlanner:
         predicted = [memory.predict(group.prompt_index) for group in waiting]
         known = [tokens for tokens in predicted if tokens is not None]
         usual = math.fsum(known) / len(known) if known else 0.0  # of a prompt that was never sampled
-        groups = WaitingGroups(
-            order,
-            (
-                WaitingGroup(place, group.step, usual if tokens is None else tokens)
-                for place, (group, tokens) in enumerate(zip(waiting, predicted, strict=True))
-            ),
-        )
+        groups = [
+            WaitingGroup(place, group.step, usual if tokens is None else tokens)
+            for place, (group, tokens) in enumerate(zip(waiting, predicted, strict=True))
+        ]
         speeds = {name: speed for name, speed, _ in self._fleet()}
         fastest, own = max(speeds.values(), default=0.0), speeds.get(worker_id, 0.0)
-        return groups.take(AskingWorker(max(1, len(speeds)), own / fastest if own and fastest else 1.0), most)
+        share = own / fastest if own and fastest else 1.0
+        return take(order, groups, most, max(1, len(speeds)), share)

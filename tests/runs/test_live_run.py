@@ -1,4 +1,4 @@
-"""Run context: a wait ends with an answer, at its deadline, or at a stop, whichever comes first."""
+"""Live run: a wait ends with an answer, at its deadline, or at a stop, whichever comes first."""
 
 import asyncio
 import threading
@@ -12,9 +12,12 @@ import pytest
 
 from antiphon.core.config import build_config
 from antiphon.core.errors import BlockedError, UnavailableError
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.core.status import Event
 from antiphon.lineage.run_events import read_events as unpacked
-from antiphon.runs.context import ClientLoop, RunContext, RunStopped
+from antiphon.runs.clients import ClientLoop, RunStopped
+from antiphon.runs.directory import RunPlace
+from antiphon.runs.live_run import LiveRun, RunOptions
 from tests.report.test_page import journal
 from tests.support.run_views import view_of
 
@@ -27,21 +30,23 @@ def clients() -> Iterator[ClientLoop]:
     loop.close()
 
 
-def context(clients: ClientLoop, patience_s: float = 60.0) -> RunContext:
-    config = build_config({"services": {"stall_timeout_s": patience_s}})
-    nobody = cast("Any", None)
-    return RunContext("run", config, Path(), Path(), clients, nobody, nobody)
+def live_run(clients: ClientLoop, patience_s: float = 60.0, outage_s: float = 600.0) -> LiveRun:
+    services = {"stall_timeout_s": patience_s, "outage_timeout_s": outage_s}
+    place = RunPlace("run", Path(), resumed=False)
+    run = LiveRun(place, build_config({"services": services}), Path(), RunDisplay(), RunOptions())
+    run.clients = clients
+    return run
 
 
 def test_an_answer_comes_back(clients: ClientLoop) -> None:
     async def answer() -> int:
         return 7
 
-    assert context(clients).call(answer) == 7
+    assert live_run(clients).call(answer) == 7
 
 
 def test_a_stop_ends_a_call_that_is_under_way(clients: ClientLoop) -> None:
-    run, begun, told = context(clients), threading.Event(), []
+    run, begun, told = live_run(clients), threading.Event(), []
 
     async def never() -> None:
         begun.set()
@@ -67,7 +72,7 @@ def test_a_call_without_an_answer_is_given_up(clients: ClientLoop) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(UnavailableError, match="gave up after"):
-        context(clients, patience_s=0.01).call(never, timeout_s=0.02)
+        live_run(clients, patience_s=0.01).call(never, timeout_s=0.02)
 
 
 def test_a_service_that_comes_back_is_heard(clients: ClientLoop) -> None:
@@ -79,7 +84,7 @@ def test_a_service_that_comes_back_is_heard(clients: ClientLoop) -> None:
             raise UnavailableError("away")
         return len(tries)
 
-    assert context(clients).call(answer) == 3
+    assert live_run(clients).call(answer) == 3
 
 
 def test_an_outage_of_the_coordinators_disk_has_a_patience_of_its_own(clients: ClientLoop) -> None:
@@ -92,11 +97,9 @@ def test_an_outage_of_the_coordinators_disk_has_a_patience_of_its_own(clients: C
             raise BlockedError("no space is left")
         return 7
 
-    assert context(clients, patience_s=0.01).call(blocked) == 7
+    assert live_run(clients, patience_s=0.01).call(blocked) == 7
     left = 10**6
-    run = context(clients)
-    services = run.config.services.model_copy(update={"outage_timeout_s": 0.01})
-    run.config = run.config.model_copy(update={"services": services})
+    run = live_run(clients, outage_s=0.01)
     with pytest.raises(UnavailableError, match=r"gave up after 0\.01 s: no space is left"):
         run.call(blocked)
 
@@ -114,7 +117,7 @@ def test_the_journal_is_read_once_whoever_asks_and_on_from_where_it_broke(client
                 yield left[:40]
                 raise UnavailableError("gone")
 
-    run = context(clients)
+    run = live_run(clients)
     run.coordinator = cast("Any", Coordinator())
 
     def read() -> None:

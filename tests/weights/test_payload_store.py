@@ -10,26 +10,26 @@ NOBODY = 65534
 RECEIVE = """
 import os, signal, sys
 from pathlib import Path
+from antiphon.core.digests import digest_bytes
 from antiphon.core.records import Payload
 from antiphon.api.manifest import payload_digest
-from antiphon.weights.payload_files import IncomingPayload, chunk_digest
+from antiphon.weights.payload_store import PayloadStore
 
 if os.geteuid() == 0:
     os.setuid(int(sys.argv[2]))  # root may open any file, so it would show nothing
 
-def named(path, payload):
-    if sys.argv[1] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return path.rename(payload.digest)
-
+if sys.argv[1] == "killed":
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 data = [b"a" * 8, b"b" * 8]
-digests = tuple(map(chunk_digest, data))
+digests = tuple(map(digest_bytes, data))
 payload = Payload("full", None, "raw", payload_digest(16, 8, digests), 16, 8, digests)
-incoming = IncomingPayload(Path(), payload, named)
+store = PayloadStore(Path())
+incoming = store.receive(payload)
 print(incoming.missing(), flush=True)
 for index, chunk in enumerate(data):
     incoming.write(index, chunk)
-assert incoming.finish().read_bytes() == b"".join(data)
+incoming.finish()
+assert store.path(payload.digest).read_bytes() == b"".join(data)
 """
 
 

@@ -6,13 +6,11 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 
 from dataclasses import dataclass
 
-from antiphon.api.coordinator import WorkerHeartbeat
-from antiphon.core.dissemination.plan import TransferPlan
-from antiphon.core.dissemination.predict import Size
+from antiphon.core.coordinator.running_leases import RunningLeases
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.loop.leases import heartbeat_pause_s
+from antiphon.core.requests import WorkerHeartbeat
 from antiphon.core.status import WorkerRecord, WorkerState
-from antiphon.services.coordinator.running_leases import RunningLeases
 
 MISSED_HEARTBEATS = 5
 """A worker that missed this many in a row counts as lost."""
@@ -117,14 +115,6 @@ class Fleet:
             self._newest_held = max((member.held_version or 0 for member in self._living), default=0)
             self._places = sum(member.concurrent_groups for member in self._active)
         return self._living
-
-    def plan_transfer(self, member: Member, digest: str, size: Size) -> TransferPlan:
-        """Return whom a worker fetches a payload from; those that hold what it holds will want it too."""
-        peers = {other.worker_id: other.relay_address for other in self.living()}
-        likely = [m.worker_id for m in self.living() if m.held_version == member.held_version]
-        found = self.transfers.plan(member.worker_id, digest, size, peers, likely)
-        named = (*found.parents[:-1], *found.others)
-        return TransferPlan(found, {name: peers[name] for name in named})
 
     def take_heartbeat(self, member: Member, heartbeat: WorkerHeartbeat, now: float) -> bool:
         """Note a heartbeat; True when the worker holds another version than before."""

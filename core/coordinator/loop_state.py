@@ -1,0 +1,221 @@
+"""Loop state: all that decisions look at: the run's state, which is the fold of its events, and what memory
+alone holds: deadlines, what heartbeats said, unfinished groups, who has which group to reward.
+
+A decision is a generator. It yields what is to be done, and each piece is applied before it goes on, so the
+next line sees it; what it returns is the reply. The executor (`services.coordinator.run_state_machine`) puts
+all of it into one transaction. So a call is a function of the state, the request and the time, and after a
+restart the journal alone makes the same state again; every lease then begins with a fresh deadline, and each
+worker registers.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from antiphon.core.checks import TokenRules
+from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.fleet import Fleet, Member
+from antiphon.core.coordinator.planner import RunAheadPlanner
+from antiphon.core.coordinator.running_leases import RunningLeases
+from antiphon.core.loop import admission
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import GroupState
+from antiphon.core.loop.partials import KeptGroup
+from antiphon.core.loop.run_state import new_state
+from antiphon.core.records import GroupSubmission, Prompt, SnapshotManifest
+from antiphon.core.status import EvaluationRecord
+
+SEEDS_KEPT = 4096
+"""Groups whose seeds are not derived again when they are handed in."""
+LONGEST_REASON = 500
+"""Characters of a reason that the journal keeps."""
+NO_REASON = "no reason was given"
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A payload that the journal keeps until it is to be forgotten."""
+
+    name: str
+    record: GroupSubmission | KeptGroup | SnapshotManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Payloads that nothing needs any more, in the journal or at hand."""
+
+    names: tuple[str, ...]
+    only_at_hand: bool = False
+    """The journal still keeps them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepHistory:
+    """A rewarded group that later drafts of its prompt may come from."""
+
+    prompt_key: str
+    group: GroupState
+    submission: GroupSubmission
+    rewards: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A worker may have more now, although no event says so: its waiting requests look again."""
+
+    worker_id: str
+
+
+Effect = e.JournalEvent | Keep | Forget | KeepHistory | Tell
+_Reply = TypeVar("_Reply")
+Decision = Generator[Effect, None, _Reply]
+
+
+class PromptSource(Protocol):
+    """Where the coordinator gets prompts from."""
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        """Return prompt `index` of `split` ("train" or "heldout").
+
+        Raises:
+            ConfigError: when there is no such prompt, or it is too long for the engine.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarding:
+    """A group at a reward service until a deadline."""
+
+    client_id: str
+    deadline_s: float
+
+
+class LoopState:
+    """What is known of one run while it is served; the caller gives the time."""
+
+    def __init__(
+        self, config: RunConfig, run_id: str, prompts: PromptSource, lease_key: bytes, now: float
+    ) -> None:
+        """Begin a run; `lease_key`, 32 bytes, is what lease ids are made with."""
+        self.config, self.run_id, self.prompts, self.lease_key = config, run_id, prompts, lease_key
+        self.begun_s = now
+        self.run = new_state(config)
+        self.leases = RunningLeases(config)
+        self.fleet = Fleet(config.coordinator.heartbeat_s, config.broadcast.uplink_bytes_per_s)
+        self.planner = RunAheadPlanner(
+            config, self.fleet.speeds, lambda: self.run.lengths, self.fleet.supply, self.fleet.places
+        )
+        self.rewarding: dict[str, Rewarding] = {}
+        """Groups at a reward service."""
+        self.overdue: dict[str, int] = {}
+        """How many deadlines of an unrewarded group have passed."""
+        self.sealing: frozenset[str] = frozenset()
+        """Groups of the batch that is being written."""
+        self.evaluation_waits: tuple[int | None, float] = None, 0.0
+        """Version whose held-out prompts wait, and since when, or since a worker went back for them."""
+        self.held_back: Callable[[str], str] = lambda _: ""
+        """Returns why a worker, by its name, gets no lease at the moment; "" when it may."""
+        self.evaluation_records: dict[int, EvaluationRecord] = {}
+        """Evaluations that are over, by version: a long run has many, and they change no more."""
+        self._seeds: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def rules(self) -> TokenRules | None:
+        """Return what is known of the model's tokens; None for prompts without a model."""
+        rules = getattr(self.prompts, "rules", None)
+        return rules if isinstance(rules, TokenRules) else None
+
+    def prompt_of(self, group: GroupState) -> Prompt:
+        return self.prompts.prompt(group.split, group.prompt_index)
+
+    def seeds(self, group: GroupState) -> tuple[int, ...]:
+        """Return one sampler seed for each sample of a group; while it is leased they stay at hand."""
+        known = self._seeds.get(group.group_id)
+        if known is None:
+            if len(self._seeds) >= SEEDS_KEPT:
+                self._seeds.clear()
+            known = admission.group_seeds(self.config, group, self.prompt_of(group).key)
+            self._seeds[group.group_id] = known
+        return known
+
+    def apply(self, event: e.JournalEvent, now: float) -> None:
+        """Advance by an event; IntegrityError when it contradicts the state."""
+        self.planner.observe(event, self.run, now)
+        self.run.apply(event)
+        note = _MEMORY.get(type(event))
+        if note is not None:
+            note(self, event, now)
+
+    def version_wanted(self, member: Member, evaluated: int | None) -> int | None:
+        """Return the version that a worker of elastic mode should sample with before any newer one, or None.
+
+        It is the one whose held-out prompts wait. A worker that holds a newer one already goes back only if
+        it was asked to.
+        """
+        went_on = evaluated is not None and (member.held_version or 0) > evaluated
+        return None if went_on and member.sent_wanted != evaluated else evaluated
+
+    def news_for(self, member: Member) -> int | None:
+        """Note that a worker hears of the newest version; return what it is to sample with before."""
+        member.sent_newest = self.run.newest_version
+        if self.config.loop.mode == "elastic":
+            evaluated = admission.version_to_evaluate(self.run, self.config)
+            member.sent_wanted = self.version_wanted(member, evaluated)
+            return member.sent_wanted
+        return None
+
+
+def _granted(loop: LoopState, event: e.LeaseGranted, now: float) -> None:
+    given = loop.leases.partial_groups.waiting(event.group_id) if event.continued else None
+    loop.leases.begin(event.lease_id, loop.run.groups[event.group_id], event.worker_id, now, given)
+
+
+def _duplicated(loop: LoopState, event: e.LeaseDuplicated, now: float) -> None:
+    group = loop.run.groups[event.group_id]
+    given = loop.leases.partial_groups.snapshot(group.lease_id) if event.continued else None
+    loop.leases.begin(event.lease_id, group, event.worker_id, now, given)
+
+
+def _expired(loop: LoopState, event: e.LeaseExpired, now: float) -> None:
+    kept = loop.leases.stop(event.lease_id)
+    if event.kept and kept is not None:
+        loop.leases.partial_groups.wait(event.group_id, kept)
+
+
+def _submitted(loop: LoopState, event: e.GroupSubmitted, now: float) -> None:
+    loop.leases.measure(event.lease_id, event.token_counts, now)
+    loop.leases.done(event.lease_id, event.group_id)
+
+
+def _registered(loop: LoopState, event: e.WorkerRegistered, now: float) -> None:
+    loop.fleet.add(
+        event.worker_id, event.worker_name, event.concurrent_groups, now, usd_per_hour=event.usd_per_hour
+    )
+
+
+def _lost(loop: LoopState, event: e.WorkerLost, now: float) -> None:
+    member = loop.fleet.get(event.worker_id)
+    if member is not None:
+        loop.fleet.lose(member)
+    loop.leases.forget_worker(event.worker_id)
+
+
+_MEMORY: dict[type[e.JournalEvent], Callable[[LoopState, Any, float], None]] = {
+    e.LeaseGranted: _granted,
+    e.LeaseDuplicated: _duplicated,
+    e.LeaseExpired: _expired,
+    e.GroupSubmitted: _submitted,
+    e.WorkerRegistered: _registered,
+    e.WorkerLost: _lost,
+}
+"""What an event changes of what memory holds."""
+
+
+def prefix_name(group_id: str) -> str:
+    """Return the name under which the beginning of a handed-over group is kept."""
+    return f"prefix-{group_id}"
+
+
+def manifest_name(version: int) -> str:
+    """Return the name under which the manifest of a version is kept."""
+    return f"manifest-{version:06d}"

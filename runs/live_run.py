@@ -1,0 +1,458 @@
+"""Live run: one run on this machine, claimed, entered and left; what the stages share is its attributes.
+
+What is checked is checked before anything starts. Entering starts the services; whatever happens then (an
+error, Ctrl-C, a cancel from Prefect), every service that this process started is gone when the run is left.
+Tasks receive a run id and numbers, never objects, so that their parameters stay readable in the Prefect UI;
+they find the run by its context, which Prefect hands from the flow to its tasks.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psutil
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import RecordSection
+from antiphon.core.drafting.statistics import drafting_summary
+from antiphon.core.errors import UnavailableError
+from antiphon.core.reporting.run_display import RunDisplay, unscored_words
+from antiphon.core.reporting.run_view import RunView
+from antiphon.core.status import LearnerProgress, RunStatus
+from antiphon.lineage.records import Records
+from antiphon.lineage.run_events import EventPacker
+from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.starts import add_start
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
+from antiphon.lineage.store.uploader import Uploader
+from antiphon.lineage.tracking.mlflow_sink import load_mlflow
+from antiphon.lineage.tracking.pages import mlflow_links
+from antiphon.models.codec import decoder
+from antiphon.models.learning_rate import with_learning_rate
+from antiphon.net.security.credentials import KEYS, VARIABLE, find_credentials
+from antiphon.net.security.keys import LEARNER_KEY, ensure_key
+from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
+from antiphon.report.cpu_section import write_cpu_seconds
+from antiphon.runs import directory as run_directory
+from antiphon.runs.alarm_watch import STATUS_S, Progress
+from antiphon.runs.attach import read_events
+from antiphon.runs.clients import ANSWER_S, ClientLoop, CoordinatorLog, ServiceCalls, repeated
+from antiphon.runs.directory import RunPlace
+from antiphon.runs.interrupt import Interrupt
+from antiphon.runs.outcome import RunOutcome, StageSpan, closing_lines, write_results
+from antiphon.runs.preflight import preflight
+from antiphon.runs.provisioning.launcher import LocalLauncher
+from antiphon.runs.provisioning.provisioner import LOOK_S, provisioner_of
+from antiphon.runs.samples import explainer
+from antiphon.runs.servers.prefect_server import page_links
+from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_spec, worker_spec
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.client import LearnerClient
+from antiphon.services.rollout.engine.environment import child_environment
+from antiphon.services.stages import LoopStages
+from antiphon.system.cpu_time import FamilyTimes
+from antiphon.system.files import write_atomically
+from antiphon.system.logs import configure_logs
+from antiphon.system.ports import free_port
+from antiphon.system.set_up import command
+from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+
+_T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
+
+CLOSE_S = 5.0
+"""Longest wait for a channel to close."""
+
+UNFINISHED_RECORD_S = 15.0
+"""Longest wait for the records of a run that failed or was cancelled."""
+
+INTERRUPTED_RECORD_S = 1.0
+"""The same while a person waits for the end; what is left follows when the run continues."""
+
+SLOW_RECORD_S = 5.0
+"""Records that take longer are said to be written."""
+
+RECORD_TIMEOUT_S = 120.0
+"""Longest wait for the records to be written once the last step is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Where a run's results go and how it began; no part of the configuration."""
+
+    fresh: bool = False
+    """Start the configuration's next run even if an unfinished one exists."""
+    results: Path | None = None
+    """Folder for metrics.json, timings.json and final.json."""
+    command: str = ""
+    """The command line that asked for it; empty where none did."""
+
+
+_current: ContextVar["LiveRun | None"] = ContextVar("run", default=None)
+
+
+def current_run() -> "LiveRun | None":
+    """Return the run that is entered in this context, so by the caller of a flow, if there is one."""
+    return _current.get()
+
+
+def find_live_run(run_id: str) -> "LiveRun":
+    """Return the run that is entered in this context.
+
+    Raises:
+        UnavailableError: when the run belongs to another process.
+    """
+    run = _current.get()
+    if run is None or run.run_id != run_id:
+        raise UnavailableError(f"run {run_id} belongs to another process; start it again")
+    return run
+
+
+def claim_run(
+    config: RunConfig,
+    run_id: str | None,
+    home: Path,
+    display: RunDisplay | None = None,
+    options: RunOptions | None = None,
+    interrupt: Interrupt | None = None,
+) -> "LiveRun":
+    """Check a run and take its lock; its services start when it is entered.
+
+    Args:
+        config: the resolved configuration.
+        run_id: a run to continue; None means the configuration's own.
+        home: the home directory.
+        display: where it is shown.
+        options: how it begins and where its results go.
+        interrupt: takes Ctrl-C, where a person may give it.
+
+    Raises:
+        ConfigError: for what is invalid, or when another process runs it.
+        UnavailableError: when a store does not answer.
+    """
+    if not structlog.is_configured():
+        configure_logs("warning")  # a Prefect worker started this process, not our command
+    display, options = display or RunDisplay(), options or RunOptions()
+    config = with_learning_rate(config)
+    for note in preflight(config, home, options.results):
+        display.message(f"note: {note}")
+    place = run_directory.choose_run(config, run_id, home, options.fresh)
+    run_directory.create(place, config)
+    run = LiveRun(place, config, home, display, options, interrupt)
+    run.leave_with(run_directory.lock(place.directory))
+    return run
+
+
+class LiveRun(ServiceCalls):
+    """One run of this machine. Its services are up while it is entered."""
+
+    coordinator: CoordinatorClient
+    learner: LearnerClient
+    stages: LoopStages
+    supervisor: Supervisor
+    committed: int
+    """Steps committed before this process took over."""
+
+    def __init__(
+        self,
+        place: RunPlace,
+        config: RunConfig,
+        home: Path,
+        display: RunDisplay,
+        options: RunOptions,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        """Hold what is known before anything starts; `claim_run` takes the lock too."""
+        super().__init__(config.services)
+        self.run_id, self.run_dir, self.resumed = place.run_id, place.directory, place.resumed
+        self.config, self.home, self.store_root = config, home, run_directory.store_directory(home)
+        self.display, self.options, self.interrupt = display, options, interrupt
+        self.records: Records | None = None
+        self.uploader: Uploader | None = None
+        self.spans: list[StageSpan] = []
+        self.status: RunStatus | None = None
+        """The newest look at it; None before its services were up."""
+        self.view = RunView()
+        """What the journal says, up to the last `read_journal`."""
+        self.packer = EventPacker()
+        """The same events as the ledger keeps them."""
+        self.outcome: RunOutcome | None = None
+        """What came of it, once it is finished."""
+        self._opened_s = time.perf_counter()
+        self._leaving = ExitStack()
+        self._reading = asyncio.Lock()
+
+    def leave_with(self, resource: Any) -> None:
+        """Close a resource when the run is left, after all that comes later."""
+        self._leaving.enter_context(resource)
+
+    def __enter__(self) -> Self:
+        """Start (or continue) the run's services.
+
+        Raises:
+            AntiphonError: when a service does not start; its own sentence is quoted.
+        """
+        with self._leaving.pop_all() as stack:
+            self._opened_s = time.perf_counter()
+            add_start(self.run_dir, self.options.command)
+            self.display.message(f"{'continuing' if self.resumed else 'starting'} run {self.run_id}")
+            for sentence in self.config.idle_keys():
+                self.display.message(f"note: {sentence}")
+                _log.warning("config.idle", reason=sentence)
+            services = self.config.services
+            self.supervisor = Supervisor(
+                self.run_dir, services.restart_limit, services.restart_window_s, self.stop
+            )
+            stack.callback(self.supervisor.close)
+            if self.interrupt is not None:
+                self.interrupt.tell(self.supervisor.doing, self.supervisor.hurry, self.supervisor.kill)
+            self.clients = ClientLoop()
+            stack.callback(self.clients.close)
+            pool_worker = self._start_services()
+            stack.callback(self._close_channels)
+            stack.callback(self.stop, "the run was closed")
+            stack.callback(_current.reset, _current.set(self))
+            self._start_records(stack)
+            self._progress = Progress(
+                self.config, self.run_dir, self.display, self.view.alarms, self.supervisor.begin_again
+            )
+            self.committed = self.call(lambda: self.coordinator.status()).committed_steps
+            if pool := self.config.provisioning.pool:
+                orders = self.run_dir / "workers" / "ordered.json"
+                launcher = LocalLauncher(pool, self.supervisor, pool_worker, orders)
+                provisioning = provisioner_of(self.config, launcher, self.clients, self.coordinator)
+                stack.enter_context(repeated("provisioning", LOOK_S, provisioning))
+            stack.enter_context(repeated("view", STATUS_S, self._look))
+            self.display.started(self.run_id, {"run": str(self.run_dir)} | page_links(self.home))
+            self._leaving = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leaving.close()
+
+    def interrupted(self) -> bool:
+        """Return whether there was a Ctrl-C."""
+        return self.interrupt is not None and self.interrupt.asked
+
+    def timed(self, stage: str, number: int, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a stage as `wait` does, and remember when it ran."""
+        started = time.perf_counter()
+        try:
+            return self.wait(work)
+        finally:
+            self.spans.append(StageSpan(stage, number, started, time.perf_counter()))
+
+    async def read_journal(self) -> None:
+        """Bring `view` up to the end of the journal.
+
+        Raises:
+            UnavailableError: when no page of it came in time; what came is kept.
+        """
+        async with self._reading:
+            await read_events(self.coordinator, self.view, self.packer)
+
+    async def packed_journal(self) -> bytes:
+        """Return the journal's events so far as the ledger keeps them, and bring `view` up to the last one.
+
+        Raises:
+            UnavailableError: as `read_journal` does.
+        """
+        async with self._reading:
+            await read_events(self.coordinator, self.view, self.packer)
+            return self.packer.finish()
+
+    def _look(self) -> None:
+        """Show the run as it is now."""
+
+        async def ask() -> tuple[RunStatus, LearnerProgress | None]:
+            status = await self.coordinator.status()
+            try:
+                learner = (await self.learner.status()).progress
+            except UnavailableError:
+                learner = None  # it does not answer
+            await self.read_journal()
+            return status, learner
+
+        with suppress(UnavailableError):  # the stages notice and say so; the display just waits
+            self.status, learner = self.clients.run(ask(), ANSWER_S)
+            late = [] if self.records is None else self.records.standing()
+            self._progress.take(self.status, learner, late)
+
+    def finish(self) -> RunOutcome:
+        """Close a run whose last step is done: records, report, outcome."""
+        status = self.status = self.call(lambda: self.coordinator.status())
+        self.call(self.read_journal, None)
+        commits = [step.commit for step in self.view.steps]
+        records = self._flush_records()
+        cpu_s = FamilyTimes(psutil.Process()).look()
+        write_cpu_seconds(self.run_dir, cpu_s)
+        outcome = RunOutcome(
+            run_id=self.run_id,
+            run_dir=str(self.run_dir),
+            weights_digest=commits[-1].weights_digest if commits else "",
+            figures=read_figures(self.run_dir),
+            total_s=time.perf_counter() - self._opened_s,
+            restarts=self.supervisor.restarts(),
+            records=records,
+            cpu_s=cpu_s,
+            drafting=drafting_summary(self.view.drafting_by_epoch),
+            unscored=unscored_words(status),
+            no_signal=closing_lines(
+                self.view.alarms, self.run_dir, self.home, self.config.sampling.max_tokens
+            ),
+        )
+        from antiphon.report.page import build_report  # with matplotlib: see `load_libraries`
+
+        report, store = self.run_dir / "report.html", ArtifactStore(self.store_root)
+        plots = build_report(self.run_dir, store, self.view, status, report, explainer(self.config))
+        for name, text in plots.items():
+            write_atomically(self.run_dir / "plots" / name, text.encode())
+        if self.records is not None:
+            self.records.attach(report, plots, self.view.deliveries.in_order())
+        for folder in filter(None, (self.run_dir, self.options.results)):
+            write_results(outcome, folder, commits, status, self.spans)
+        run_directory.write_outcome(self.run_dir, outcome.summary())
+        # Last, so that a run which is interrupted in its records finds its services ready to continue.
+        self.supervisor.expect_end()
+        self.call(lambda: self.coordinator.finish())
+        if self.records is not None and self.config.record.dvc:
+            self.records.finish(self.call(self.packed_journal, None))
+        pages = mlflow_links(self.run_dir, self.home)
+        side_by_side = [f"beside other runs: {pages['comparison']}"] if pages else []
+        self.display.finished([*outcome.lines(report), *side_by_side])
+        self.outcome = outcome
+        return outcome
+
+    def _flush_records(self) -> dict[str, Any]:
+        """Wait for the records of all steps; return how far each sink is."""
+        records: dict[str, Any] = {}
+        if self.records is not None:
+            where = os.environ.get("MLFLOW_TRACKING_URI") or self.home
+            said = f"records are being written to {where}, for at most {RECORD_TIMEOUT_S:g} s"
+            late = threading.Timer(SLOW_RECORD_S, self.display.message, [said])
+            late.daemon = True
+            late.start()
+            records = asdict(self.records.flush(RECORD_TIMEOUT_S))
+            late.cancel()
+        if self.uploader is not None:
+            self.uploader.flush(RECORD_TIMEOUT_S)
+            records["uploads"] = asdict(self.uploader.report())
+        return records
+
+    def _start_services(self) -> Callable[[str], ServiceSpec]:
+        """Start the services and wait for them; return how a worker of the pool is started."""
+        config, say, services = self.config, self.display.message, self.config.services
+        self.store_root.mkdir(parents=True, exist_ok=True)
+        host, dialled, bundle = services.host, services.reached_at, services.credentials
+        credentials = find_credentials(bundle)
+        if bundle is None or credentials is None:
+            bundle = str(local_bundle(self.run_dir))
+            credentials = ensure_local_credentials(self.run_dir, [host])
+            ensure_key(self.run_dir / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
+        port = services.coordinator_port or free_port("0.0.0.0")  # free at every address of IPv4
+        address = f"{dialled}:{port}"
+        shown = {VARIABLE: str(Path(bundle).expanduser().absolute())}
+        environment = child_environment(config.rollout.threads, {}) | shown
+        # Workers that link the origin's files have nothing to fetch from each other.
+        relay_host = dialled if config.broadcast.relay == "auto" and not config.broadcast.links else ""
+
+        def worker(name: str) -> ServiceSpec:
+            return worker_spec(self.run_id, self.run_dir, address, environment, relay_host, name)
+
+        def service(role: str, coordinator: str, port: int = 0) -> ServiceSpec:
+            return service_spec(role, self.run_id, self.run_dir, self.store_root, host, coordinator, port)
+
+        workers = [worker(f"worker-{i}") for i in range(config.rollout.workers)]
+        reward = service("reward", address)
+        # All start at once: the others load their libraries while the coordinator opens its journal, and
+        # call it until it answers. Engines take longest, so they come first.
+        for spec in (service("coordinator", "", port), *workers, service("learner", address), reward):
+            self.supervisor.start(spec)
+        say("services are starting: coordinator, learner, reward and workers")
+        self.supervisor.wait_ready("coordinator", services.start_timeout_s)
+        if not workers and not config.provisioning.pool:
+            waits_s = services.empty_fleet_timeout_s
+            say(f"rollout.workers=0: the run waits up to {waits_s:g} s for a worker to join, by")
+            for line in ways_to_join(config, address, self.run_id):
+                say(f"  {line}")
+        learner_port = self.supervisor.wait_ready("learner", services.start_timeout_s, say)
+        load_libraries(config.record)  # a core is free now: engines take longest
+        for spec in (reward, *workers):
+            self.supervisor.wait_ready(spec.name, services.start_timeout_s)
+        self.coordinator = self.clients.construct(lambda: CoordinatorClient(address, credentials=credentials))
+        self.learner = self.clients.construct(
+            lambda: LearnerClient(f"{dialled}:{learner_port}", credentials=credentials)
+        )
+        self.stages = LoopStages(config, self.coordinator, self.learner)
+        return lambda name: replace(worker(name), needed=False)
+
+    def _start_records(self, stack: ExitStack) -> None:
+        """Start what follows the log and what sends artifacts away; the stack closes them."""
+        if self.config.record.artifact_url is not None:
+            self.uploader = Uploader(open_store(self.store_root, self.config.record))
+            stack.callback(self._close_queue, self.uploader)
+        payloads = PayloadStore(self.run_dir / PAYLOADS)
+        self.records = Records(
+            self.run_id,
+            self.config,
+            self.run_dir,
+            self.home,
+            self.store_root,
+            CoordinatorLog(self.clients, self.coordinator),
+            weights_file=lambda version: payloads.checked(payloads.manifest(version)),
+            decode=decoder(self.config.model.path),
+            held=not self.resumed,
+        )
+        stack.callback(self._close_queue, self.records)
+
+    def _close_queue(self, queue: Records | Uploader) -> None:
+        """Write or send what is queued; what is left of an unfinished run follows when it continues."""
+        unfinished_s = INTERRUPTED_RECORD_S if self.interrupted() else UNFINISHED_RECORD_S
+        queue.close(RECORD_TIMEOUT_S if run_directory.is_finished(self.run_dir) else unfinished_s)
+
+    def _close_channels(self) -> None:
+        for close in (self.coordinator.close, self.learner.close):
+            try:
+                self.clients.run(close(), CLOSE_S)
+            except UnavailableError as error:
+                _log.warning("client.unclosed", error=str(error))
+
+
+def ways_to_join(config: RunConfig, address: str, run_id: str) -> tuple[str, ...]:
+    """Return how a worker joins; a run that was given credentials lets in who has a bundle."""
+    joining = f"{command()} worker --coordinator {address}"
+    if config.services.credentials is None:
+        return (f"{joining} --run {run_id}",)
+    return (
+        f"{joining} --name NAME --credentials FOLDER",
+        f"where FOLDER is keys/workers/NAME of this home, after `{command()} invite NAME --run {run_id}`",
+    )
+
+
+def load_libraries(record: RecordSection) -> threading.Thread:
+    """Begin to import what the writers of a run's records and its report need; return the thread that does.
+
+    Nothing is written. The writer that needs a library that cannot be loaded says so.
+    """
+    thread = threading.Thread(target=_load, args=(record,), name="antiphon-libraries", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load(record: RecordSection) -> None:
+    if record.mlflow:
+        load_mlflow()
+    if record.dvc:
+        import antiphon.lineage.ledger.pins  # it loads DVC
+    import antiphon.report.page  # noqa: F401 - it loads matplotlib
