@@ -58,6 +58,9 @@ def simulate(
         keep: with --from-run: file to write the calibration to.
         calibration: file of a calibration; the recorded run itself is not needed.
     """
+    from antiphon.simulator.campaign import Campaign, mute_logs
+
+    mute_logs()
     words = [*([] if scenario is None else [str(scenario)]), *overrides]
     if calibration is not None:
         if from_run is not None or keep is not None or crowded_run is not None:
@@ -76,14 +79,11 @@ def simulate(
         raise ConfigError("--crowded-run says more of a machine that --from-run has measured; name that too")
     if overrides:
         raise ConfigError(f"{overrides[0]} changes a run; name a recorded one with --from-run")
-    from antiphon.simulator.campaign import Campaign, Tracer, mute_logs
     from antiphon.simulator.report import Summary, failure_lines, outcome_lines
     from antiphon.simulator.scenario import load_scenario
 
     chosen = _range(seed, seeds)
-    mute_logs()
-    tracer = Tracer(journal)
-    campaign = Campaign(None if scenario is None else load_scenario(scenario), tracer.simulate)
+    campaign = Campaign(None if scenario is None else load_scenario(scenario), journal)
     name, summary = "" if scenario is None else str(scenario), Summary()
     for outcome in campaign.seeds(chosen):
         summary.add(outcome)
@@ -92,7 +92,7 @@ def simulate(
         elif seed is not None:
             print("\n".join(outcome_lines(outcome)))
     if trace is not None:
-        trace.write_text(tracer.text(), encoding="utf-8")
+        trace.write_text(campaign.text(), encoding="utf-8")
     for line in summary.lines():
         print(line)
     if results is not None:
@@ -102,11 +102,9 @@ def simulate(
 
 def _calibrated(name: str, crowded: str | None, keep: Path | None) -> "tuple[Path, Calibration]":
     """Return the folder of a recorded run and what it measured, which is kept in a file if one is named."""
-    from antiphon.simulator.campaign import mute_logs
     from antiphon.simulator.modelled.calibration import calibrate, save_calibration
     from antiphon.simulator.modelled.prediction import calibrate_machine
 
-    mute_logs()
     directory = find_run(home_directory(), name)
     recorded = _recorded(directory)
     if crowded is None:
@@ -130,11 +128,9 @@ def _recorded(directory: Path) -> "Recorded":
 
 
 def _predict(path: Path, overrides: list[str], calibration: "Calibration", workers: int, seed: int) -> int:
-    from antiphon.simulator.campaign import mute_logs
     from antiphon.simulator.modelled.prediction import figure_lines
     from antiphon.simulator.modelled.run import ModelledRun
 
-    mute_logs()
     config = load_config(path, overrides)
     count = workers or config.rollout.workers
     print("\n".join(figure_lines(ModelledRun(config, calibration, count, seed).run())))

@@ -12,6 +12,7 @@ blocks; D width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,30 +68,35 @@ class SharedRows:
         return SharedRows(positions, self.blocks, self.slots.to(device), self.first.to(device), chunks)
 
 
-def common_length(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
-    shorter = min(len(one), len(other))
-    differing = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differing[0]) if len(differing) else shorter
+def common_lengths(sequences: Sequence[npt.NDArray[np.int64]]) -> list[int]:
+    """Return how many tokens each sequence has in common with the one before, at its beginning; first a 0."""
+    common = [0] if sequences else []
+    for one, other in pairwise(sequences):
+        shorter = min(len(one), len(other))
+        differing = np.flatnonzero(one[:shorter] != other[:shorter])
+        common.append(int(differing[0]) if len(differing) else shorter)
+    return common
 
 
-def share_rows(sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[SharedRows, list[npt.NDArray[np.int64]]]:
+def share_rows(
+    lengths: Sequence[int], common: Sequence[int]
+) -> tuple[SharedRows, list[npt.NDArray[np.int64]]]:
     """Lay out sequences, and return with it the positions of the tokens of each.
 
     Args:
-        sequences: token ids, none empty, in lexicographic order: what two have in common at their
-            beginning, those between them have too.
+        lengths: of the sequences, none 0. They stand in lexicographic order: what two have in common at
+            their beginning, those between them have too.
+        common: their `common_lengths`; the first one's plays no part.
     """
     depths = []
     positions: list[npt.NDArray[np.int64]] = []
-    count, before = 0, np.zeros(0, dtype=np.int64)
-    for sequence in sequences:
-        shared = common_length(before, sequence)
-        own = np.arange(count, count + len(sequence) - shared)
+    count = 0
+    for length, alike in zip(lengths, common, strict=True):
+        shared = alike if positions else 0
+        own = np.arange(count, count + length - shared)
         positions.append(np.concatenate([positions[-1][:shared], own]) if shared else own)
-        depths.append(np.arange(shared, len(sequence)))
+        depths.append(np.arange(shared, length))
         count += len(own)
-        before = sequence
     blocks, slots = _blocks(positions)
     copies = copies_of(np.maximum(slots, 0), count, slots >= 0)
     return SharedRows(

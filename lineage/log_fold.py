@@ -2,7 +2,8 @@
 
 What a step was made of stands in several events; the record of its commit has all of it. The fold depends on
 the events alone, so that every sink says the same whenever it reads them. Its state is small and goes into
-the cursor of the follower, so that nothing is read again after a restart.
+the cursor of the follower, so that nothing is read again after a restart. That is why it is not the fold of
+what people see (`core.reporting.run_view`), which holds a bar for every group.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
 """Campaign: many seeds, one after another; a seed that finds something says how to see it again.
 
 A run of fixed mode must end with the batches and weights of its undisturbed twin, bit for bit; the
-twin of each configuration is simulated once and remembered. A `Tracer` remembers the last journal as text.
+twin of each configuration is simulated once and remembered.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import structlog
@@ -15,7 +15,7 @@ from antiphon.simulator.faults import FaultMix
 from antiphon.simulator.report import Outcome
 from antiphon.simulator.scenario import Scenario, drawn_scenario
 from antiphon.simulator.virtual.disk import FileDisk, JournalDisk
-from antiphon.simulator.world import World, simulate
+from antiphon.simulator.world import World
 
 _DECISIVE = ("run", "loop", "evaluation", "environment", "sampling")
 """Sections that the batches and weights of fixed mode depend on."""
@@ -29,13 +29,15 @@ def mute_logs() -> None:
 class Campaign:
     """Simulates seeds of one scenario, or of the scenarios that seeds stand for."""
 
-    def __init__(
-        self, scenario: Scenario | None = None, run: Callable[[Scenario, int], Outcome] = simulate
-    ) -> None:
-        """Simulate `scenario` with every seed; None: each seed draws its own."""
-        self._scenario = scenario
-        self._run = run
+    def __init__(self, scenario: Scenario | None = None, folder: Path | None = None) -> None:
+        """Simulate `scenario` with every seed; None: each seed draws its own.
+
+        The journal of each run is a file in `folder`; None keeps it in memory.
+        """
+        self._scenario, self._folder = scenario, folder
+        self._runs = 0
         self._twins: dict[str, Outcome] = {}
+        self._events: list[StoredEvent] = []
 
     def seed(self, seed: int) -> Outcome:
         scenario = self._scenario or drawn_scenario(seed)
@@ -69,19 +71,11 @@ class Campaign:
             self._twins[key] = self._run(calm, 0)
         return self._twins[key]
 
-
-class Tracer:
-    """Simulates runs and remembers the journal of the last disturbed one."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        """Keep the journal of each run as a file in `folder`; None keeps it in memory."""
-        self._folder = folder
-        self._runs = 0
-        self._events: list[StoredEvent] = []
-
-    def simulate(self, scenario: Scenario, seed: int) -> Outcome:
-        """Simulate one run; see `world.simulate`."""
-        disk = self._disk(seed)
+    def _run(self, scenario: Scenario, seed: int) -> Outcome:
+        self._runs += 1
+        disk = JournalDisk()
+        if self._folder is not None:
+            disk = FileDisk(self._folder / f"journal-{self._runs:05d}-seed-{seed}.db")
         world = World(scenario, seed, journal=disk)
         try:
             outcome = world.run()
@@ -91,12 +85,6 @@ class Tracer:
             disk.close()
         return outcome
 
-    def _disk(self, seed: int) -> JournalDisk:
-        if self._folder is None:
-            return JournalDisk()
-        self._runs += 1
-        return FileDisk(self._folder / f"journal-{self._runs:05d}-seed-{seed}.db")
-
     def text(self) -> str:
-        """Return the journal as lines of second, number, kind and fields."""
+        """Return the journal of the last disturbed run as lines of second, number, kind and fields."""
         return "".join(f"{row.at:10.3f} {row.seq:5d} {row.kind} {row.body}\n" for row in self._events)

@@ -36,8 +36,9 @@ fresher by this many versions at no cost."""
 BATCHES_FOR_SHARE = 4
 """Before this many batches were trained all places are used: how pace depends on load is not known well."""
 BATCHES_FOR_WINDOW = 4, 8
-"""Before this many batches were trained all that the bound allows is opened, then one step more than planned:
+"""Before this many batches were trained `FURTHER_AT_FIRST` steps more than planned are opened, then one more:
 the longest completions, for which batches wait, are among the last that a run gets to see."""
+FURTHER_AT_FIRST = 3
 ALIKE = 1.25
 """Unless the longest group so far is no longer than this many times the mean: then none is expected."""
 SHARES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125)
@@ -157,7 +158,8 @@ def choose(pace: LoopPace, loop: LoopSection, places: int, batches: int = BATCHE
     longest = [group.longest for group in pace.groups]
     if batches >= enough or max(longest) <= ALIKE * fmean(longest):
         return chosen
-    return replace(chosen, window=widest if batches < few else min(widest, chosen.window + size))
+    further = FURTHER_AT_FIRST if batches < few else 1
+    return replace(chosen, window=min(widest, chosen.window + further * size))
 
 
 def walk(

@@ -21,7 +21,7 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow
 from antiphon.core.spans import check_cover, token_versions
 from antiphon.cpu.copies import Copies, copies_of
-from antiphon.cpu.shared_rows import SharedRows, common_length, share_rows
+from antiphon.cpu.shared_rows import SharedRows, common_lengths, share_rows
 
 SLOTS_PER_POSITION = 4
 """Attention sees rows whole: at most this many of their tokens for each position of the budget."""
@@ -86,11 +86,12 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
     inputs = [np.concatenate([row.prompt_token_ids, row.token_ids[:-1]]).astype(np.int64) for row in rows]
     keys = [(ids.tolist(), row.group_id, row.sample_index) for ids, row in zip(inputs, rows, strict=True)]
     order = sorted(range(len(rows)), key=keys.__getitem__)
-    common = [0, *(common_length(inputs[one], inputs[other]) for one, other in pairwise(order))]
+    rows, inputs = [rows[place] for place in order], [inputs[place] for place in order]
+    lengths, common = [len(ids) for ids in inputs], common_lengths(inputs)
     batches = []
-    for places in _cut(order, [len(ids) for ids in inputs], common, token_budget):
-        part = [rows[place] for place in places]
-        shared, positions = share_rows([inputs[place] for place in places])
+    for places in _cut(lengths, common, token_budget):
+        part = rows[places]
+        shared, positions = share_rows(lengths[places], common[places])
         ids = np.zeros(len(shared.position_ids), dtype=np.int64)
         shape = (len(part), max(len(row.token_ids) for row in part))
         pairs, staleness = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
@@ -98,7 +99,7 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
         vocabulary = 1 + max(int(row.token_ids.max()) for row in part)
         for at, (row, own) in enumerate(zip(part, positions, strict=True)):
             count = len(row.token_ids)
-            ids[own] = inputs[places[at]]
+            ids[own] = inputs[places.start + at]
             pairs[at, :count] = own[-count:] * vocabulary + row.token_ids
             mask[at, :count] = 1.0
             behaviour[at, :count] = row.logprobs
@@ -123,21 +124,17 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
     return batches
 
 
-def _cut(
-    order: Sequence[int], lengths: Sequence[int], common: Sequence[int], token_budget: int
-) -> list[list[int]]:
-    """Cut rows in order into parts; `common`: what each of them shares with the one before, tokens."""
-    parts: list[list[int]] = []
+def _cut(lengths: Sequence[int], common: Sequence[int], token_budget: int) -> list[slice]:
+    """Cut rows into parts; `common`: what each of them shares with the one before, tokens."""
+    starts: list[int] = []
     positions = slots = 0
-    for place, shared in zip(order, common, strict=True):
-        positions += lengths[place] - shared
-        slots += lengths[place]
-        if parts and positions <= token_budget and slots <= SLOTS_PER_POSITION * token_budget:
-            parts[-1].append(place)
-        else:
-            parts.append([place])
-            positions = slots = lengths[place]
-    return parts
+    for place, (length, shared) in enumerate(zip(lengths, common, strict=True)):
+        positions += length - shared
+        slots += length
+        if not starts or positions > token_budget or slots > SLOTS_PER_POSITION * token_budget:
+            starts.append(place)
+            positions = slots = length
+    return [slice(start, stop) for start, stop in pairwise([*starts, len(lengths)])]
 
 
 def deal_groups(group_ids: Iterable[str], updates: int) -> list[frozenset[str]]:

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
 from antiphon.cpu.layers import quicken_linears, quicken_norms
-from antiphon.cpu.shared_rows import ATTENTION, SharedRows, share_rows
+from antiphon.cpu.shared_rows import ATTENTION, SharedRows, common_lengths, share_rows
 from antiphon.models.codec import resolve_model_path
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
@@ -92,7 +92,7 @@ def _share_attention(model: Any) -> bool:
         return False
     tokens = np.arange(_PROBE_TOKENS, dtype=np.int64) % model.get_output_embeddings().weight.shape[0]
     rows = [tokens, np.append(tokens[:-2], tokens[:1])]
-    shared, positions = share_rows(rows)
+    shared, positions = share_rows([len(row) for row in rows], common_lengths(rows))
     ids = torch.zeros_like(shared.position_ids)
     for row, own in zip(rows, positions, strict=True):
         ids[own] = torch.from_numpy(row)

@@ -16,6 +16,7 @@ from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.records import (
     Completion,
+    DraftingStatistics,
     GroupSubmission,
     Lease,
     LeaseProgress,
@@ -39,34 +40,20 @@ class GroupInFlight:
 
     def __init__(self, lease: Lease, started_at: float, prefixes: Mapping[int, PartialTrajectory]) -> None:
         """Begin at this second of the event loop's clock; `prefixes` are what an earlier holder sampled."""
-        self.lease, self.started_at, self._prefixes = lease, started_at, prefixes
-        self.outputs: dict[int, EngineOutput] = {}
-        """Completions finished here, by sample index; a prefix is no part of them."""
+        self.lease, self.started_at, self.prefixes = lease, started_at, prefixes
+        self.completions: dict[int, Completion] = {
+            index: prefix for index, prefix in prefixes.items() if prefix.finish_reason is not None
+        }
+        """Whole ones, by sample index."""
+        self.drafting: list[DraftingStatistics] = []
+        """Of completions that ended here, in that order: the last one knows the newest gain."""
         # The coordinator keeps what it sent along.
         self.note_kept(self._given(index) for index in range(len(lease.seeds)))
 
     @property
     def unfinished(self) -> list[int]:
         """The samples that the engine is sampling."""
-        ended = {index for index, prefix in self._prefixes.items() if prefix.finish_reason is not None}
-        return [i for i in range(len(self.lease.seeds)) if i not in self.outputs and i not in ended]
-
-    def requests(self) -> list[EngineRequest]:
-        """Return one engine request for each sample that is not finished yet."""
-        lease = self.lease
-        prefixes = {index: tuple(prefix.token_ids.tolist()) for index, prefix in self._prefixes.items()}
-        return [
-            EngineRequest(
-                request_id=f"{lease.lease_id}/{index}",
-                prompt_token_ids=lease.prompt.token_ids,
-                seed=lease.seeds[index],
-                sampling=lease.sampling,
-                group=lease.lease_id,
-                history=lease.history,
-                prefix_token_ids=prefixes.get(index, ()),
-            )
-            for index in self.unfinished
-        ]
+        return [index for index in range(len(self.lease.seeds)) if index not in self.completions]
 
     def known(self) -> dict[str, int]:
         """Return, by request id, how many tokens sampled here the coordinator keeps already."""
@@ -95,7 +82,10 @@ class GroupInFlight:
         """
         pieces = []
         for index in range(len(self.lease.seeds)):
-            whole = self._whole(index, progress.get(f"{self.lease.lease_id}/{index}"))
+            whole, prefix = self.completions.get(index), self.prefixes.get(index)
+            sampled = progress.get(f"{self.lease.lease_id}/{index}")
+            if whole is None:
+                whole = sampled or prefix if sampled is None or prefix is None else continued(prefix, sampled)
             rest = None if whole is None else rest_of(whole, self._kept[index])
             if rest is not None:
                 part = rest.token_ids, rest.logprobs, rest.spans, rest.finish_reason
@@ -106,35 +96,31 @@ class GroupInFlight:
         """Return what is handed in, samples in the order of their seeds; same clock as at the beginning."""
         trajectories = []
         for index, seed in enumerate(self.lease.seeds):
-            whole = self._whole(index)
-            assert whole is not None and whole.finish_reason is not None, "the group is complete"
+            whole = self.completions[index]
+            assert whole.finish_reason is not None, "the completion is whole"
             part = whole.token_ids, whole.logprobs, whole.spans, whole.finish_reason
             trajectories.append(Trajectory(*part, sample_index=index, seed=seed))
-        parts = [output.drafting for output in self.outputs.values() if output.drafting is not None]
-        drafting = add_statistics(parts)
+        drafting = add_statistics(self.drafting)
         return GroupSubmission(
             lease_id=self.lease.lease_id,
             group_id=self.lease.group_id,
             worker_id=worker_id,
             trajectories=tuple(trajectories),
             generation_s=finished_at - self.started_at,
-            # `outputs` has them in the order in which they finished: the last one knows the newest gain.
-            drafting=None if drafting is None else replace(drafting, gain=float(parts[-1].gain)),
+            drafting=None if drafting is None else replace(drafting, gain=float(self.drafting[-1].gain)),
         )
 
-    def _whole(self, index: int, progress: EngineProgress | None = None) -> Completion | None:
-        """Return a sample from what came with the lease and what was sampled here; None without either.
-
-        Where the engine returned only what is new since some token, the piece begins there.
-        """
-        prefix, sampled = self._prefixes.get(index), self.outputs.get(index) or progress
-        if sampled is None or prefix is None:
-            return sampled or prefix
-        own = replace(sampled, spans=shifted(sampled.spans, prefix.stop))
-        return own if own.start > prefix.stop else joined([prefix, own])
-
     def _given(self, index: int) -> int:
-        return self._prefixes[index].stop if index in self._prefixes else 0
+        return self.prefixes[index].stop if index in self.prefixes else 0
+
+
+def continued(prefix: PartialTrajectory, sampled: EngineOutput | EngineProgress) -> Completion:
+    """Return what was sampled here behind what the lease came with.
+
+    Where the engine returned only what is new since some token, the piece begins there.
+    """
+    own = replace(sampled, spans=shifted(sampled.spans, prefix.stop))
+    return own if own.start > prefix.stop else joined([prefix, own])
 
 
 class WorkInFlight:
@@ -174,8 +160,22 @@ class WorkInFlight:
         """Sample a lease from where its last holder came to."""
         group = GroupInFlight(lease, asyncio.get_running_loop().time(), usable_prefix(lease, engine))
         self.groups[lease.lease_id] = group
-        if group.unfinished:
-            engine.add(group.requests())
+        requests = [
+            EngineRequest(
+                request_id=f"{lease.lease_id}/{index}",
+                prompt_token_ids=lease.prompt.token_ids,
+                seed=lease.seeds[index],
+                sampling=lease.sampling,
+                group=lease.lease_id,
+                history=lease.history,
+                prefix_token_ids=tuple(group.prefixes[index].token_ids.tolist())
+                if index in group.prefixes
+                else (),
+            )
+            for index in group.unfinished
+        ]
+        if requests:
+            engine.add(requests)
         else:  # its last holder was lost between its last token and handing in
             self._finish(group)
 
@@ -185,7 +185,7 @@ class WorkInFlight:
         for output in outputs:
             tokens = len(output.token_ids)
             self.tokens_generated += tokens
-            lease_id, _, index = output.request_id.rpartition("/")
+            lease_id, _, name = output.request_id.rpartition("/")
             group = self.groups.get(lease_id)
             if group is None:
                 continue
@@ -193,7 +193,11 @@ class WorkInFlight:
                 new, old = (loop.time() - group.started_at) / tokens, self.seconds_per_token
                 mixed = new if old is None else OLD_RATE_SHARE * old + (1 - OLD_RATE_SHARE) * new
                 self.seconds_per_token = mixed
-            group.outputs[int(index)] = output
+            index = int(name)
+            prefix = group.prefixes.get(index)
+            group.completions[index] = output if prefix is None else continued(prefix, output)
+            if output.drafting is not None:
+                group.drafting.append(output.drafting)
             if not group.unfinished:
                 self._finish(group)
             self._change.notify()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from antiphon.cpu import chunks
-from antiphon.cpu.shared_rows import share_rows
+from antiphon.cpu.shared_rows import SharedRows, common_lengths, share_rows
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 
@@ -16,6 +16,10 @@ def make_sequences(seed: int, count: int, longest: int, tokens: int) -> list[np.
     return sorted(found, key=lambda ids: ids.tolist())
 
 
+def laid_out(sequences: list[np.ndarray]) -> tuple[SharedRows, list[np.ndarray]]:
+    return share_rows([len(ids) for ids in sequences], common_lengths(sequences))
+
+
 @pytest.mark.parametrize(
     ("count", "longest", "tokens"),
     [(1, 1, 2), (5, 300, 2), (40, 12, 2), (60, 20, 1), (20, 64, 9), (1, 200, 5), (3, 64, 1)],
@@ -24,7 +28,7 @@ def make_sequences(seed: int, count: int, longest: int, tokens: int) -> list[np.
 def test_each_row_is_attended_to_as_if_it_were_alone(
     seed: int, count: int, longest: int, tokens: int
 ) -> None:
-    shared, positions = share_rows(make_sequences(seed, count, longest, tokens))
+    shared, positions = laid_out(make_sequences(seed, count, longest, tokens))
     size = len(shared.position_ids) + shared.padding
     torch.manual_seed(seed)
     inputs = [torch.randn(size, heads, WIDTH, requires_grad=True) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
@@ -50,6 +54,6 @@ def test_each_row_is_attended_to_as_if_it_were_alone(
 
 def test_too_many_scores_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = make_sequences(0, 4, 40, 3)
-    assert share_rows(sequences)[0].chunks is not None
+    assert laid_out(sequences)[0].chunks is not None
     monkeypatch.setattr(chunks, "SCORES_AT_ONCE", chunks.CHUNK**2 - 1)
-    assert share_rows(sequences)[0].chunks is None
+    assert laid_out(sequences)[0].chunks is None

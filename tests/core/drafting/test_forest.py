@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from antiphon.core.drafting.arena import BlockMap
-from antiphon.core.drafting.forest import DraftForest
+from antiphon.core.drafting.forest import BlockMap, DraftForest
 from antiphon.core.errors import ContractError
 
 VOCABULARY = 1_000

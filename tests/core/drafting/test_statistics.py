@@ -1,8 +1,10 @@
 """Figures of drafting: what cannot be true is left out, what is added up stays finite."""
 
+import asyncio
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,8 @@ from antiphon.lineage.run_log import is_timing, step_line
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs.outcome import epochs_words
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
-from antiphon.services.rollout.work import GroupInFlight
+from antiphon.services.rollout.work import GroupInFlight, WorkInFlight
+from antiphon.system.wakeup import Wakeup
 from tests.support.light_coordinator import light_lease
 from tests.support.light_parties import LightPrompts
 from tests.support.loop_model import LoopModel, light_trajectory, make_config
@@ -157,23 +160,22 @@ def test_journals_from_before_there_was_drafting_still_fold() -> None:
 
 def test_a_group_hands_in_the_sum_of_its_completions_and_the_newest_gain() -> None:
     lease = light_lease(0, samples=3)
-    group = GroupInFlight(lease, 0.0, {})
     one = DraftingStatistics(4, 2, 3, 3, 2, 1, 0.5, 0.25, 1.0)
-    for index, drafting in ((2, dataclasses.replace(one, gain=3.0)), (0, None), (1, one)):
-        trajectory = TRAJECTORIES[0]
-        output = EngineOutput(
-            trajectory.token_ids,
-            trajectory.logprobs,
-            trajectory.spans,
-            FinishReason.STOP,
-            request_id=str(index),
-            drafting=drafting,
-        )
-        group.outputs[index] = output
-    expected = DraftingStatistics(8, 4, 6, 6, 4, 2, 1.0, 0.5, 1.0, completions=2)
-    assert group.submission("w", 1.0).drafting == expected
-    group.outputs = {i: dataclasses.replace(output, drafting=None) for i, output in group.outputs.items()}
-    assert group.submission("w", 1.0).drafting is None
+
+    def handed_in(drafting: Sequence[tuple[int, DraftingStatistics | None]]) -> DraftingStatistics | None:
+        work, trajectory = WorkInFlight(Wakeup()), TRAJECTORIES[0]
+        work.groups[lease.lease_id] = GroupInFlight(lease, 0.0, {})
+        part = trajectory.token_ids, trajectory.logprobs, trajectory.spans, FinishReason.STOP
+        for index, own in drafting:
+            work.collect([EngineOutput(*part, request_id=f"{lease.lease_id}/{index}", drafting=own)])
+        return work.finished[lease.lease_id].drafting
+
+    async def story() -> None:
+        expected = DraftingStatistics(8, 4, 6, 6, 4, 2, 1.0, 0.5, 1.0, completions=2)
+        assert handed_in([(2, dataclasses.replace(one, gain=3.0)), (0, None), (1, one)]) == expected
+        assert handed_in([(index, None) for index in range(3)]) is None
+
+    asyncio.run(story())
 
 
 class DraftingLoop(LoopModel):
