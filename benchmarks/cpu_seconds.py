@@ -1,12 +1,10 @@
-"""CPU seconds: which processes and functions of the demo's job take them, and what its start waits for.
+"""CPU seconds: which processes of the demo's job take them, and what its start waits for.
 
 Each round runs the demo's job as a user does, in a home of its own, and counts the CPU seconds of all its
 processes: workers, learner, coordinator, reward service, Prefect server, and the flow with the writers of
 MLflow and the ledger. `outside_share` is the share of all but workers and learner, `outside_loop_cpu_s` what
 they took after the first lease. `first_lease_s` are the wall seconds from the command to the first lease,
-and `start` says when each part was ready; `cores` of the machine share that work. With `--functions` one
-more job runs, in which every process samples its own stacks, and the functions that cost most are printed:
-seconds with all that a function calls, so they overlap, and the samples cost a tenth more. With `--against`
+and `start` says when each part was ready; `cores` of the machine share that work. With `--against`
 another checkout, which must have been set up, runs the same job in turns; its figures stand below `against`.
 
 Then one job of many small steps runs; `growth_mib_per_step` says by how much the memory of each kind of
@@ -16,16 +14,12 @@ The share counts start and end, so fewer steps make it larger. It fails when pro
 less than 0.9 of the CPU seconds that the system counted.
 
     .venv/bin/python benchmarks/cpu_seconds.py
-    .venv/bin/python benchmarks/cpu_seconds.py --rounds 1 --steps 12 --functions 25
 """
 
-import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,71 +28,7 @@ from scipy.stats import theilslopes
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, read_rows, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, finish, medians
 from antiphon.report.cpu_section import PAYS, outside_share
-from antiphon.system.cpu_time import KINDS, kind_of
-
-INJECTED = Path(__file__).parent / "parts" / "cpu" / "injected"
-FOLDER_VARIABLE = "ANTIPHON_CPU_SAMPLES"
-"""As `parts/cpu/injected/sitecustomize.py` has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledProcess:
-    """One process of a job."""
-
-    kind: str
-    """As `system.cpu_time` has them."""
-    cpu_s: float
-    """Of all its threads, the sampling one left out."""
-    threads: tuple[tuple[str, float], ...]
-    """Python threads and their seconds, the busiest first; other threads are what is missing to `cpu_s`."""
-    within: tuple[tuple[str, float], ...]
-    """Functions and the seconds of them and all that they called, the longest first."""
-
-
-@contextmanager
-def sampled(folder: Path) -> Iterator[None]:
-    """Have all Python processes that are started meanwhile write their samples to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    before = {name: os.environ.get(name) for name in (FOLDER_VARIABLE, "PYTHONPATH")}
-    paths = [str(INJECTED), *filter(None, [before["PYTHONPATH"]])]
-    os.environ |= {FOLDER_VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(paths)}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def read_samples(folder: Path) -> list[SampledProcess]:
-    """Return the processes that wrote samples, the one with most CPU seconds first."""
-    found = []
-    for path in folder.glob("*.json"):
-        said = json.loads(path.read_text(encoding="utf-8"))
-        threads = {name: taken for name, taken in said["threads"].items() if name != "cpu-sampler"}
-        found.append(
-            SampledProcess(
-                kind_of(said["words"]),
-                said["process_s"] - said["sampler_s"],
-                _sorted(threads),
-                _sorted({_short(name): taken for name, taken in said["within"].items()}),
-            )
-        )
-    return sorted(found, key=lambda process: -process.cpu_s)
-
-
-def _sorted(seconds: dict[str, float]) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted(seconds.items(), key=lambda item: -item[1]))
-
-
-def _short(name: str) -> str:
-    """Return a function's file without the folder of its library."""
-    for mark in ("site-packages/", "/lib/python3."):
-        name = name.rpartition(mark)[2]
-    return name
-
+from antiphon.system.cpu_time import KINDS
 
 WANTED_SHARE, WANTED_LEASE_S = 0.10, 20.0
 """What is aimed at, printed beside what was measured."""
@@ -129,7 +59,6 @@ def main() -> int:
         "--growth-steps", type=int, default=500, help="of the job of small steps; 0 leaves it out"
     )
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, in turns")
-    parser.add_argument("--functions", type=int, default=0, metavar="N", help="print N of each process")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
     arguments = parser.parse_args()
     end_on_sigterm()
@@ -147,8 +76,6 @@ def main() -> int:
         print(f"round {number + 1}: {found}", flush=True)
         for name, value in found.items():
             samples.setdefault(name, []).append(value)
-    if arguments.functions:
-        print_functions(overrides, arguments.functions)
     result = {
         "rounds": arguments.rounds,
         "steps": arguments.steps,
@@ -212,19 +139,6 @@ def start_times(home: Path, begun_at: float) -> dict[str, float]:
         found[f"{part}_s"] = rows[0][0] - begun_at
     ready = {path.stem: path.stat().st_mtime for path in (run / "services").glob("*.json")}
     return found | {f"{name}_ready_s": ready[name] - begun_at for name in ("learner", "reward", "worker-0")}
-
-
-def print_functions(overrides: Sequence[str], most: int) -> None:
-    """Run one more job and print what its processes spend their CPU seconds in."""
-    with scratch_home() as home, sampled(home / "samples"):
-        run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "functions", RUN_S)
-        for process in read_samples(home / "samples"):
-            if process.cpu_s < 1.0:
-                continue
-            print(f"{process.kind}: {process.cpu_s:.1f} CPU-s")
-            print("  threads: " + ", ".join(f"{name} {taken:.1f}" for name, taken in process.threads[:6]))
-            for name, taken in process.within[:most]:
-                print(f"  {taken:7.2f}  {name}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def demo_batches(config: RunConfig, steps: Collection[int]) -> list[list[BatchRo
     """Run a recipe on its real model until the last of `steps`, and return the batches of these steps."""
     found = []
     with tempfile.TemporaryDirectory(prefix="antiphon-learner-speed-") as folder:
-        experiment = Experiment(config, config.loop.max_staleness, 1, Path(folder))
+        experiment = Experiment(config, config.loop.max_staleness, Path(folder))
         for step in range(max(steps) + 1):
             experiment.train(step)
             if step in steps:

@@ -189,7 +189,7 @@ def versions(rate: str, steps: int, words: Sequence[str]) -> Iterator[dict[str, 
     """Yield the float32 weights of every version of the demo's recipe at a constant learning rate."""
     overrides = [f"learner.learning_rate={rate}", "learner.schedule=constant", f"run.steps={steps}", *words]
     with tempfile.TemporaryDirectory(prefix="antiphon-patch-") as folder:
-        experiment = Experiment(load_config(CONFIG, overrides), 0, 1, Path(folder))
+        experiment = Experiment(load_config(CONFIG, overrides), 0, Path(folder))
         for step in range(steps):
             experiment.train(step)
             yield experiment.weights(step + 1)

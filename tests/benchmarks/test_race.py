@@ -20,10 +20,8 @@ from antiphon.benchmarks.parts.race.runs import (
     seconds_at,
 )
 from antiphon.benchmarks.reward_parity import Run
-from antiphon.benchmarks.staleness import equal_seconds, row
 from antiphon.benchmarks.versus_trl import compare as compare_sides
 from antiphon.benchmarks.versus_trl import compare_each
-from antiphon.core.config import build_config
 
 SIZES = st.floats(1.0, 1e12)
 
@@ -185,17 +183,3 @@ def test_why_trl_has_no_server_is_one_sentence(
     if reason:
         with pytest.raises(MissingToolError, match="NCCL"), served(tmp_path, tmp_path):
             pass
-
-
-def test_a_staleness_row_pairs_seeds_with_s0_and_ends_with_the_fastest() -> None:
-    curves = {
-        "s0_decoupled": {seed: {"versions": [0, 10], "scores": [0.1, 0.9 + 0.01 * seed]} for seed in (0, 1)},
-        "s2_decoupled": {seed: {"versions": [0, 10], "scores": [0.1, 0.8 + 0.01 * seed]} for seed in (0, 1)},
-    }
-    config = build_config({"loop": {"prompts_per_step": 4, "group_size": 2}})
-    rows = [row(s, "decoupled", curves, {0: 4.0, 2: 2.0}, config) for s in (0, 2)]
-    assert (rows[1]["against_s0"], rows[1]["against_s0_high"]) == (-0.1, -0.1)
-    assert (rows[0]["samples"], rows[1]["seconds"]) == ([0, 80], [0.0, 20.0])
-    equal_seconds(rows)
-    assert rows[1]["reward_at_equal_seconds"] == 0.805
-    assert rows[0]["reward_at_equal_seconds"] == pytest.approx((0.1 + 0.905) / 2)

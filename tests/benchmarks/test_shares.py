@@ -44,11 +44,3 @@ def test_schedules_of_faults_break_nothing(test_seed: int) -> None:
     found = printed("benchmarks/fault_schedules.py", "--seeds", "10", "--first", str(1000 + test_seed))
     assert (found["seeds"], found["violations"], found["failing"]) == (10, 0, [])
     assert found["events_per_s"] > 0 and found["restarts"] > 0
-
-
-@pytest.mark.long
-def test_parties_that_only_want_to_cost_something_bar_no_honest_worker() -> None:
-    words = ("--pairs", "1", "--seconds", "3", "--connections", "20", "--requests", "50")
-    found = printed("benchmarks/exhaustion.py", *words)
-    assert found["refused_calls"] > 0 and found["lost_workers"] == 0
-    assert found["honest_rate_share"] > 0.0 and found["refused_honest"] == 0

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.coordinator import groups
@@ -48,6 +47,7 @@ from antiphon.services.learner.server import open_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.system.clock import wall_clock
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from tests.support.made_log import MadeLog
 
 pytestmark = pytest.mark.engine
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"

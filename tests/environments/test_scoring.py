@@ -16,9 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.benchmarks import sandbox as sandbox_benchmark
-from antiphon.benchmarks.parts.sandbox.environment import FACTORY, HONEST
-from antiphon.benchmarks.sandbox import ATTEMPTS
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.environments.outside import secret_values
@@ -34,18 +31,22 @@ from antiphon.environments.scoring.messages import (
 from antiphon.environments.scoring.pool import ScoringPool, ScoringProcess
 from antiphon.system.processes import ChildProcess
 from antiphon.system.sandbox import NOBODY, check_sandbox
+from tests.support.attempts import ATTEMPTS, attack
 from tests.support.bubblewrap import needs_bubblewrap
+from tests.support.evaluating import FACTORY, FOLDER, HONEST
 
 DEADLINE_S = 120.0
-TASK = ScoringTask("sandbox/evaluating", {}, 0, 8, 8, 0.5, 1 << 30, FACTORY)
+TASK = ScoringTask("sandbox/evaluating", {}, 0, 8, 8, 0.5, 1 << 30, FACTORY, (FOLDER,), (FOLDER,))
 RETURNING = replace(TASK, name="sandbox/returning")
 SERVICE = f"""
 import asyncio, sys
+sys.path.append({FOLDER!r})
 from antiphon.environments.scoring.messages import ScoringTask
 from antiphon.environments.scoring.pool import ScoringPool
 
 async def main():
-    task = ScoringTask("sandbox/evaluating", {{}}, 0, 8, 8, 600.0, 1 << 30, {FACTORY!r})
+    folders = ({FOLDER!r},)
+    task = ScoringTask("sandbox/evaluating", {{}}, 0, 8, 8, 600.0, 1 << 30, {FACTORY!r}, folders, folders)
     async with ScoringPool(task, processes=1, attempts=1, sandbox=sys.argv[1] == "1", patience_s=1.0) as pool:
         print(pool.processes[0].pid, flush=True)
         await pool.score("train-0-0", ["while True: pass"])
@@ -87,7 +88,7 @@ def process_1(pool: ScoringPool) -> psutil.Process:
 
 def test_no_attempt_succeeds_and_the_next_answers_are_scored_as_ever() -> None:
     needs_bubblewrap()
-    found = asyncio.run(sandbox_benchmark.attack(ATTEMPTS, answer_timeout_s=0.3))
+    found = asyncio.run(attack(ATTEMPTS, answer_timeout_s=0.3))
     assert len(ATTEMPTS) >= 75 and found == ([], [], 0)
 
 

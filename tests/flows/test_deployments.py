@@ -121,7 +121,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         (place / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
     (project / "examples").symlink_to(ROOT / "examples")
     (project / "benchmarks").mkdir()
-    (project / "benchmarks" / "draft_index.py").write_text(SCRIPT)
+    (project / "benchmarks" / "published_costs.py").write_text(SCRIPT)
     made = Site(home, project, begin_prefect_server(home, 0, folder / "server.log", outlive=True))
     try:
         made.server.wait_healthy(START_S)
@@ -226,7 +226,7 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     second = identity(
         site.run(
             ".venv/bin/prefect deployment run benchmark/benchmark "
-            '--param \'plan={"configs": [], "scripts": ["benchmarks/draft_index.py"]}\''
+            '--param \'plan={"configs": [], "scripts": ["benchmarks/published_costs.py"]}\''
         )
     )
     until(lambda: len(worker.children(recursive=True)) >= 4, excuse)  # flow, coordinator, learner, reward
@@ -249,11 +249,11 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     assert any(f"--resume {run_dir.name}" in str(a.data) for a in notes)
     until(lambda: state(second) in {"Completed", "Failed", "Crashed"}, excuse)
     assert state(second) == "Completed", excuse()
-    assert client.read_flow_run(second).name == "draft_index.py at unversioned"
+    assert client.read_flow_run(second).name == "published_costs.py at unversioned"
     results = site.project / "results" / "benchmarks"
     table = json.loads((results / "unversioned.json").read_text())
-    assert set(table["cases"]) == {f"benchmarks/draft_index.py #{n}" for n in (1, 2, 3)}
-    assert table["cases"]["benchmarks/draft_index.py #1"]["seconds_per_step"] == 2.0
+    assert set(table["cases"]) == {f"benchmarks/published_costs.py #{n}" for n in (1, 2, 3)}
+    assert table["cases"]["benchmarks/published_costs.py #1"]["seconds_per_step"] == 2.0
     assert (results / "index.html").is_file()
     assert list((site.project / "ledger").glob("benchmarks*.pointer")) or list(
         (site.home / "ledger").glob("benchmarks*.pointer")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from antiphon.api.sink import LogRecord
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.loop.events import SnapshotAnnounced
 from antiphon.core.records import BatchRef, StepCommit
@@ -20,6 +19,7 @@ from antiphon.lineage.follower import Follower, FollowerReport
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.run_log import STEPS_FILE, RunLog, read_steps
 from tests.lineage.test_follower import CLOSE_S, ListSink, close, follow, made, run_to_end
+from tests.support.made_log import MadeLog
 
 
 def announced(versions: range) -> MadeLog:

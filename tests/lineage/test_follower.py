@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from antiphon.api.sink import LogRecord, RunEnd
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import EvaluationRecord, Event
@@ -20,6 +19,7 @@ from antiphon.lineage import follower as following
 from antiphon.lineage.cursors import FOLDER, recorded_version
 from antiphon.lineage.follower import Follower, FollowerReport
 from antiphon.lineage.log_fold import LogFold
+from tests.support.made_log import MadeLog
 
 CLOSE_S = 30.0
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from antiphon.api.sink import LogRecord
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.run_log import RunLog, read_evaluations, read_steps
+from tests.support.made_log import MadeLog
 
 
 def records(*steps: int, scores: tuple[tuple[int, float], ...] = ()) -> list[LogRecord]:

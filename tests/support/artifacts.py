@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.api.policy_file import policy_header
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.records import (
@@ -27,6 +26,7 @@ from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
+from tests.support.made_log import MadeLog
 
 TOKENS = 6
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.metrics import batch_metrics
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, SnapshotManifest, StepCommit, VersionSpan
@@ -24,6 +23,7 @@ from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rollout.selfcheck.distribution_check import processed
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 from antiphon.weights.snapshot import write_snapshot
+from tests.support.made_log import MadeLog
 
 VOCABULARY = 32
 RUN_ID = "tiny-s0-1"

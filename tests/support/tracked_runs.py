@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import SnapshotAnnounced
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, RowTiming, StepCommit, VersionSpan
@@ -20,6 +19,7 @@ from antiphon.lineage.records import Records, RecordsReport
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.model_files import Exporter
+from tests.support.made_log import MadeLog
 
 ROWS = 8
 

@@ -1,11 +1,10 @@
-"""Learning parts: one recipe, one seed, from the base model to the last version.
+"""Experiment: one recipe, one seed, trained step by step in one process.
 
 Advantages, the filter's batch file, the objective and the optimizer are those of production. The
 stages follow one another, and each step trains on what the version `lag` steps before it sampled,
 so the staleness of a recipe is exactly what it says.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,7 +29,6 @@ from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.step import Trainer
-from antiphon.services.learner.training import TrainedStep
 
 COMPACT_BELOW = 0.7
 """Finished completions leave the batch when fewer than this share of it still grow."""
@@ -170,33 +168,18 @@ def heldout_score(config: RunConfig, weights: Path, samples: int, version: int, 
     return task.heldout(samples, version, part)
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """What one run showed."""
-
-    versions: list[int]
-    scores: list[float]
-    """Mean held-out reward at these versions."""
-    rewards: list[float]
-    """Mean reward of each step's samples, filtered groups included."""
-    gradient_norms: list[float]
-    trained_share: float
-    """Trained groups over sampled ones."""
-
-
 class Experiment:
     """The parties of one run in one process."""
 
-    def __init__(self, config: RunConfig, lag: int, samples: int, folder: Path) -> None:
+    def __init__(self, config: RunConfig, lag: int, folder: Path) -> None:
         """Load them.
 
         Args:
             config: the recipe; its loop section says groups and filter.
             lag: a step trains on what the version this many steps before it sampled.
-            samples: completions of each held-out prompt in an evaluation.
             folder: empty; checkpoints would go there.
         """
-        self._config, self._lag, self._samples = config, lag, samples
+        self._config, self._lag = config, lag
         self._task = Task(config)
         self._trainer = Trainer(config, CheckpointStore(folder, 1))
         weights = self._trainer.start(0).weights
@@ -204,30 +187,12 @@ class Experiment:
         self.payload = b""
         """The batch file of the last step."""
         self._opened = 0
-        self._sampled_groups = self._trained_groups = 0
 
-    def run(self, interval: int) -> Curve:
-        """Train all steps and evaluate every this many versions."""
-        curve = Curve([0], [self.evaluate(0)], [], [], 0.0)
-        steps = self._config.run.steps
-        for step in range(steps):
-            trained, reward = self.train(step)
-            curve.rewards.append(reward)
-            curve.gradient_norms.append(trained.metrics["gradient_norm"])
-            if (step + 1) % interval == 0 or step + 1 == steps:
-                curve.versions.append(step + 1)
-                curve.scores.append(self.evaluate(step + 1))
-        self.close()
-        share = self._trained_groups / max(1, self._sampled_groups)
-        return Curve(curve.versions, curve.scores, curve.rewards, curve.gradient_norms, share)
-
-    def train(self, step: int) -> tuple[TrainedStep, float]:
-        """Sample, judge and train one step; return what it left and the mean reward of its samples."""
-        self.payload, reward = self._batch(step)
-        trained = self._trainer.train(step, self.payload)
-        self._versions[step + 1] = trained.weights.copies()
+    def train(self, step: int) -> None:
+        """Sample, judge and train one step."""
+        self.payload = self._batch(step)
+        self._versions[step + 1] = self._trainer.train(step, self.payload).weights.copies()
         self._versions.pop(step - self._lag, None)
-        return trained, reward
 
     def weights(self, version: int) -> dict[str, torch.Tensor]:
         """Return the weights of a version that may still be sampled with."""
@@ -237,11 +202,6 @@ class Experiment:
         """Drop the trainer."""
         self._trainer.stop()
 
-    def evaluate(self, version: int) -> float:
-        """Return the mean reward of a version on the held-out problems."""
-        self._task.load(self._versions[version])
-        return self._task.heldout(self._samples, version)
-
     def _problems(self) -> Iterator[tuple[Problem, int]]:
         """Yield the training problems in the order of production, each with the number of its group."""
         while True:
@@ -249,48 +209,31 @@ class Experiment:
             index, _ = prompt_place(self._config, number)
             yield self._task.environment.problem("train", index), number
 
-    def _batch(self, step: int) -> tuple[bytes, float]:
-        """Sample and judge a step's groups; return its batch file and the mean reward of all samples."""
+    def _batch(self, step: int) -> bytes:
+        """Sample and judge a step's groups; return its batch file."""
         loop = self._config.loop
         version = max(0, step - self._lag)
         self._task.load(self._versions[version])
         rows: list[BatchRow] = []
         left_out: list[LeftOut] = []
-        taken = opened = 0
-        rewards: list[float] = []
-        most = (
-            int(loop.prompts_per_step * loop.refill_limit)
-            if loop.filter == "refill"
-            else loop.prompts_per_step
-        )
-        wanted = loop.prompts_per_step
+        wanted, taken, opened = loop.prompts_per_step, 0, 0
+        most = int(wanted * loop.refill_limit) if loop.filter == "refill" else wanted
         while taken < wanted and opened < most:
             chosen = list(islice(self._problems(), min(wanted - taken, most - opened)))
             opened += len(chosen)
-            for problem, number, group in self._sample(chosen, step, opened):
+            seed = derive_seed("sampling", self._config.run.seed, step, opened) % 2**63
+            groups = self._task.sample([problem for problem, _ in chosen], loop.group_size, seed)
+            for (problem, number), group in zip(chosen, groups, strict=True):
                 scored = np.asarray(self._task.reward(problem, group), dtype=np.float64)
-                rewards.extend(scored)
-                if loop.filter != "none" and not has_variance(scored):
-                    if loop.filter == "drop":
-                        taken += 1
-                        masks = self._config.algorithm.truncated_completions == "mask"
-                        counted = [len(one.tokens) for one in group if one.ended or not masks]
-                        left_out.append(LeftOut(f"g{number:07d}", len(counted), sum(counted)))
-                    continue
-                taken += 1
-                self._trained_groups += 1
-                rows.extend(self._rows(problem, number, group, scored, version))
-        self._sampled_groups += opened
-        return encode_batch(rows, left_out), float(np.mean(rewards))
-
-    def _sample(
-        self, chosen: list[tuple[Problem, int]], step: int, opened: int
-    ) -> Iterator[tuple[Problem, int, list[Sampled]]]:
-        seed = derive_seed("sampling", self._config.run.seed, step, opened) % 2**63
-        problems = [problem for problem, _ in chosen]
-        found = self._task.sample(problems, self._config.loop.group_size, seed)
-        for (problem, number), group in zip(chosen, found, strict=True):
-            yield problem, number, group
+                kept = loop.filter == "none" or has_variance(scored)
+                taken += kept or loop.filter == "drop"
+                if kept:
+                    rows.extend(self._rows(problem, number, group, scored, version))
+                elif loop.filter == "drop":
+                    masks = self._config.algorithm.truncated_completions == "mask"
+                    counted = [len(one.tokens) for one in group if one.ended or not masks]
+                    left_out.append(LeftOut(f"g{number:07d}", len(counted), sum(counted)))
+        return encode_batch(rows, left_out)
 
     def _rows(
         self, problem: Problem, number: int, group: list[Sampled], rewards: Any, version: int
@@ -315,9 +258,3 @@ class Experiment:
             )
             for index, one in enumerate(group)
         ]
-
-
-def run_recipe(config: RunConfig, lag: int, samples: int, interval: int) -> Curve:
-    """Run one recipe with one seed."""
-    with tempfile.TemporaryDirectory(prefix="antiphon-learning-") as folder:
-        return Experiment(config, lag, samples, Path(folder)).run(interval)

@@ -251,7 +251,7 @@ class BenchmarkPlan(BaseModel):
     overrides: list[str] = Field(default=[])
     """section.field=value for all runs, such as run.steps=20."""
     scripts: list[str] = Field(default=[])
-    """Scripts with their arguments, such as `benchmarks/draft_index.py`; each prints a JSON object last."""
+    """Scripts with their arguments, such as `benchmarks/replay.py`; each prints a JSON object last."""
     repeats: int = Field(default=3, ge=1, le=20)
     """Times each script is run; three or more show its noise."""
     smoke: bool = False

@@ -3,13 +3,40 @@
 import numpy as np
 import pytest
 
-from antiphon.benchmarks.activation import most_flips
 from antiphon.core.capacity.activation import Activator, Hysteresis
 from antiphon.core.capacity.cover import Redundancy, WorkerOffer
 from antiphon.core.errors import InfeasibleError
 
 FLEET = [WorkerOffer(f"w{n}", 1.0 + n / 10, 1.0) for n in range(6)]
 HOLD_S = Hysteresis().hold_s
+
+
+def most_flips(source: np.random.Generator, hours: float) -> int:
+    """Run an activator on noisy rates and return the most flips of all workers within one hold time."""
+    count = int(source.integers(8, 20))
+    offers = [
+        WorkerOffer(f"w{n:02d}", float(source.uniform(0.5, 2.0)), float(source.uniform(0.5, 3.0)))
+        for n in range(count)
+    ]
+    need = float(source.uniform(0.3, 0.7)) * sum(one.rate for one in offers)
+    hysteresis = Hysteresis()
+    activator = Activator(Redundancy(0.5), hysteresis)
+    active: set[str] = set()
+    direction: dict[str, int] = {}
+    flips: list[float] = []
+    for tick in range(int(hours * 3600.0 / 15.0)):
+        now = tick * 15.0
+        for one in offers:
+            if one.name in active:
+                activator.measured(one.name, one.rate * max(0.0, float(source.normal(1.0, 0.2))), now)
+        orders = activator.decide(now, offers, active, need)
+        for names, sign in ((orders.activate, 1), (orders.drain, -1)):
+            for name in names:
+                if direction.get(name, sign) != sign:
+                    flips.append(now)
+                direction[name] = sign
+        active = (active | set(orders.activate)) - set(orders.drain)
+    return max((sum(at <= t < at + hysteresis.hold_s for t in flips) for at in flips), default=0)
 
 
 def activator() -> Activator:

@@ -33,7 +33,7 @@ from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.run_log import is_timing, step_line
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs.outcome import epochs_words
-from antiphon.services.coordinator.sealing import Ingredient, seal_batch
+from antiphon.services.coordinator.sealing import seal_batch
 from antiphon.services.rollout.work import GroupInFlight, WorkInFlight
 from antiphon.system.wakeup import Wakeup
 from tests.support.light_coordinator import light_lease
@@ -218,13 +218,13 @@ def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
         dataclasses.replace(g, rewards=(0.0, 1.0) * (g.samples // 2)) for g in model.state.groups.values()
     ]
     prompts, tally = LightPrompts(), Tally([outcome(HONEST), outcome(None)])
-    ingredients = {
-        g.group_id: Ingredient(g, model.submissions[g.group_id], prompts.prompt(g.split, g.prompt_index))
+    sampled = {
+        g.group_id: (model.submissions[g.group_id], prompts.prompt(g.split, g.prompt_index))
         for g in groups[:3]
     }
     plan = SealPlan(0, tuple(groups[:3]), tuple(groups[3:]))
     store = ArtifactStore(tmp_path)
-    event = seal_batch(plan, ingredients, tally, model.config, store)
+    event = seal_batch(plan, sampled, tally, model.config, store)
     assert event.drafting == add_statistics([*(g.drafting for g in groups), HONEST])
     for timing in decode_timings(store.get(event.timings_digest)):
         figures = next(g.drafting for g in groups if g.group_id == timing.group_id)
@@ -232,10 +232,7 @@ def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
         assert timing.accepted == (figures.accepted if figures else None)
     undrafted = [dataclasses.replace(g, drafting=None) for g in groups]
     bare = SealPlan(0, tuple(undrafted[:3]), tuple(undrafted[3:]))
-    again = {
-        n: dataclasses.replace(i, group=g) for (n, i), g in zip(ingredients.items(), undrafted, strict=False)
-    }
-    plain = seal_batch(bare, again, Tally(), model.config, store)
+    plain = seal_batch(bare, sampled, Tally(), model.config, store)
     assert plain.drafting is None
     assert plain.digest == event.digest, "the batch knows nothing of drafting"
 

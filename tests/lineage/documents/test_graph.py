@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.cli.app import execute
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
@@ -20,6 +19,7 @@ from antiphon.lineage.names import batch_entry, version_entry
 from antiphon.lineage.run_log import RunLog
 from antiphon.runs.directory import choose_run
 from tests.support.artifacts import RecordedRun
+from tests.support.made_log import MadeLog
 
 STEPS = 3
 

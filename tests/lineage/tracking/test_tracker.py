@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 
-from antiphon.benchmarks.parts.made_log import MadeLog
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
@@ -24,6 +23,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import weights_digest
 from tests.support.artifacts import light_snapshot, tiny_row
+from tests.support.made_log import MadeLog
 
 ROOT = Path(__file__).parents[3]
 WEIGHTS = b"\x00\x01\x02\x03" * 8

@@ -1,12 +1,17 @@
 """Environment whose scorer runs its answers: the worst that a scorer can be."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from antiphon.environments.environment import Problem
 
-FACTORY = "antiphon.benchmarks.parts.sandbox.environment:make_environment"
+FACTORY = "evaluating:make_environment"
+FOLDER = str(Path(__file__).parent)
+"""In which a scoring process finds this module, and the one that starts it."""
+if FOLDER not in sys.path:
+    sys.path.append(FOLDER)
 HONEST = "won = 3 > 2"
 
 

@@ -1,1 +1,0 @@
-"""CPU: where a job spends its CPU seconds, by process and by function, and what its start waits for."""

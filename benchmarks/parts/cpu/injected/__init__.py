@@ -1,1 +1,0 @@
-"""Injected: the folder that a sampled job has in its PYTHONPATH."""

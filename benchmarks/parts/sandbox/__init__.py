@@ -1,1 +1,0 @@
-"""What the sandbox of the scorers is tried with."""
