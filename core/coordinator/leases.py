@@ -31,27 +31,30 @@ class Wait:
     """Only another version can help this worker, so the wait is short."""
 
 
-def ask(loop: LoopState, request: LeaseRequest, now: float) -> Decision[None]:
-    """Take in what a request says of its worker.
+def grant(
+    loop: LoopState, request: LeaseRequest, now: float, first: bool, reminded: bool
+) -> Decision[LeaseReply | Wait]:
+    """Grant up to `request.groups` leases.
+
+    Args:
+        loop: the run.
+        request: what a worker asks for.
+        now: seconds on the clock of the leases.
+        first: it is looked at for the first time, so what it says of its worker is news.
+        reminded: the worker was just asked to load another version.
 
     Raises:
         ContractError: when a number cannot be, or the version was never announced.
     """
-    member = loop.fleet.get(request.worker_id)
-    if member is None:
-        return
-    check_number("groups of a request for leases", request.groups, MOST_PLACES)
-    acceptance.check_held_version(loop.run, request.worker_id, request.held_version)
-    member.seen_s = now
-    if loop.fleet.holds(member, request.held_version):
-        yield e.WorkerLoaded(member.worker_id, request.held_version or 0)
-
-
-def grant(loop: LoopState, request: LeaseRequest, reminded: bool, now: float) -> Decision[LeaseReply | Wait]:
-    """Grant up to `request.groups` leases; `reminded`: the worker was just asked to load another version."""
     run, leases, member = loop.run, loop.leases, loop.fleet.get(request.worker_id)
     if member is None:
         return _nothing(loop, f"worker {request.worker_id!r} is not registered; register again")
+    if first:
+        check_number("groups of a request for leases", request.groups, MOST_PLACES)
+        acceptance.check_held_version(run, request.worker_id, request.held_version)
+        member.seen_s = now
+        if loop.fleet.holds(member, request.held_version):
+            yield e.WorkerLoaded(member.worker_id, request.held_version or 0)
     if member.held_version != request.held_version:
         return _nothing(loop, "the worker has loaded another version; ask again with that")
     # What others of its requests were granted meanwhile counts too.

@@ -241,7 +241,7 @@ class RunStateMachine:
     def written(self) -> "asyncio.Future[None]":
         """Return what is done when everything that was enqueued before is on the disk."""
         self.check()
-        return self.journal.enqueue(())
+        return self.journal.written()
 
     def _notify(self, events: list[e.JournalEvent]) -> None:
         """Wake those for whom something changed, and say in the log what people should know."""

@@ -131,18 +131,16 @@ class CoordinatorService(Coordinator):
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
         machine, loop = self.state_machine, self._loop
-        now = machine.clock()
-        deadline, reminded = now + _within(request.wait_s), False
-        machine.run(leases.ask(loop, request, now))
+        deadline, first, reminded = machine.clock() + _within(request.wait_s), True, False
         with machine.work.call(request.worker_id) as call:
             while True:
                 machine.check_open()
                 now = machine.clock()
-                found = machine.run(leases.grant(loop, request, reminded, now))
+                found = machine.run(leases.grant(loop, request, now, first, reminded))
                 if isinstance(found, LeaseReply):
                     call.took(len(found.leases))
                     break
-                reminded = found.should_load
+                first, reminded = False, found.should_load
                 pause_s = min(REMIND_S, deadline - now) if reminded else deadline - now
                 if not await call.wait(pause_s) and not reminded:
                     return found.reply

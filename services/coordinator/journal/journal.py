@@ -192,30 +192,16 @@ class Journal:
     ) -> "asyncio.Future[None]":
         """Take events for the next transaction; await the result to know that they are on disk.
 
-        With nothing to write, the result says when everything enqueued before is on disk. Giving
-        up waiting never disturbs others who wait for the same transaction.
-
         All of it goes into one transaction: events in order, payloads to keep by name, names of payloads
         to forget, what changes in the history, the step that was committed with what it used up, and
-        the state after the last of the events, of which there must be one then.
+        the state after the last of the events, of which there must be one then. Giving up waiting never
+        disturbs others who wait for the same transaction.
 
         Raises:
             AntiphonError: when an earlier write failed or has no known end; nothing is taken after that.
         """
-        if self.failure is not None:
-            raise self.failure
-        if self._writing is not None and self._flushing is None:
-            raise IntegrityError(
-                f"nobody knows whether the last events of the journal {self._store.place} are on the disk; "
-                "start the run again"
-            )
+        self._check()
         loop = asyncio.get_running_loop()
-        if not (events or payloads or forget or history or trained):
-            last = self._pending_done or self._writing
-            if last is None:
-                last = loop.create_future()
-                last.set_result(None)
-            return asyncio.shield(last)
         failpoints.reach("coordinator.enqueue.before")
         batch = self._pending
         at = self.wall_clock()
@@ -239,6 +225,29 @@ class Journal:
             self._flushing = loop.create_task(self._flush())
         failpoints.reach("coordinator.enqueue.after")
         return asyncio.shield(self._pending_done)
+
+    def written(self) -> "asyncio.Future[None]":
+        """Return what is done when everything that was enqueued before is on the disk.
+
+        Raises:
+            AntiphonError: as `enqueue`.
+        """
+        self._check()
+        last = self._pending_done or self._writing
+        if last is None:
+            last = asyncio.get_running_loop().create_future()
+            last.set_result(None)
+            return last
+        return asyncio.shield(last)
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._writing is not None and self._flushing is None:
+            raise IntegrityError(
+                f"nobody knows whether the last events of the journal {self._store.place} are on the disk; "
+                "start the run again"
+            )
 
     async def payload(self, name: str) -> bytes | None:
         """Return a kept payload, or None when it was forgotten or never there."""
