@@ -52,7 +52,6 @@ def grant(
     if first:
         check_number("groups of a request for leases", request.groups, MOST_PLACES)
         acceptance.check_held_version(run, request.worker_id, request.held_version)
-        member.seen_s = now
         if loop.fleet.holds(member, request.held_version):
             yield e.WorkerLoaded(member.worker_id, request.held_version or 0)
     if member.held_version != request.held_version:

@@ -60,13 +60,11 @@ class KeepHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """A worker may have more now, although no event says so: its waiting requests look again."""
-
-    worker_id: str
+class News:
+    """Workers may be given more now, although no event says so: all requests that wait look again."""
 
 
-Effect = e.JournalEvent | Keep | Forget | KeepHistory | Tell
+Effect = e.JournalEvent | Keep | Forget | KeepHistory | News
 _Reply = TypeVar("_Reply")
 Decision = Generator[Effect, None, _Reply]
 

@@ -12,7 +12,7 @@ from antiphon.core.coordinator.loop_state import (
     NO_REASON,
     Decision,
     LoopState,
-    Tell,
+    News,
 )
 from antiphon.core.dissemination.plan import ORIGIN
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_address, check_report
@@ -126,7 +126,7 @@ def heartbeat(
     hung = [] if blocked else leases.engine_hangs(heartbeat, gained, now)
     seconds = leases.engines.stands_still_s(member.worker_id)
     if not hung and before is not None and leases.engines.most_leases(member.worker_id) != before:
-        yield Tell(member.worker_id)
+        yield News()
     for held in hung:
         yield from take_back(loop, held, f"its engine brought no token for {seconds:.1f} s", now, hung=True)
     for lease_id in heartbeat.released_leases:

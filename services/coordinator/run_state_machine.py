@@ -194,7 +194,8 @@ class RunStateMachine:
             AntiphonError: when the state machine failed before, and what the decision raises.
         """
         self.check()
-        now, events, keep, forget = self.clock(), list[e.JournalEvent](), dict[str, bytes](), list[str]()
+        now, events = self.clock(), list[e.JournalEvent]()
+        keep, forget = dict[str, bytes](), dict[str, None]()
         history: HistoryEdit | None = None
         trained: TrainedRow | None = None
         try:
@@ -207,23 +208,25 @@ class RunStateMachine:
                         trained = _trained(self.state, effect)
                 elif isinstance(effect, Keep):
                     keep[effect.name] = payloads.dump(effect.record)
+                    forget.pop(effect.name, None)  # the last word holds
                     self.submissions.remember(effect.record)
                 elif isinstance(effect, Forget):
                     self.submissions.forget(effect.names)
                     if not effect.only_at_hand:
-                        forget.extend(effect.names)
+                        forget |= dict.fromkeys(effect.names)
+                        keep = {name: body for name, body in keep.items() if name not in forget}
                 elif isinstance(effect, KeepHistory):
                     found = effect.prompt_key, effect.group, effect.submission, effect.rewards
                     history = self.archive.take(*found)
                 else:
-                    self.work.tell(effect.worker_id)
+                    self.work.notify()
         except StopIteration as ended:
             reply: _Reply = ended.value
             return reply
         finally:  # whatever happens, what was applied is journalled
             if events or keep or forget or history:
                 dump = self._snapshots.due(len(events))
-                self.journal.enqueue(events, keep, forget, history, trained, dump)
+                self.journal.enqueue(events, keep, tuple(forget), history, trained, dump)
                 self._notify(events)
 
     async def do(self, decision: Decision[_Reply]) -> _Reply:
@@ -279,7 +282,8 @@ class RunStateMachine:
                 case e.RunPaused() | e.RunFinished() | e.BatchVoided():
                     self.wake_all()
             if (fields := _LOGGED.get(type(event))) is not None:
-                log = _log.info if type(event) in _USUAL else _log.warning
+                usual = type(event) in _USUAL and not getattr(event, "hung", False)
+                log = _log.info if usual else _log.warning
                 log(event.kind, **{name: getattr(event, name) for name in fields})
         # In fixed mode what one worker should load depends on what the others do.
         if news or ((offered or relevant) and self.config.loop.mode == "fixed"):

@@ -105,9 +105,13 @@ class CoordinatorService(Coordinator):
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         machine, now = self.state_machine, self.state_machine.clock()
         wall_s, blocked = machine.journal.wall_clock(), bool(machine.blocked_reason)
-        before = machine.journal.last_seq
+        before, transfers = machine.journal.last_seq, self._loop.fleet.transfers
+        excluded = transfers.excluded()
         try:
             reply, must_last = machine.run(workers.heartbeat(self._loop, heartbeat, now, wall_s, blocked))
+            for name, reason in transfers.excluded().items():
+                if name not in excluded:
+                    _log.warning("relay.excluded", worker=name, reason=reason)
         except ContractError:
             if machine.journal.last_seq > before:  # it is a strike
                 await machine.written()
@@ -132,6 +136,8 @@ class CoordinatorService(Coordinator):
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
         machine, loop = self.state_machine, self._loop
         deadline, first, reminded = machine.clock() + _within(request.wait_s), True, False
+        if (asking := loop.fleet.get(request.worker_id)) is not None:
+            asking.seen_s = machine.clock()  # also while nothing can be recorded
         with machine.work.call(request.worker_id) as call:
             while True:
                 machine.check_open()

@@ -81,7 +81,7 @@ def load_state(body: str, entries: Callable[[str, int], Iterable[str]], state: R
         whole = _WHOLE.validate_json(body)
         fields, final = whole["fields"], {name: whole["final"][name] for name in GROWING}
         for name, count in final.items():
-            rows = [_ENTRY[name].validate_json(row) for row in entries(name, count)]
+            rows = [_ENTRY[name].validate_json(row)["entry"] for row in entries(name, count)]
             if len(rows) != count:
                 raise IntegrityError(f"{len(rows)} entries of {name} are there, not {count}")
             grown = fields[name]
@@ -112,10 +112,8 @@ def _entries(
     for name, stop in final.items():
         start = min(known.get(name, 0), stop)
         added = _part(getattr(state, name), start, stop)
-        found = added if isinstance(added, list) else added.items()
-        yield from (
-            (name, place, _ENTRY[name].dump_json(one).decode()) for place, one in enumerate(found, start)
-        )
+        for place, one in enumerate(added if isinstance(added, list) else added.items(), start):
+            yield name, place, _ENTRY[name].dump_json({"entry": one}).decode()
 
 
 def _stored(fields: dict[str, Any]) -> Any:
@@ -137,6 +135,8 @@ def _entry(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is list else tuple[get_args(kind)]  # type: ignore[misc]
 
 
-_ENTRY: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(_entry(_HINTS[name])) for name in GROWING}
+_ENTRY: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(_stored({"entry": _entry(_HINTS[name])})) for name in GROWING
+}
 FORM = digest_bytes(json.dumps([MEANING, _WHOLE.json_schema(mode="serialization")]).encode())[:16]
 """Names what a dump looks like; only one of the same form can be read."""

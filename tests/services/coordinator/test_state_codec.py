@@ -118,3 +118,14 @@ def test_a_snapshot_that_cannot_be_read_leaves_the_state_as_it_was(damage: str) 
     with pytest.raises(IntegrityError):
         load_state(body, kept.read, state)
     same(state, model.fresh())
+
+
+def test_metrics_that_are_no_numbers_are_read_as_they_were_written() -> None:
+    model, kept, rng = LoopModel(make_config(filter_="none")), KeptEntries(), np.random.default_rng(2)
+    while len(model.state.commits) < 3:
+        act(model, rng, faults=0.0)
+    odd = {"nan": float("nan"), "inf": float("inf"), "low": -float("inf")}
+    model.state.commits[0] = dataclasses.replace(model.state.commits[0], metrics=odd)
+    dump, state = kept.take(dump_state(model.state, kept.known)), model.fresh()
+    load_state(dump.body, kept.read, state)
+    assert repr(state.commits[0].metrics) == repr(odd)
