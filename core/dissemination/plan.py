@@ -30,7 +30,7 @@ ORIGIN = ""
 FALLBACKS = 2
 """Ancestors that a worker may turn to between its parent and the origin."""
 NEIGHBOURS = 8
-"""Holders besides that a worker knows; it asks them for what they say they hold."""
+"""Holders besides that a worker knows; they send what they hold of what it asks for."""
 CHUNK_OVERHEAD_S = 0.0005
 """Seconds that a chunk costs a receiver besides its bytes: a request, a digest, a write."""
 

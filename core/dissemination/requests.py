@@ -84,7 +84,7 @@ class Source:
 
     name: str
     upstream: bool
-    """It has every chunk, or gets it before this worker does; others are asked for what they hold."""
+    """It has every chunk, or gets it before this worker does; others send what they hold of what they are asked for."""
     calls_at_once: int
     bytes_per_s: float
     """Measured; at first what was planned."""
@@ -333,6 +333,9 @@ class Transfer:
             chosen = self._late(source)
         if source.failures and source.upstream:
             return tuple(map(int, chosen[-1:]))
+        if source.failures:
+            # It holds none of the first; of some from everywhere it sends what it holds.
+            return tuple(map(int, chosen[:: -(-len(chosen) // MOST_IN_REQUEST) or 1]))
         ahead = source.bytes_per_s * AHEAD_S / self._chunk_bytes / source.calls_at_once
         fair = -(-len(chosen) // source.calls_at_once)  # the end is shared by all streams
         return tuple(map(int, chosen[: max(1, min(int(ahead), fair, MOST_IN_REQUEST))]))

@@ -50,3 +50,26 @@ def test_what_a_slow_origin_is_sending_is_kept_while_others_are_asked() -> None:
     transfer.ended(request)
     assert not transfer.all_failing()  # a slow link is no refusal
     assert transfer.sources[ORIGIN].stalls == 1
+
+
+def test_a_neighbour_brings_what_it_holds_although_the_first_chunks_are_not_among_it() -> None:
+    chunks, length = 2000, 1 << 20
+    transfer = Transfer(
+        np.zeros(chunks, np.bool_), length, Assignment((ORIGIN,), ("near",), 1, 12.5e6), {}, 0.0
+    )
+    now, came = 0.0, set[int]()
+    while len(came) < chunks // 2 and now < 60.0:
+        for request in transfer.next_requests(now):
+            if request.source == ORIGIN:  # it is gone
+                transfer.failed(ORIGIN, now)
+            else:
+                held = [index for index in request.indices if index >= chunks // 2]
+                for index in held:
+                    transfer.bytes_came("near", length, now, index, length)
+                    transfer.arrived(request, index)
+                came.update(held)
+                if len(held) < len(request.indices):
+                    transfer.failed("near", now)
+            transfer.ended(request)
+        now += max(0.01, transfer.retry_s(now))
+    assert len(came) == chunks // 2
