@@ -84,7 +84,7 @@ class Source:
 
     name: str
     upstream: bool
-    """It has every chunk, or gets it before this worker does; others send what they hold of what they are asked for."""
+    """It has every chunk, or gets it before this worker does; others send what they hold of what is asked."""
     calls_at_once: int
     bytes_per_s: float
     """Measured; at first what was planned."""
