@@ -11,6 +11,7 @@ import numpy as np
 
 from antiphon.core.coordinator import consequences, groups, leases
 from antiphon.core.coordinator.running_leases import RunningLeases
+from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import acceptance, admission, assembly
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
@@ -72,15 +73,12 @@ def slower_leases_go_on(patch: Patch) -> None:
 
 
 def answers_come_before_the_disk(patch: Patch) -> None:
-    real = Journal.enqueue
-
-    def enqueue(self: Journal, *arguments: Any, **named: Any) -> Any:
-        real(self, *arguments, **named)
+    def written(self: Journal) -> Any:
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
 
-    patch.setattr(Journal, "enqueue", enqueue)
+    patch.setattr(Journal, "written", written)
 
 
 def leases_of_the_dead_last_for_ever(patch: Patch) -> None:
@@ -118,10 +116,15 @@ def restored_learners_believe_what_they_find(patch: Patch) -> None:
 
 
 def learners_hold_on_to_what_was_skipped(patch: Patch) -> None:
-    async def skipped(service: Any, batch: Any) -> bool:
-        return False
+    real = LearnerService._make
 
-    patch.setattr(LearnerService, "_skipped", skipped)
+    async def make(service: Any, batch: Any) -> Any:
+        made = await real(service, batch)
+        if made is None:
+            raise IntegrityError(f"step {batch.step} was skipped, and nothing else is known")
+        return made
+
+    patch.setattr(LearnerService, "_make", make)
 
 
 def skipped_steps_keep_their_batch(patch: Patch) -> None:

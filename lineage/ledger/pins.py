@@ -83,13 +83,17 @@ class Ledger:
         """Directory of the ledger."""
         with _explained(self.directory):
             self._lock = _lock(self.directory, Path(str(self._repo.tmp_dir)))
-            self.directory.mkdir(parents=True, exist_ok=True)
-            ignore = self._folder / ".gitignore"
-            if not ignore.exists():
-                write_atomically(ignore, GITIGNORE.encode())
-            if kept:
-                keep(self._folder, run_id)
-            self._shards = [self._opened(place) for place in shard_directories(self._folder, run_id)]
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                ignore = self._folder / ".gitignore"
+                if not ignore.exists():
+                    write_atomically(ignore, GITIGNORE.encode())
+                if kept:
+                    keep(self._folder, run_id)
+                self._shards = [self._opened(place) for place in shard_directories(self._folder, run_id)]
+            except BaseException:
+                self.release()  # the error keeps this object alive, and the ledger may be opened again
+                raise
         self._homes = {rel: shard for shard in self._shards for rel in shard.entries}
 
     @property

@@ -60,8 +60,18 @@ class ShardCheck:
                 name, fix = f"stranger in {self._name}", "move it elsewhere"
                 self._findings.add(name, files[rel], "is no entry of the ledger", fix)
             elif version_of_weights(rel) is None:  # weights are being entered, or taken away
-                entries[rel] = files[rel]
+                entries[rel] = self._check_unpublished(rel, files[rel])
         return entries
+
+    def _check_unpublished(self, rel: str, path: Path) -> Path | None:
+        """Return a file that no tree names yet when DVC's cache has it as it is."""
+        found = self._reader.read(path)
+        if found is None or self._cached(found.md5).is_file():
+            return path
+        fix = "start the run again, which enters it as it was recorded"
+        problem = f"was altered before it was published: the DVC cache has no file of its md5 {found.md5}"
+        self._findings.add(name_of(rel), path, problem, fix)
+        return None
 
     def _read_pointer(self, may_be_missing: bool) -> Mapping[str, Any] | None:
         named = f"pointer of {self._name}"

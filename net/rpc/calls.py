@@ -35,7 +35,7 @@ class Call:
         `name` is what a stub or a stream calls it; a test may end the process at `failpoint`, before the
         answer.
         """
-        self.name, self.method, self._failpoint = name, method.__name__, failpoint
+        self.name, self.method, self.failpoint = name, method.__name__, failpoint
         self.signature, types = inspect.signature(method), get_type_hints(method)
         result = dict.fromkeys(reply.fields_by_name, types.pop("return"))
         self.write_request, self.read_request = values_codec(GetMessageClass(request), types)
@@ -44,7 +44,7 @@ class Call:
     async def answer(self, contract: Any, request: Message, context: object = None) -> Message:
         """Call the method of a contract with what a request says and return its reply."""
         result = await getattr(contract, self.method)(*self.read_request(request))
-        failpoints.reach(self._failpoint)
+        failpoints.reach(self.failpoint)
         return self.write_reply(result)
 
 

@@ -12,6 +12,7 @@ from antiphon.benchmarks.kills import KilledRun, Tally, make_config, roles, run_
 from antiphon.benchmarks.parts.kills.audit import audit
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.events import LeaseExpired
+from antiphon.net.wire import CALLS, WORK_CALLS
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.system import failpoints
 from tests.support.wrong_clocks import WrongClocks, build_wrong_clock
@@ -66,7 +67,8 @@ def test_every_fail_point_has_its_place_in_the_code() -> None:
         for path in (ROOT / "services").rglob("*.py")
         for name in re.findall(r'failpoints\.reach\(\s*"([a-z.]+)"\s*\)', path.read_text())
     ]
-    assert set(placed) == set(failpoints.NAMES)
+    replies = {call.failpoint for call in (*CALLS.values(), *WORK_CALLS.values())} - {""}
+    assert {*placed, *replies} == set(failpoints.NAMES)
 
 
 def test_fail_points_are_off_and_cannot_be_misspelt() -> None:
