@@ -54,6 +54,7 @@ def run_post_train(
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
     run = claim_run(config, run_id, home, view, options, interrupt)
     with ExitStack() as stack:
+        stack.callback(run.close)
         server = None
         for name, value in QUIET.items():
             stack.callback(_set_variable(name, value))

@@ -144,6 +144,8 @@ def post_train(
         stack.enter_context(hear_logs(told))
         try:
             run = entered or claim_run(config, run_id or None, home, told)
+            if entered is None:
+                stack.callback(run.close)
             remember_flow_run(run.run_dir, str(flow_run_id))
             stack.enter_context(RunPage(run, told, flow_run_id))
             with nullcontext() if entered else run:

@@ -239,6 +239,10 @@ class LiveRun(ServiceCalls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the services and let go of the run's lock; also of one that was claimed and never entered."""
         self._leaving.close()
 
     def interrupted(self) -> bool:
