@@ -51,7 +51,7 @@ from antiphon.net.security.access_tokens import write_services_token
 from antiphon.net.security.certificates import ensure_authority, issue
 from antiphon.net.security.keys import TOKEN_KEY, ensure_key
 from antiphon.system.logs import configure_logs
-from antiphon.weights.transports.lattica_node import missing_reason
+from antiphon.weights.transports.lattica import missing_reason
 
 PORT = 7701
 ANSWER_S = 120.0

@@ -28,10 +28,9 @@ from antiphon.system.ports import is_free
 from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
 from antiphon.system.wakeup import end_tasks
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
-from antiphon.weights.transports.lattica import FOLDER, LatticaService
-from antiphon.weights.transports.lattica_node import LatticaNode
+from antiphon.weights.transports.lattica import FOLDER, LatticaNode, LatticaService
 from antiphon.weights.transports.object_store import ObjectStoreMirror, object_place
 
 PORT_FILE = "origin.json"

@@ -6,6 +6,7 @@ payload is for: it brings the chunks that are missing, each checked against the 
 
 import asyncio
 import os
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -21,9 +22,9 @@ from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.net.rpc.serving import open_channel
 from antiphon.net.security.credentials import Credentials
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import TOKEN, PayloadStore
 from antiphon.weights.relay import Receiver, TransferLimits
+from antiphon.weights.rpc import BroadcastClient
 from antiphon.weights.service import Arrivals
 
 ADDRESSES_KEPT = 16
@@ -64,6 +65,40 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Let go of connections."""
+
+
+class MeasuredTransport(Transport):
+    """Payloads from one other source than workers and origin; notes what came, for others to take it here."""
+
+    def __init__(self, store: PayloadStore, source: str, network: NetworkLog | None = None) -> None:
+        """Fill `store`; `network` gets what is measured, under the name `source`."""
+        self._store, self._source, self._network = store, source, network or NetworkLog()
+
+    async def fetch(
+        self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        begun_s, came, first_s = clock(), 0, 0.0
+
+        def note(length: int) -> None:
+            nonlocal came, first_s
+            first_s = first_s or clock() - begun_s
+            came += length
+            arrived(length)
+
+        if not self._store.has(payload.digest):
+            await self.bring(manifest, payload, note)
+            sent = {self._source: came} if came else {}
+            record = DeliveryRecord(manifest.version, "", clock() - begun_s, first_s, sent)
+            self._network.delivered(record)
+        self._store.note(payload)
+        self._network.holds(payload.digest, self._store.has)
+
+    @abstractmethod
+    async def bring(
+        self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
+    ) -> None:
+        """Do what `fetch` says, for a payload that is not here."""
 
 
 class Connections:

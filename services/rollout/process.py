@@ -43,7 +43,7 @@ from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual, collect_seldom
 from antiphon.system.processes import StopRequest
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.transport import Connections, RelayTransport
 

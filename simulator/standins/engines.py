@@ -27,7 +27,7 @@ from antiphon.environments.environment import Problem
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
-from antiphon.weights.client import BroadcastClient
+from antiphon.weights.rpc import BroadcastClient
 from antiphon.weights.service import Arrivals
 from antiphon.weights.transport import AskPlan, RelayTransport
 

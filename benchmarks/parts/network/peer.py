@@ -25,15 +25,15 @@ from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.relay import Receiver, TransferLimits
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.transport import Connections
 from antiphon.weights.transports.lattica import (
     FOLDER,
+    LatticaNode,
     LatticaService,
     LatticaTransport,
 )
-from antiphon.weights.transports.lattica_node import LatticaNode
 
 RUN_ID = "benchmark"
 REPLY_S = 30.0
@@ -112,7 +112,7 @@ class Peer:
         if self.lattica is None:
             node = LatticaNode(self.store.root / FOLDER, self.host, BLOCK_PORT)
             self.lattica = LatticaService(self.store, None, node, BLOCK_PORT)
-        await self.lattica.blocks(payload.digest)
+        await self.lattica.get_blocks(payload.digest)
 
     async def fetch_blocks(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Bring a payload here from the network's peers, and answer when it was complete."""
@@ -130,9 +130,9 @@ class _Service(BroadcastService):
 
     lattica: Callable[[], LatticaService | None] = staticmethod(lambda: None)
 
-    async def blocks(self, payload_digest: str) -> Blocks:
+    async def get_blocks(self, payload_digest: str) -> Blocks:
         service = self.lattica()
-        return await (super().blocks if service is None else service.blocks)(payload_digest)
+        return await (super().get_blocks if service is None else service.get_blocks)(payload_digest)
 
 
 def _payload(fields: dict[str, Any]) -> Payload:

@@ -23,9 +23,8 @@ from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.net.security.credentials import Credentials, load_credentials
 from antiphon.services.rollout.process import WorkerRelay, serve_worker
 from antiphon.system.ports import free_port
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, BroadcastClient, register_broadcast
 from antiphon.weights.transport import Connections, RelayTransport
 from tests.support.light_engine import LightEngine
 from tests.support.light_parties import served
