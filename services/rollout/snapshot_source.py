@@ -15,7 +15,7 @@ import structlog
 from antiphon.api.manifest import check_manifest, full_payload
 from antiphon.core.broadcast.patches import choose_payloads
 from antiphon.core.config import RunConfig
-from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.net.security.credentials import Credentials
@@ -23,7 +23,8 @@ from antiphon.services.rollout.weights import Find, WeightSource
 from antiphon.weights.patch_payloads import restore_full, spare_threads
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.rpc import BroadcastClient
-from antiphon.weights.transport import Connections, RelayTransport, Transport
+from antiphon.weights.service import Arrivals
+from antiphon.weights.transport import AskPlan, Connections, RelayTransport, Transport
 from antiphon.weights.transports.lattica import FOLDER, LatticaTransport
 from antiphon.weights.transports.object_store import ObjectStoreTransport, object_place
 
@@ -122,21 +123,28 @@ class SnapshotSource(WeightSource):
         store: PayloadStore,
         config: RunConfig,
         credentials: Credentials | None = None,
+        *,
+        arrivals: Arrivals | None = None,
+        ask_plan: AskPlan | None = None,
         transport: Transport | None = None,
-        network: NetworkLog | None = None,
     ) -> None:
-        """Keep payloads in `store`; without a `transport` they come from the origin of each manifest.
+        """Keep payloads in `store`.
 
-        The configuration may name other ways, besides or instead. `network` gets what is measured; the
-        transport writes it too.
+        They come from the origin of each manifest and from those whom `ask_plan` names, unless there is a
+        `transport`; the configuration may name other ways, besides or instead. `arrivals` are of the service
+        that serves the same store.
         """
         self._store = store
         self._store.remove_leftovers()
-        self.network = network or NetworkLog()
-        timeout_s = config.broadcast.transfer_timeout_s
-        connect = Connections(config.broadcast.streams, timeout_s, credentials)
+        self.network, broadcast = NetworkLog(), config.broadcast
         direct = transport or RelayTransport(
-            store, connect, timeout_s, network=self.network, links=config.broadcast.links
+            store,
+            Connections(broadcast.streams, broadcast.transfer_timeout_s, credentials),
+            broadcast.transfer_timeout_s,
+            arrivals=arrivals,
+            network=self.network,
+            ask_plan=ask_plan,
+            links=broadcast.links,
         )
         self._transport = configured_transport(direct, store, config, credentials, self.network)
         self._threads = spare_threads(config.rollout.threads)
@@ -275,7 +283,7 @@ class SnapshotSource(WeightSource):
 
     def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         # torch, after the engine set it up
-        from antiphon.weights.verified_weights import open_snapshot
+        from antiphon.weights.snapshot import open_snapshot
 
         try:
             return open_snapshot(manifest, self._store)
@@ -285,6 +293,10 @@ class SnapshotSource(WeightSource):
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
         self._store.prune([*kept, *self._using])
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._transport.close()
 
 
 def _fits(earlier: SnapshotManifest, manifest: SnapshotManifest) -> bool:

@@ -78,7 +78,7 @@ def test_workers_take_blocks_from_the_origins_process_and_what_is_dropped_leaves
                 PayloadStore(tmp_path / "w0"), build_config({"broadcast": {"lattica_port": port}})
             )
             assert isinstance(source._transport, LatticaTransport)
-            stack.push_async_callback(source._transport.close)
+            stack.push_async_callback(source.close)
             await source.fetch(manifest)
             assert source.bytes_fetched == payload.payload_bytes
             assert (source.open(manifest)["a"] < 1).all()

@@ -19,7 +19,7 @@ from math import ceil
 from pathlib import Path
 
 from antiphon.api.snapshots import Blocks
-from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.core.seeds import generator

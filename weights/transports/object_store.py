@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from antiphon.core.digests import check_digest
-from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace

@@ -47,8 +47,7 @@ from antiphon.services.learner.training import TrainedStep
 from antiphon.weights.payload_store import PAYLOADS, OutgoingPayload, PayloadStore
 from antiphon.weights.rpc import BroadcastClient, register_broadcast
 from antiphon.weights.service import BroadcastService
-from antiphon.weights.snapshot import weights_digest, weights_of, write_snapshot
-from antiphon.weights.verified_weights import open_snapshot
+from antiphon.weights.snapshot import open_snapshot, weights_digest, weights_of, write_snapshot
 from tests.support.snapshots import fetch_snapshot
 
 pytestmark = pytest.mark.engine

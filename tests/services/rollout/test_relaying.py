@@ -14,8 +14,8 @@ from antiphon.api.manifest import full_payload
 from antiphon.api.snapshots import Place
 from antiphon.cli.invite import invite
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, TransferPlan
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
