@@ -281,12 +281,12 @@ class Ledger:
             lying = files.keys() - (tree or {}).keys()
             noted = {rel: self._md5(files[rel]) for rel in lying} | (noted or {})
         for rel, md5 in ({rel: noted[rel] for rel in noted if rel in files} | (tree or {})).items():
-            info, path, place = HashInfo("md5", md5), files.get(rel), self._cached(md5)
+            info, file, place = HashInfo("md5", md5), files.get(rel), self._cached(md5)
             if rel not in (tree or {}):
                 shard.unpublished.add(rel)
-                if path and self._md5(path) == md5:  # a verification names one that was altered
-                    self._cache_file(path, info)
-            size = next((known.stat().st_size for known in (place, path) if known and known.is_file()), 0)
+                if file and self._md5(file) == md5:  # a verification names one that was altered
+                    self._cache_file(file, info)
+            size = next((known.stat().st_size for known in (place, file) if known and known.is_file()), 0)
             shard.entries[rel] = Meta(size=size), info
         lines = [journal_line(rel, str(shard.entries[rel][1].value)) for rel in shard.unpublished]
         write_atomically(journal_of(directory), "".join(lines).encode())
