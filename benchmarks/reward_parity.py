@@ -26,7 +26,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,15 +42,15 @@ from antiphon.benchmarks.parts.measure import (
     scratch_home,
 )
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
-from antiphon.benchmarks.parts.parity.trl_server import SERVER_VARIABLE, TRL_PACKAGES, served
 from antiphon.benchmarks.parts.race.runs import covered, cpu_at, half_interval
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.warmstart.recipe import RECIPES
 from antiphon.core.config import RunConfig, load_config
-from antiphon.models.codec import resolve_model_path
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 TRL = "trl"
+TRL_PACKAGES = ("trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0", "multiprocess", "xxhash")
+"""Without what they depend on in turn: the project's environment has that."""
 SIDES: Mapping[str, tuple[str, ...]] = {
     TRL: (),
     "s0": ("loop.max_staleness=0",),
@@ -197,12 +196,7 @@ def sorted_steps(timings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def run_trl(
-    home: Path,
-    config: Path,
-    words: Sequence[str],
-    threads: int = 2,
-    dtype: str = "float32",
-    server: bool = False,
+    home: Path, config: Path, words: Sequence[str], threads: int = 2, dtype: str = "float32"
 ) -> tuple[dict[str, Any], dict[int, Path]]:
     """Run TRL; return its rewards and times, and the weights of the evaluated versions.
 
@@ -212,31 +206,21 @@ def run_trl(
         words: `section.field=value` for it.
         threads: of TRL.
         dtype: of what it multiplies.
-        server: it samples with vLLM's server instead of transformers' generate.
 
     Raises:
-        MissingToolError: when it cannot be installed, or cannot have its server.
+        MissingToolError: when it cannot be installed.
     """
     folder = home / TRL
     folder.mkdir()
+    python = python_with(TRL_PACKAGES, beside_project=True)
     module = "antiphon.benchmarks.parts.parity.trl_run"
-    with ExitStack() as stack:
-        environment = dict(os.environ)
-        if server:
-            python, url = stack.enter_context(
-                served(Path(resolve_model_path(load_config(config, list(words)).model.path)), folder)
-            )
-            environment |= {SERVER_VARIABLE: url, "CUDA_VISIBLE_DEVICES": "1"}
-        else:
-            python = python_with(TRL_PACKAGES, beside_project=True)
-        done = subprocess.run(
-            [str(python), "-P", "-m", module, str(config), str(folder), str(threads), dtype, *words],
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            cwd=PROJECT,
-            env=environment,
-        )
+    done = subprocess.run(
+        [str(python), "-P", "-m", module, str(config), str(folder), str(threads), dtype, *words],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        cwd=PROJECT,
+    )
     if done.returncode != 0:
         raise SystemExit(f"TRL ended with status {done.returncode}\n{done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
