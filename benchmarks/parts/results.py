@@ -135,6 +135,15 @@ def finish(
     return 1 if violated else 0
 
 
+def last_object(lines: Sequence[str]) -> dict[str, Any] | None:
+    """Return the JSON object that the last line of a benchmark holds; None when that is none."""
+    try:
+        found = json.loads(next(line for line in reversed(lines) if line.strip()))
+    except (StopIteration, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return name -> median of its samples, without the digits that rounded samples do not have."""
     return {name: round(median(values), 6) for name, values in samples.items() if values}
