@@ -26,7 +26,7 @@ import numpy as np
 from scipy.stats import theilslopes
 
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, read_rows, run_job, scratch_home
-from antiphon.benchmarks.parts.results import benchmark_parser, finish, medians
+from antiphon.benchmarks.parts.results import add, benchmark_parser, finish, medians
 from antiphon.report.cpu_section import PAYS, outside_share
 from antiphon.system.cpu_time import KINDS
 
@@ -68,14 +68,12 @@ def main() -> int:
     against: dict[str, list[float]] = {}
     for number in range(arguments.rounds):
         if arguments.against:
-            for name, value in measure(overrides, arguments.against.absolute()).items():
-                against.setdefault(name, []).append(value)
+            add(against, measure(overrides, arguments.against.absolute()))
         found = measure(overrides)
         if found["counted_share"] < COUNTED:
             at_size.append(f"round {number + 1}: only {found['counted_share']:.0%} of the CPU was told apart")
         print(f"round {number + 1}: {found}", flush=True)
-        for name, value in found.items():
-            samples.setdefault(name, []).append(value)
+        add(samples, found)
     result = {
         "rounds": arguments.rounds,
         "steps": arguments.steps,
@@ -103,10 +101,10 @@ def growth(steps: int) -> dict[str, float]:
         )
     ends = np.array([at - moment for (at,) in rows])
     first, last = ends[len(ends) // 5], ends[-1]
-    looks = [(at, memory) for at, memory in job.memory_curve if first <= at <= last]
-    at_step = np.searchsorted(ends, [at for at, _ in looks])
-    kinds = [kind for kind in KINDS if all(kind in memory for _, memory in looks)]
-    return {kind: float(theilslopes([memory[kind] for _, memory in looks], at_step)[0]) for kind in kinds}
+    looks = [look for look in job.looks if first <= look.at <= last]
+    at_step = np.searchsorted(ends, [look.at for look in looks])
+    kinds = [kind for kind in KINDS if all(kind in look.memory for look in looks)]
+    return {kind: float(theilslopes([look.memory[kind] for look in looks], at_step)[0]) for kind in kinds}
 
 
 def measure(overrides: Sequence[str], checkout: Path = PROJECT) -> dict[str, float]:

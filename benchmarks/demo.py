@@ -24,7 +24,7 @@ from antiphon.benchmarks.parts.measure import (
     run_job,
     scratch_home,
 )
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import add, benchmark_parser, finish
 
 LAST = 3
 """Evaluations at the end that are averaged: a single one is noisy."""
@@ -56,8 +56,7 @@ def main() -> int:
             for age, count in job.metrics()["staleness"].items():
                 staleness[age] = staleness.get(age, 0) + count
         print(f"seed {seed}: {found}", flush=True)
-        for name, value in found.items():
-            samples.setdefault(name, []).append(round(value, 4))
+        add(samples, found)
     oldest = max(map(int, staleness))
     result = {
         "seeds": seeds,

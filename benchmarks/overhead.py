@@ -24,7 +24,7 @@ from antiphon.benchmarks.parts.measure import (
     run_module,
     scratch_home,
 )
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import add, benchmark_parser, finish
 
 VARIANTS = ("shipped", "no_records", "plain_stages")
 RUN_S = 1200.0
@@ -51,8 +51,7 @@ def main() -> int:
                 violated.append(f"round {number + 1}: the job {variant} recorded {timings['records']}")
         compared = compare(found, arguments.steps)
         print(f"round {number + 1}: {compared}", flush=True)
-        for name, value in compared.items():
-            samples.setdefault(name, []).append(value)
+        add(samples, compared)
     result = {"rounds": arguments.rounds, "steps": arguments.steps}
     return finish(result, record=arguments.record, samples=samples, violated=violated)
 

@@ -39,7 +39,7 @@ import numpy as np
 
 from antiphon.benchmarks.parts.imposed_worker import MEAN_TOKENS, PROMPTS, WorkerOrder, is_accepted
 from antiphon.benchmarks.parts.measure import end_on_sigterm
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import above, benchmark_parser, finish
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.capacity.measured import Measured
 from antiphon.core.capacity.measured import measure as measure_record
@@ -380,12 +380,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         "rows": rows,
         "planned": [*filters, *small],
     }
-    problems = [
-        f"{name} is {report[name]:.3f}, above {limit}"
-        for name, limit in LIMITS.items()
-        if report[name] > limit
-    ]
-    return report, problems
+    return report, above(report, LIMITS)
 
 
 def measure_cell(site: Site, train_s: float, number: int) -> dict[str, Any]:

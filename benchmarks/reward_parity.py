@@ -40,9 +40,11 @@ from antiphon.benchmarks.parts.measure import (
     end_on_sigterm,
     run_job,
     scratch_home,
+    step_ends,
+    step_spans,
 )
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
-from antiphon.benchmarks.parts.race.runs import covered, cpu_at, half_interval
+from antiphon.benchmarks.parts.race.runs import covered, half_interval
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.warmstart.recipe import RECIPES
 from antiphon.core.config import RunConfig, load_config
@@ -172,14 +174,14 @@ def run_here(
     job = run_job(home, config, words, side, RUN_S)
     timings = job.timings()
     loop_begun = min(span["started_s"] for span in timings["stages"])
-    ended = [span["ended_s"] for span in sorted_steps(timings)]
+    ended = step_ends(timings)
     figures = timings["figures"]
     sampled = [(one["started_s"], one["ended_s"]) for one in timings["stages"] if one["stage"] == "reward"]
-    trained_s = sum(span["ended_s"] - span["started_s"] for span in sorted_steps(timings))
+    trained_s = sum(span["ended_s"] - span["started_s"] for span in step_spans(timings))
     found = {
         "rewards": [step["reward"] for step in job.metrics()["steps"]],
         "seconds": [moment - loop_begun for moment in ended],
-        "cpu_seconds": [cpu_at(job, moment) - cpu_at(job, loop_begun) for moment in ended],
+        "cpu_seconds": [job.cpu_at(moment) - job.cpu_at(loop_begun) for moment in ended],
         "start_s": loop_begun - begun,
         "generation_tokens_per_s": figures["tokens_sampled"] / covered(sampled),
         "training_tokens_per_s": figures["tokens_trained"] / trained_s,
@@ -187,12 +189,6 @@ def run_here(
     ledger = next((home / load_config(config, list(words)).record.ledger).glob("*/versions"))
     evaluated = versions or [entry["version"] for entry in job.metrics()["evaluations"]]
     return found, {version: ledger / f"v{version:06d}.safetensors" for version in evaluated}
-
-
-def sorted_steps(timings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the spans of the learner's steps, in their order."""
-    spans = [span for span in timings["stages"] if span["stage"] == "step"]
-    return sorted(spans, key=lambda span: int(span["number"]))
 
 
 def run_trl(

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import above, benchmark_parser, finish
 from antiphon.core.capacity.loop_measures import LoopPace
 from antiphon.core.capacity.run_ahead import RunAhead
 from antiphon.core.config import RunConfig, build_config
@@ -315,12 +315,7 @@ def main() -> int:
         "over_best_worst": max(row["over_best"] for row in found),
         "cells": found,
     }
-    problems = [
-        f"{name} is {report[name]:.3f}, above {limit}"
-        for name, limit in LIMITS.items()
-        if report[name] > limit
-    ]
-    return finish(report, record=args.record, at_size=problems)
+    return finish(report, record=args.record, at_size=above(report, LIMITS))
 
 
 def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:

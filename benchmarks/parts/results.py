@@ -135,6 +135,19 @@ def finish(
     return 1 if violated else 0
 
 
+def add(samples: dict[str, list[float]], found: Mapping[str, float]) -> None:
+    """Add the figures of one more repetition to the samples, rounded to four digits."""
+    for name, value in found.items():
+        samples.setdefault(name, []).append(round(value, 4))
+
+
+def above(report: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
+    """Return a sentence for every figure of a report that is above its limit."""
+    return [
+        f"{name} is {report[name]:.3f}, above {most}" for name, most in limits.items() if report[name] > most
+    ]
+
+
 def last_object(lines: Sequence[str]) -> dict[str, Any] | None:
     """Return the JSON object that the last line of a benchmark holds; None when that is none."""
     try:
