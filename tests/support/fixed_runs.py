@@ -226,7 +226,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
 
 
 def main() -> None:
-    """Live every case calmly and disturbed, one of them with evaluations, and one over a link with patches."""
+    """Live every case calmly and disturbed, one of them with evaluations, one over a link with patches."""
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
     results: dict[str, dict[str, object]] = {}
 
