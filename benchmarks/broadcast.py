@@ -44,7 +44,7 @@ from typing import Any
 from antiphon.api.manifest import auto_chunk_bytes
 from antiphon.benchmarks.parts.network.namespaces import Host, missing, network_of
 from antiphon.benchmarks.parts.network.router import MTU
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.dissemination.plan import ORIGIN, Link, Plan, Size, plan_tree
 from antiphon.net.security.access_tokens import write_services_token
 from antiphon.net.security.certificates import ensure_authority, issue
@@ -427,4 +427,4 @@ def _slow(report: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

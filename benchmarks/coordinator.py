@@ -34,9 +34,9 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
-from antiphon.benchmarks.parts.measure import end_on_sigterm, started
+from antiphon.benchmarks.parts.measure import started
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
 from antiphon.core.loop import events as e
 from antiphon.core.loop.leases import heartbeat_pause_s
@@ -678,7 +678,6 @@ def main() -> int:
     options = parser.parse_args()
     if options.part is not None:
         return be_part(*options.part)
-    end_on_sigterm()
     home = Path(tempfile.mkdtemp(prefix="antiphon-load-"))
     result: dict[str, object] = {"clients": options.clients, "seconds": options.seconds}
     try:
@@ -712,4 +711,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

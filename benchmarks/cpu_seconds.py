@@ -17,7 +17,6 @@ less than 0.9 of the CPU seconds that the system counted.
 """
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import theilslopes
 
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, read_rows, run_job, scratch_home
-from antiphon.benchmarks.parts.results import add, benchmark_parser, finish, medians
+from antiphon.benchmarks.parts.measure import PROJECT, read_rows, run_job, scratch_home
+from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish, medians
 from antiphon.report.cpu_section import PAYS, outside_share
 from antiphon.system.cpu_time import KINDS
 
@@ -61,7 +60,6 @@ def main() -> int:
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, in turns")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
     arguments = parser.parse_args()
-    end_on_sigterm()
     overrides = [f"run.steps={arguments.steps}", *arguments.overrides]
     samples: dict[str, list[float]] = {}
     at_size: list[str] = []
@@ -140,4 +138,4 @@ def start_times(home: Path, begun_at: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -11,7 +11,6 @@ the group in. Of workers that no audit concerns it says by what they are refused
 import asyncio
 import copy
 import statistics
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 from antiphon.api.snapshots import Broadcast
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.checks import check_submission
 from antiphon.core.config import RunConfig, build_config
@@ -468,4 +467,4 @@ def show(found: Row) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

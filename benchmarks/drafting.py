@@ -59,7 +59,7 @@ from antiphon.benchmarks.parts.drafting.bench import (
 )
 from antiphon.benchmarks.parts.drafting.chain_model import build_chain_model
 from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.statistics import drafting_rates
 from antiphon.services.rollout.engine.environment import child_environment
@@ -288,4 +288,4 @@ class Report:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

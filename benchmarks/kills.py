@@ -39,9 +39,9 @@ import numpy as np
 
 from antiphon.benchmarks.parts.kills.audit import Audit, audit
 from antiphon.benchmarks.parts.kills.standins import HANG_VARIABLE, LINK_VARIABLE
-from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, end_on_sigterm, tail
+from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, tail
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.services.rollout.engine.watchdog import HUNG_EXIT
 from antiphon.system import failpoints
@@ -522,7 +522,6 @@ def main() -> int:
     parser.add_argument("--learner", type=int, default=0, help="kill the real learner this often instead")
     parser.add_argument("--postgres", action="store_true", help="keep the journals in a PostgreSQL server")
     options = parser.parse_args()
-    end_on_sigterm()
     asked = (options.kills, options.steps, options.seed, options.keep)
     if options.learner:
         name, result = "kills_learner", kill_learner(options.learner, options.seed, options.keep)
@@ -538,4 +537,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -13,7 +13,6 @@ an error of at most 1e-5. The last line is JSON.
 """
 
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +24,7 @@ import torch
 
 from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, padded_batches
 from antiphon.benchmarks.parts.learning.experiment import Experiment
-from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, finish, medians
+from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish, medians
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.lineage.rollout_table import decode_batch
@@ -181,4 +180,4 @@ def gradient_error(config: RunConfig, rows: Sequence[BatchRow]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

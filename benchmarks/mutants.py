@@ -29,7 +29,7 @@ from pathlib import Path
 import yaml
 
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 
 TOOL = ("cosmic-ray==8.7.0",)
 ROOT = Path(__file__).resolve().parents[1]
@@ -226,4 +226,4 @@ def _line(path: Path, row: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -11,7 +11,6 @@ and end.
     .venv/bin/python benchmarks/overhead.py
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,12 +18,11 @@ from antiphon.benchmarks.overlap import SAME_WORK
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
     JobRun,
-    end_on_sigterm,
     run_job,
     run_module,
     scratch_home,
 )
-from antiphon.benchmarks.parts.results import add, benchmark_parser, finish
+from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
 
 VARIANTS = ("shipped", "no_records", "plain_stages")
 RUN_S = 1200.0
@@ -38,7 +36,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="learner steps of each job")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
     arguments = parser.parse_args()
-    end_on_sigterm()
     overrides = [*SAME_WORK, f"run.steps={arguments.steps}", "loop.max_staleness=2", *arguments.overrides]
     samples: dict[str, list[float]] = {}
     violated: list[str] = []
@@ -100,4 +97,4 @@ def compare(found: Mapping[str, tuple[JobRun, dict[str, Any]]], steps: int) -> d
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

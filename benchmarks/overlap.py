@@ -16,7 +16,6 @@ In all runs the learning rate is so small that the policy, and with it the work,
     .venv/bin/python benchmarks/overlap.py
 """
 
-import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -24,13 +23,12 @@ from typing import Any
 
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
-    end_on_sigterm,
     run_job,
     scratch_home,
     step_ends,
     step_spans,
 )
-from antiphon.benchmarks.parts.results import add, benchmark_parser, finish
+from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
 
 POLICY = {"hidden_size": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp_size": 768}
 """Shape of the random policy (see `benchmarks.parts.warmstart.tiny_model`)."""
@@ -93,7 +91,6 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.steps < WARM_UP_STEPS + 2:
         parser.error(f"--steps must be at least {WARM_UP_STEPS + 2}: the first {WARM_UP_STEPS} do not count")
-    end_on_sigterm()
     samples: dict[str, list[float]] = {}
     staleness: dict[str, int] = {}
     for number in range(arguments.repeats):
@@ -170,4 +167,4 @@ def payload_bytes(home: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

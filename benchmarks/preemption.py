@@ -44,8 +44,7 @@ import numpy as np
 
 from antiphon.benchmarks.parts.imposed_worker import WorkerOrder
 from antiphon.benchmarks.parts.kills.audit import audit
-from antiphon.benchmarks.parts.measure import end_on_sigterm
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.work_account import WorkAccount
@@ -535,5 +534,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    sys.exit(main())
+    execute(main)

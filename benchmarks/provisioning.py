@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import math
 import multiprocessing
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,8 +37,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.benchmarks.parts.imposed_worker import MEAN_TOKENS, PROMPTS, WorkerOrder, is_accepted
-from antiphon.benchmarks.parts.measure import end_on_sigterm
-from antiphon.benchmarks.parts.results import above, benchmark_parser, finish
+from antiphon.benchmarks.parts.results import above, benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.capacity.measured import Measured
 from antiphon.core.capacity.measured import measure as measure_record
@@ -439,5 +437,4 @@ def plan_again(run: PlannedRun) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    sys.exit(main())
+    execute(main)

@@ -9,12 +9,11 @@ those of `core/capacity/estimate.py`, whose bands give the bands here. The last 
     .venv/bin/python benchmarks/published_costs.py
 """
 
-import sys
 from dataclasses import asdict, dataclass, field
 
 import yaml
 
-from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, finish
+from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish
 from antiphon.core.capacity.estimate import (
     GPUS,
     MODELS,
@@ -180,4 +179,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

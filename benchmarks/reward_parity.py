@@ -37,7 +37,6 @@ import numpy as np
 from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
-    end_on_sigterm,
     run_job,
     scratch_home,
     step_ends,
@@ -45,7 +44,7 @@ from antiphon.benchmarks.parts.measure import (
 )
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.race.runs import covered, half_interval
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.warmstart.recipe import RECIPES
 from antiphon.core.config import RunConfig, load_config
 
@@ -98,7 +97,6 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all sides")
     options = parser.parse_args()
     options.seeds = list(range(options.first, options.first + options.seeds))
-    end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     kept = Kept(options.keep)
     runs: dict[str, dict[int, Run]] = {side: {} for side in options.sides}
@@ -281,4 +279,4 @@ def reached(side: str, level: float, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -22,7 +22,6 @@ status is 1 when a limit of `LIMITS` is exceeded in a cell.
 
 import argparse
 import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -34,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.benchmarks.parts.results import above, benchmark_parser, finish
+from antiphon.benchmarks.parts.results import above, benchmark_parser, execute, finish
 from antiphon.core.capacity.loop_measures import LoopPace
 from antiphon.core.capacity.run_ahead import RunAhead
 from antiphon.core.config import RunConfig, build_config
@@ -397,4 +396,4 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -33,7 +33,6 @@ runs are kept, and an interrupted measurement goes on.
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,10 +40,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from antiphon.benchmarks.parts.kept import Kept
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, scratch_home
 from antiphon.benchmarks.parts.own_environment import MissingToolError
 from antiphon.benchmarks.parts.race.runs import reached_at, seconds_at
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.reward_parity import Run, make_model, run_here, run_trl, scored
 from antiphon.core.config import load_config
 from antiphon.models.codec import resolve_model_path
@@ -71,7 +70,6 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for both sides")
     options = parser.parse_args()
-    end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     kept, missing = Kept(options.keep), ""
     here = [Side(0, dtype) for dtype in options.dtypes]
@@ -195,4 +193,4 @@ def time_to(level: float, runs: Sequence[Run], kind: str) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

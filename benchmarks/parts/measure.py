@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -139,11 +138,6 @@ def scratch_home() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def end_on_sigterm() -> None:
-    """Have SIGTERM end this process as an exit does: what it started is stopped, its folders go."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def run_job(

@@ -11,16 +11,17 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -93,6 +94,12 @@ def benchmark_parser(description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--record", action="store_true", help="keep the result in benchmarks/results/")
     return parser
+
+
+def execute(main: Callable[[], int]) -> NoReturn:
+    """Run a benchmark. SIGTERM ends it as an exit does: what it started is stopped, its folders go."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    sys.exit(main())
 
 
 def finish(
