@@ -15,13 +15,7 @@ share sampled without drafts. The base model was taught the careful method and t
 from pathlib import Path
 from statistics import median
 
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    JobRun,
-    count_groups,
-    run_job,
-    scratch_home,
-)
+from antiphon.benchmarks.parts.measure import PROJECT, JobRun, count_groups, run_job, scratch_home
 from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
 
 LAST = 3

@@ -164,10 +164,7 @@ def _pair(sides: Sequence[Side], rows: Sequence[BatchRow], turned: int) -> tuple
 def gradient_error(config: RunConfig, rows: Sequence[BatchRow]) -> float:
     """Return how far the learner's gradient of a batch is from the reference's, over that one's norm."""
     found = []
-    sides: tuple[tuple[Any, Cut], ...] = (
-        (ReferencePolicy, padded_batches),
-        (Policy, make_micro_batches),
-    )
+    sides: tuple[tuple[Any, Cut], ...] = ((ReferencePolicy, padded_batches), (Policy, make_micro_batches))
     for make, cut in sides:
         objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
         policy = make(load_causal_model(config.model.path, torch.float32, False), objective)

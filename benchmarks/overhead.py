@@ -15,13 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphon.benchmarks.overlap import SAME_WORK
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    JobRun,
-    run_job,
-    run_module,
-    scratch_home,
-)
+from antiphon.benchmarks.parts.measure import PROJECT, JobRun, run_job, run_module, scratch_home
 from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
 
 VARIANTS = ("shipped", "no_records", "plain_stages")

@@ -21,13 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    run_job,
-    scratch_home,
-    step_ends,
-    step_spans,
-)
+from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home, step_ends, step_spans
 from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
 
 POLICY = {"hidden_size": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp_size": 768}

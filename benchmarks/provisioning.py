@@ -385,11 +385,7 @@ def measure_cell(site: Site, train_s: float, number: int) -> dict[str, Any]:
     """Run a cell at every supply and return its row; all processes of it sleep most of the time."""
     broadcast, interval, acceptance, pauses = CELLS[number]
     known = site.shape(
-        train_s=train_s,
-        broadcast_s=broadcast * site.train,
-        group_s=1.0,
-        acceptance=acceptance,
-        pauses=pauses,
+        train_s=train_s, broadcast_s=broadcast * site.train, group_s=1.0, acceptance=acceptance, pauses=pauses
     )
     rule = required_supply(known, interval)
     # Little's law: what all places sample at once, at this rate.

@@ -14,14 +14,7 @@ from dataclasses import asdict, dataclass, field
 import yaml
 
 from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish
-from antiphon.core.capacity.estimate import (
-    GPUS,
-    MODELS,
-    RATE_BAND,
-    TRAIN_BAND,
-    sampling_rate,
-    train_seconds,
-)
+from antiphon.core.capacity.estimate import GPUS, MODELS, RATE_BAND, TRAIN_BAND, sampling_rate, train_seconds
 
 ON_DEMAND = {"H200": 3.50, "A100": 1.79}
 SPOT = {"H200": 2.29, "RTX5090": 0.667}

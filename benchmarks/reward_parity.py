@@ -35,13 +35,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.benchmarks.parts.kept import Kept
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    run_job,
-    scratch_home,
-    step_ends,
-    step_spans,
-)
+from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home, step_ends, step_spans
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.race.runs import covered, half_interval
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish

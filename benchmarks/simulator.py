@@ -29,11 +29,7 @@ from typing import Any
 import structlog
 
 from antiphon.benchmarks.parts.lengths import draw_groups
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    run_module,
-    scratch_home,
-)
+from antiphon.benchmarks.parts.measure import PROJECT, run_module, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, read_journal

@@ -191,11 +191,7 @@ def run_module(
     before, started = cpu_of_ended_children(), time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [python, "-P", "-m", *words],
-            cwd=checkout,
-            env=environment,
-            stdout=out,
-            stderr=subprocess.STDOUT,
+            [python, "-P", "-m", *words], cwd=checkout, env=environment, stdout=out, stderr=subprocess.STDOUT
         )
         watch = FamilyWatch(psutil.Process(process.pid))
         try:

@@ -99,12 +99,7 @@ Method = Literal["none", "ngram"]
 
 SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
     "none": None,
-    "ngram": {
-        "method": "ngram",
-        "num_speculative_tokens": 8,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 4,
-    },
+    "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
 }
 
 

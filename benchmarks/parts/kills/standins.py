@@ -19,11 +19,7 @@ from antiphon.core.checks import submission_digest
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import (
-    GroupSubmission,
-    SnapshotManifest,
-    SubmitVerdict,
-)
+from antiphon.core.records import GroupSubmission, SnapshotManifest, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.client import CoordinatorClient
