@@ -50,7 +50,7 @@ from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.service import Arrivals, BroadcastService
+from antiphon.weights.service import BroadcastService
 from antiphon.weights.snapshot import weights_of, write_snapshot
 from antiphon.weights.transport import Receiver
 
@@ -171,7 +171,7 @@ async def lies_in_a_tree() -> str:
             ORIGIN: [BroadcastService(origin)],
         }
         planned = Assignment(("liar-1", ORIGIN), (), 2, 1e9)
-        await Receiver(incoming, sources, planned, Arrivals(), culprits).run()
+        await Receiver(incoming, sources, planned, culprits).run()
         assert incoming.held.all(), "the origin has everything"
     return culprits.get("liar-1", "")
 

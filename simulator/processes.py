@@ -48,7 +48,7 @@ from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, 
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
 from antiphon.weights.rpc import register_broadcast
-from antiphon.weights.service import Arrivals, BroadcastService
+from antiphon.weights.service import BroadcastService
 
 RESTART_S = 1.0
 """Pause of the supervisor before it starts a process again that ended by itself."""
@@ -222,10 +222,10 @@ def make_worker(
     make_engine: Callable[[], Engine] = engines.ArithmeticEngine,
 ) -> RolloutWorker:
     """Return the worker of a process, called `name` in the run; the process's name decides how fast it is."""
-    arrivals, address = Arrivals(), f"{process.name}:1"
+    address = f"{process.name}:1"
     server = InProcessServer()
     guarded = GuardInterceptor(server, Guard(TOKEN_KEY, RUN_ID, shared.wall_clock, shared.loop.time))
-    register_broadcast(guarded, BroadcastService(payloads, arrivals=arrivals))
+    register_broadcast(guarded, BroadcastService(payloads, relays=True))
     shared.network.listen(address, process, server)
 
     async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
@@ -238,7 +238,6 @@ def make_worker(
             config.broadcast.transfer_timeout_s,
             partial(shared.chunk_s, process.name),
             partial(shared.alters_chunk, process.name),
-            arrivals,
             ask_plan,
         )
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from antiphon.core.digests import check_digest
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.system.files import PREFIX, flush_folder, unusable, write_atomically
+from antiphon.system.wakeup import Wakeup
 
 Buffer = bytes | bytearray | memoryview
 PAYLOADS = "payloads"
@@ -44,11 +46,36 @@ def is_chunk(data: Buffer, digest: str) -> bool:
     return blake3(data, max_threads=threads).hexdigest() == digest
 
 
+class Arrivals:
+    """Wakes those who wait for chunks of a payload."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Wakeup] = {}
+        self._count: Counter[str] = Counter()
+        """Who waits, by payload. Peers may name any payload: what nobody waits for takes no memory."""
+
+    def notify(self, payload_digest: str) -> None:
+        if (wakeup := self._waiting.get(payload_digest)) is not None:
+            wakeup.notify()
+
+    async def wait(self, payload_digest: str, timeout_s: float) -> bool:
+        """Wait until something of a payload arrives; False when `timeout_s` seconds passed without."""
+        wakeup = self._waiting.setdefault(payload_digest, Wakeup())
+        self._count[payload_digest] += 1
+        try:
+            return await wakeup.wait(timeout_s)
+        finally:
+            self._count[payload_digest] -= 1
+            if not self._count[payload_digest]:
+                del self._count[payload_digest]
+                self._waiting.pop(payload_digest, None)
+
+
 class PayloadStore:
     """Payloads and manifests in one folder; one process writes it, others may read and map."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.arrivals = root, Arrivals()
         self._known: dict[str, Payload] = {}
         """Payloads that were received or made here, and those of manifests that were read."""
         self._incoming: dict[str, IncomingPayload] = {}
@@ -427,7 +454,7 @@ class IncomingPayload:
 
     def __init__(self, store: PayloadStore, payload: Payload) -> None:
         """Open or continue the file; see `PayloadStore.receive`."""
-        self._store, root = store, store.root
+        self._store, self.arrivals, root = store, store.arrivals, store.root
         self.payload = payload
         self.path = root / f"{payload.digest}{SUFFIX}{_PART}"
         self._marks = root / f"{payload.digest}{SUFFIX}{_MARKS}"

@@ -5,43 +5,16 @@ whatever their number. On the holder's own machine nothing is sent: the receiver
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.dissemination.requests import LEAST_PIECE_BYTES, PIECE_BYTES, PiecePace
 from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.system.wakeup import Wakeup
 from antiphon.weights.payload_store import PayloadStore
 
 STALL_S = 30.0
 """Longest wait for a chunk that is on its way while nothing arrives: longer than receivers have patience."""
-
-
-class Arrivals:
-    """Wakes those who wait for chunks of a payload."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, Wakeup] = {}
-        self._count: Counter[str] = Counter()
-        """Who waits, by payload. Peers may name any payload: what nobody waits for takes no memory."""
-
-    def notify(self, payload_digest: str) -> None:
-        if (wakeup := self._waiting.get(payload_digest)) is not None:
-            wakeup.notify()
-
-    async def wait(self, payload_digest: str, timeout_s: float) -> bool:
-        """Wait until something of a payload arrives; False when `timeout_s` seconds passed without."""
-        wakeup = self._waiting.setdefault(payload_digest, Wakeup())
-        self._count[payload_digest] += 1
-        try:
-            return await wakeup.wait(timeout_s)
-        finally:
-            self._count[payload_digest] -= 1
-            if not self._count[payload_digest]:
-                del self._count[payload_digest]
-                self._waiting.pop(payload_digest, None)
 
 
 class Uplink:
@@ -89,7 +62,8 @@ class BroadcastService(Broadcast):
         self,
         store: PayloadStore,
         uplink_bytes_per_s: float | None = None,
-        arrivals: Arrivals | None = None,
+        *,
+        relays: bool = False,
         stall_s: float = STALL_S,
     ) -> None:
         """Serve `store`.
@@ -97,10 +71,10 @@ class BroadcastService(Broadcast):
         Args:
             store: of this process.
             uplink_bytes_per_s: cap on what all receivers together get; None: no cap.
-            arrivals: of the same store's transfers; None: nothing arrives, as at the origin.
+            relays: payloads arrive here, too; at the origin none does.
             stall_s: longest wait for a chunk that is on its way, while nothing of its payload arrives.
         """
-        self._store, self._arrivals, self._stall_s = store, arrivals, stall_s
+        self._store, self._relays, self._stall_s = store, relays, stall_s
         self.uplink = Uplink(uplink_bytes_per_s)
         """Of everything that is sent from here."""
 
@@ -137,7 +111,7 @@ class BroadcastService(Broadcast):
         left = list(indices)
         while left:
             here = left
-            if self._arrivals is not None:  # one that is late keeps no other back
+            if self._relays:  # one that is late keeps no other back
                 held = store.held(payload)
                 if not (here := [index for index in left if held[index]]):
                     if held_only or not await self._arrives(payload.digest):
@@ -164,10 +138,10 @@ class BroadcastService(Broadcast):
 
     async def _arrives(self, payload_digest: str) -> bool:
         """Wait for something of a payload; False when nothing came in time, or none arrives here."""
-        return self._arrivals is not None and await self._arrivals.wait(payload_digest, self._stall_s)
+        return self._relays and await self._store.arrivals.wait(payload_digest, self._stall_s)
 
     async def where(self) -> Place:
         """Return where the origin's payloads lie on this machine; no peer learns a worker's paths."""
-        if self._arrivals is not None:
+        if self._relays:
             return Place(Path(), "")
         return Place(self._store.root.absolute(), await asyncio.to_thread(self._store.token))

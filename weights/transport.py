@@ -28,7 +28,6 @@ from antiphon.net.security.credentials import Credentials
 from antiphon.system.wakeup import Wakeup, end_tasks
 from antiphon.weights.payload_store import TOKEN, IncomingPayload, PayloadStore
 from antiphon.weights.rpc import BroadcastClient
-from antiphon.weights.service import Arrivals
 
 ADDRESSES_KEPT = 16
 """Sources whose connections stay open for the next payload."""
@@ -150,7 +149,6 @@ class RelayTransport(Transport):
         connect: Connect,
         timeout_s: float,
         *,
-        arrivals: Arrivals | None = None,
         network: NetworkLog | None = None,
         ask_plan: AskPlan | None = None,
         links: bool = True,
@@ -161,14 +159,12 @@ class RelayTransport(Transport):
             store: gets the payloads.
             connect: gives connections to an address.
             timeout_s: a transfer is given up when nothing comes from anyone for so long.
-            arrivals: of the service that serves the same store, which hands on what arrives.
             network: gets what is measured.
             ask_plan: says whom to fetch from; None: the origin alone.
             links: on the origin's machine its file is linked.
         """
         self._store, self._connect, self._ask_plan = store, connect, ask_plan
         self._limits = TransferLimits(give_up_s=timeout_s, refused_s=REFUSED_S)
-        self._arrivals = arrivals or Arrivals()
         self._network = network or NetworkLog()
         self._links = links
         self._timed = ""
@@ -213,12 +209,11 @@ class RelayTransport(Transport):
                 except AntiphonError as error:
                     _log.warning("relay.unusable", worker=name, reason=str(error))
             incoming = await asyncio.to_thread(self._store.receive, payload)
-            self._arrivals.notify(payload.digest)
+            self._store.arrivals.notify(payload.digest)
             delivery = await Receiver(
                 incoming,
                 sources,
                 plan.assignment,
-                self._arrivals,
                 self._network.culprits,
                 self._limits,
                 arrived=arrived,
@@ -274,7 +269,6 @@ class Receiver:
         incoming: IncomingPayload,
         sources: Mapping[str, Sequence[Broadcast]],
         assignment: Assignment,
-        arrivals: Arrivals,
         culprits: MutableMapping[str, str],
         limits: TransferLimits = TransferLimits(),
         *,
@@ -287,12 +281,11 @@ class Receiver:
             sources: name -> connections to it, over which requests are spread; those that `assignment` names
                 and that are not here are not asked.
             assignment: whom to ask.
-            arrivals: notified of each chunk, for those who wait here for it.
             culprits: who sent something wrong in this run, and is not asked; added to.
             limits: how long sources are waited for.
             arrived: called with the bytes of each piece that came.
         """
-        self._incoming, self._sources, self._arrivals = incoming, sources, arrivals
+        self._incoming, self._sources = incoming, sources
         self._payload = incoming.payload
         self._limits, self._arrived = limits, arrived
         self._clock = asyncio.get_running_loop().time
@@ -425,7 +418,7 @@ class Receiver:
                     self._broken = error  # the disk's fault, no source's
                     raise UnavailableError(str(error)) from error
                 self._first_chunk_s = self._first_chunk_s or self._clock() - self._begun_s
-                self._arrivals.notify(self._payload.digest)
+                self._incoming.arrivals.notify(self._payload.digest)
                 if any([self._transfer.arrived(request, index) for index in run]):
                     self._change.notify()
                 due.difference_update(run)

@@ -43,7 +43,7 @@ from antiphon.system.collecting import collect_as_usual, collect_seldom
 from antiphon.system.processes import StopRequest
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
-from antiphon.weights.service import Arrivals, BroadcastService
+from antiphon.weights.service import BroadcastService
 
 _log = structlog.get_logger(__name__)
 
@@ -57,7 +57,6 @@ class WorkerRelay:
         Raises:
             ConfigError: when the credentials do not allow that.
         """
-        self.arrivals = Arrivals()
         self._store, self._address, self._credentials = store, address, credentials
         self._server: Any = None
         self._host, _, self._port = address.rpartition(":")
@@ -89,7 +88,7 @@ class WorkerRelay:
             clock = asyncio.get_running_loop().time
             guard = Guard(self._credentials.token_key, run_id, wall_clock, clock)
             security = Security(self._credentials, guard)
-        service = BroadcastService(self._store, config.broadcast.relay_bytes_per_s, self.arrivals)
+        service = BroadcastService(self._store, config.broadcast.relay_bytes_per_s, relays=True)
         # Behind a forwarded port or a second network card, the host that others dial is none of this machine.
         host = self._host if is_loopback(self._host) else "[::]" if self._host.startswith("[") else "0.0.0.0"
         self._server, _ = await start_server(
@@ -302,7 +301,7 @@ async def serve_worker(
         return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
 
     def relayed_source(config: RunConfig) -> WeightSource:
-        source = SnapshotSource(store, config, credentials, arrivals=relay.arrivals, ask_plan=ask_plan)
+        source = SnapshotSource(store, config, credentials, ask_plan=ask_plan)
         opened.push_async_callback(source.close)
         return source
 

@@ -23,7 +23,6 @@ from antiphon.services.rollout.weights import Find, WeightSource
 from antiphon.weights.patch_payloads import restore_full, spare_threads
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.rpc import BroadcastClient
-from antiphon.weights.service import Arrivals
 from antiphon.weights.transport import AskPlan, Connections, RelayTransport, Transport
 from antiphon.weights.transports.lattica import FOLDER, LatticaTransport
 from antiphon.weights.transports.object_store import ObjectStoreTransport, object_place
@@ -124,15 +123,13 @@ class SnapshotSource(WeightSource):
         config: RunConfig,
         credentials: Credentials | None = None,
         *,
-        arrivals: Arrivals | None = None,
         ask_plan: AskPlan | None = None,
         transport: Transport | None = None,
     ) -> None:
         """Keep payloads in `store`.
 
         They come from the origin of each manifest and from those whom `ask_plan` names, unless there is a
-        `transport`; the configuration may name other ways, besides or instead. `arrivals` are of the service
-        that serves the same store.
+        `transport`; the configuration may name other ways, besides or instead.
         """
         self._store = store
         self._store.remove_leftovers()
@@ -141,7 +138,6 @@ class SnapshotSource(WeightSource):
             store,
             Connections(broadcast.streams, broadcast.transfer_timeout_s, credentials),
             broadcast.transfer_timeout_s,
-            arrivals=arrivals,
             network=self.network,
             ask_plan=ask_plan,
             links=broadcast.links,

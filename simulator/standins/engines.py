@@ -28,7 +28,6 @@ from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.weights.rpc import BroadcastClient
-from antiphon.weights.service import Arrivals
 from antiphon.weights.transport import AskPlan, RelayTransport
 
 
@@ -230,13 +229,12 @@ class SnapshotSource:
         timeout_s: float,
         chunk_s: Callable[[], float],
         alters: Callable[[], bool],
-        arrivals: Arrivals,
         ask_plan: AskPlan,
     ) -> None:
         """Give up a transfer that brings nothing for `timeout_s`.
 
-        `chunk_s` returns the delay of a chunk, `alters` whether it arrives with other bytes; `arrivals` is
-        of who serves `payloads`, and `ask_plan` says whom to fetch from.
+        `chunk_s` returns the delay of a chunk, `alters` whether it arrives with other bytes, and `ask_plan`
+        says whom to fetch from.
         """
         self._alters = alters
         self._channel_to = channel_to
@@ -249,7 +247,6 @@ class SnapshotSource:
             payloads,
             self._connect,
             timeout_s,
-            arrivals=arrivals,
             network=self.network,
             ask_plan=ask_plan,
         )

@@ -10,14 +10,14 @@ from antiphon.api.manifest import payload_digest
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.weights.payload_store import Buffer, IncomingPayload, PayloadStore
+from antiphon.weights.payload_store import Arrivals, Buffer, IncomingPayload, PayloadStore
 
 
 class MemoryIncoming(IncomingPayload):
     """A payload that arrives, and what of it outlives its receiver."""
 
-    def __init__(self, payload: Payload) -> None:
-        self.payload = payload
+    def __init__(self, payload: Payload, arrivals: Arrivals) -> None:
+        self.payload, self.arrivals = payload, arrivals
         self.data = bytearray(payload.payload_bytes)
         self.held = np.zeros(len(payload.chunk_digests), np.bool_)
         self.whole = False
@@ -49,7 +49,7 @@ class MemoryPayloads(PayloadStore):
         digests = tuple(map(digest_bytes, parts))
         address = payload_digest(len(data), chunk_bytes, digests)
         payload = Payload("full", None, "raw", address, len(data), chunk_bytes, digests)
-        incoming = self._held[address] = MemoryIncoming(payload)
+        incoming = self._held[address] = MemoryIncoming(payload, self.arrivals)
         for index, part in enumerate(parts):
             incoming.write(index, part)
         incoming.finish()
@@ -71,7 +71,7 @@ class MemoryPayloads(PayloadStore):
         return self._find(digest).payload
 
     def receive(self, payload: Payload) -> IncomingPayload:
-        return self._held.setdefault(payload.digest, MemoryIncoming(payload))
+        return self._held.setdefault(payload.digest, MemoryIncoming(payload, self.arrivals))
 
     def map(self, digest: str) -> memoryview:
         if not self.has(digest):

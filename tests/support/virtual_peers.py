@@ -18,7 +18,8 @@ from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.simulator.virtual.loop import VirtualLoop
-from antiphon.weights.service import Arrivals, BroadcastService
+from antiphon.weights.payload_store import Arrivals
+from antiphon.weights.service import BroadcastService
 from antiphon.weights.transport import Receiver, TransferLimits
 
 NEVER = 1e9
@@ -27,8 +28,8 @@ NEVER = 1e9
 class MemoryIncoming:
     """A payload that arrives, in memory."""
 
-    def __init__(self, payload: Payload) -> None:
-        self.payload = payload
+    def __init__(self, payload: Payload, arrivals: Arrivals) -> None:
+        self.payload, self.arrivals = payload, arrivals
         self.held = np.zeros(len(payload.chunk_digests), np.bool_)
         self.body = bytearray(payload.payload_bytes)
         self.writes = 0
@@ -51,9 +52,10 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.incoming: dict[str, MemoryIncoming] = {}
+        self.arrivals = Arrivals()
 
     def receive(self, payload: Payload) -> MemoryIncoming:
-        return self.incoming.setdefault(payload.digest, MemoryIncoming(payload))
+        return self.incoming.setdefault(payload.digest, MemoryIncoming(payload, self.arrivals))
 
     def find(self, digest: str) -> Payload:
         if digest not in self.incoming:
@@ -103,7 +105,6 @@ class Peer:
     name: str
     faults: Faults
     store: MemoryStore
-    arrivals: Arrivals
     service: BroadcastService
     culprits: dict[str, str] = field(default_factory=dict)
     sent_bytes: int = 0
@@ -198,7 +199,7 @@ class Swarm:
         """Bring a payload to one worker."""
         peer, assignment = self.peers[worker], plan.assignments[worker]
         incoming = peer.store.receive(payload)
-        peer.arrivals.notify(payload.digest)
+        peer.store.arrivals.notify(payload.digest)
         return await Receiver(
             incoming,  # type: ignore[arg-type]
             {
@@ -206,7 +207,6 @@ class Swarm:
                 for name in (*assignment.parents, *assignment.others)
             },
             assignment,
-            peer.arrivals,
             peer.culprits,
             TransferLimits(stall_s=2.0, give_up_s=give_up_s),
         ).run()
@@ -218,9 +218,9 @@ def make_swarm(
     """Make parties by name, with uplinks in bytes per second; without faults unless some are given."""
     peers = {}
     for name, uplink in uplinks.items():
-        store, arrivals = MemoryStore(), Arrivals()
-        service = BroadcastService(store, uplink, arrivals, stall_s)  # type: ignore[arg-type]
-        peers[name] = Peer(name, faults.get(name, Faults()), store, arrivals, service)
+        store = MemoryStore()
+        service = BroadcastService(store, uplink, relays=True, stall_s=stall_s)  # type: ignore[arg-type]
+        peers[name] = Peer(name, faults.get(name, Faults()), store, service)
     return Swarm(peers, delay_s)
 
 

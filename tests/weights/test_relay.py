@@ -20,9 +20,9 @@ from antiphon.net.rpc.serving import Security, open_channel, start_server, stop_
 from antiphon.net.security.credentials import Credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
-from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.payload_store import Arrivals, PayloadStore
 from antiphon.weights.rpc import SERVICE_NAME, BroadcastClient, register_broadcast
-from antiphon.weights.service import Arrivals, BroadcastService
+from antiphon.weights.service import BroadcastService
 from antiphon.weights.transport import Receiver, TransferLimits
 from tests.support.loop_model import RUN_ID
 from tests.support.secured import House, make_house
@@ -44,18 +44,15 @@ class Holder:
 
     def __init__(self, folder: Path) -> None:
         self.store = PayloadStore(folder)
-        self.arrivals = Arrivals()
-        self.service = BroadcastService(self.store, arrivals=self.arrivals, stall_s=20.0)
+        self.service = BroadcastService(self.store, relays=True, stall_s=20.0)
 
     async def fetch(
         self, payload: Payload, assignment: Assignment, **sources: list[BroadcastClient]
     ) -> object:
         named = {name.removeprefix("origin"): lanes for name, lanes in sources.items()}
         incoming = self.store.receive(payload)
-        self.arrivals.notify(payload.digest)
-        found = await Receiver(
-            incoming, named, assignment, self.arrivals, {}, TransferLimits(10.0, give_up_s=20.0)
-        ).run()
+        self.store.arrivals.notify(payload.digest)
+        found = await Receiver(incoming, named, assignment, {}, TransferLimits(10.0, give_up_s=20.0)).run()
         incoming.finish()
         return found
 
@@ -120,7 +117,7 @@ async def test_a_chunk_that_is_late_keeps_no_other_back(tmp_path: Path) -> None:
     assert await anext(chunks) == (1, body[1024:2048])  # the first message tries the link with one
     assert await anext(chunks) == (2, body[2048:])
     incoming.write(0, body[:1024])
-    relay.arrivals.notify(payload.digest)
+    relay.store.arrivals.notify(payload.digest)
     assert await anext(chunks) == (0, body[:1024])
     with pytest.raises(StopAsyncIteration):
         await anext(chunks)
@@ -150,9 +147,9 @@ async def test_chunks_that_come_together_are_checked_one_by_one(
     spoiler = Spoiler(origin.store)
     incoming = leaf.store.receive(payload)
     with pytest.raises(IntegrityError, match="the origin sent chunk 4 of payload"):
-        await Receiver(incoming, {ORIGIN: [spoiler]}, FROM_ORIGIN, leaf.arrivals, {}).run()
+        await Receiver(incoming, {ORIGIN: [spoiler]}, FROM_ORIGIN, {}).run()
     assert np.flatnonzero(incoming.held).tolist() == [0, 1, 2, 3]
-    await Receiver(incoming, {ORIGIN: [origin.service]}, FROM_ORIGIN, leaf.arrivals, {}).run()
+    await Receiver(incoming, {ORIGIN: [origin.service]}, FROM_ORIGIN, {}).run()
     incoming.finish()
     assert bytes(leaf.store.map(payload.digest)) == body
 
@@ -178,7 +175,7 @@ async def test_who_is_told_to_leave_as_the_last_chunk_comes_leaves(tmp_path: Pat
 
     incoming = leaf.store.receive(payload)
     sources = {ORIGIN: [Lingering(origin.store)]}
-    fetching = asyncio.create_task(Receiver(incoming, sources, FROM_ORIGIN, leaf.arrivals, {}).run())
+    fetching = asyncio.create_task(Receiver(incoming, sources, FROM_ORIGIN, {}).run())
     await hung_up.wait()
     assert not incoming.missing()
     fetching.cancel()
@@ -211,7 +208,7 @@ async def test_a_message_of_many_chunks_is_looked_through_once(
     incoming = leaf.store.receive(payload)
     monkeypatch.setattr(Payload, "span", counted)
     together = Together(origin.store)
-    await Receiver(incoming, {ORIGIN: [together]}, FROM_ORIGIN, leaf.arrivals, {}).run()
+    await Receiver(incoming, {ORIGIN: [together]}, FROM_ORIGIN, {}).run()
     assert incoming.held.all() and asked < 16 * count
 
 
@@ -239,7 +236,7 @@ async def test_chunks_that_are_asked_for_in_any_order_are_each_sent_once(
         assert piece == b"".join(bodies[index : index + len(piece) // chunk])
         if len(sent) >= count - 1 and not incoming.held[late]:
             incoming.write(late, bodies[late])
-            relay.arrivals.notify(payload.digest)
+            relay.store.arrivals.notify(payload.digest)
     assert sorted(sent) == list(range(count))
 
 
@@ -271,9 +268,7 @@ async def test_others_give_what_they_hold_while_no_parent_answers(tmp_path: Path
     assignment = Assignment((ORIGIN,), ("part",), 1, 1e8)
     sources: dict[str, list[Broadcast]] = {ORIGIN: [nobody], "part": [part.service]}
     with pytest.raises(UnavailableError, match="6 of 10 chunks"):
-        await Receiver(
-            leaf.store.receive(payload), sources, assignment, leaf.arrivals, {}, TransferLimits(1.0, 2.0)
-        ).run()
+        await Receiver(leaf.store.receive(payload), sources, assignment, {}, TransferLimits(1.0, 2.0)).run()
     await nobody.close()
     assert leaf.store.receive(payload).missing() == [3, 4, 5, 7, 8, 9]
 
@@ -314,7 +309,7 @@ async def test_nobody_there_is_said_after_the_patience_and_what_came_stays(tmp_p
         UnavailableError, match=r"9 of 10 chunks .* nothing came for 0.3 s from any of the origin"
     ):
         await Receiver(
-            incoming, {ORIGIN: [nobody]}, FROM_ORIGIN, holder.arrivals, {}, TransferLimits(0.1, give_up_s=0.3)
+            incoming, {ORIGIN: [nobody]}, FROM_ORIGIN, {}, TransferLimits(0.1, give_up_s=0.3)
         ).run()
     await nobody.close()
     assert holder.store.receive(payload).missing() == [0, 1, 2, 3, 5, 6, 7, 8, 9]

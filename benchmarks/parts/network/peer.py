@@ -23,7 +23,7 @@ from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
-from antiphon.weights.service import Arrivals, BroadcastService
+from antiphon.weights.service import BroadcastService
 from antiphon.weights.transport import Connections, Receiver, TransferLimits
 
 RUN_ID = "benchmark"
@@ -37,7 +37,6 @@ class Peer:
     def __init__(self, folder: Path, bundle: Path) -> None:
         self.credentials = load_credentials(bundle)
         self.store = PayloadStore(folder)
-        self.arrivals = Arrivals()
         self.culprits: dict[str, str] = {}
         self.connections: Connections | None = None
         """Stay open from one payload to the next, as a worker's do."""
@@ -46,7 +45,7 @@ class Peer:
         """Start to answer; the server is to be kept."""
         host, _, port = address.rpartition(":")
         guard = Guard(needed_token_key(self.credentials), RUN_ID, wall_clock, time.monotonic)
-        service = BroadcastService(self.store, None, self.arrivals, REPLY_S)
+        service = BroadcastService(self.store, relays=True, stall_s=REPLY_S)
         server, _ = await start_server(
             host,
             int(port),
@@ -79,12 +78,11 @@ class Peer:
         }
         cpu_s = time.process_time()
         incoming = await asyncio.to_thread(self.store.receive, payload)
-        self.arrivals.notify(payload.digest)
+        self.store.arrivals.notify(payload.digest)
         delivery = await Receiver(
             incoming,
             clients,
             assignment,
-            self.arrivals,
             self.culprits,
             TransferLimits(asked["stall_s"], 60.0),
         ).run()

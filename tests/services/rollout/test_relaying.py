@@ -52,7 +52,6 @@ class Member:
             self.store,
             Connections(2, 60.0),
             60.0,
-            arrivals=self.relay.arrivals,
             network=self.network,
             ask_plan=self._ask,
         )
