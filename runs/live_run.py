@@ -50,8 +50,7 @@ from antiphon.runs.directory import RunPlace
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.outcome import RunOutcome, StageSpan, closing_lines, write_results
 from antiphon.runs.preflight import preflight
-from antiphon.runs.provisioning.launcher import LocalLauncher
-from antiphon.runs.provisioning.provisioner import LOOK_S, provisioner_of
+from antiphon.runs.provisioning import LOOK_S, LocalLauncher, provisioner_of
 from antiphon.runs.samples import explainer
 from antiphon.runs.servers.prefect_server import page_links
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_spec, worker_spec

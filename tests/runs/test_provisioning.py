@@ -12,8 +12,7 @@ from antiphon.core.capacity.provisioning_config import PoolClass, ProvisioningSe
 from antiphon.core.config import build_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.status import CapacityRecord, RunStatus, WorkerRecord, WorkerState
-from antiphon.runs.provisioning.launcher import LocalLauncher
-from antiphon.runs.provisioning.provisioner import Provisioner
+from antiphon.runs.provisioning import LocalLauncher, Provisioner
 from antiphon.runs.supervisor import ServiceSpec
 
 POOL = (
