@@ -1,71 +1,41 @@
-"""Provisioning: looks at a run now and then; starts and drains workers of its pool as need and prices say.
+"""Provisioner: looks at a run now and then, and starts and drains workers of its pool.
 
 A worker is on standby until it is ordered, then active, and once it is drained it hands its groups over:
 the coordinator tells it to leave with the answer to its next heartbeat and gives it no further group. Its
-order is taken back when it has left, or has not within its grace. Orders are named by their worker, so that
-repeating one changes nothing, and who starts again finds out by `running` what was ordered before. Nothing
-that fails here ends the run, nor does the run wait for any of it.
+order is taken back when it has left, or has not within its grace. Nothing that fails here ends the run, nor
+does the run wait for any of it.
 """
 
 import json
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
-from antiphon.api.coordinator import Coordinator
 from antiphon.core.capacity.activation import Activator, Orders
 from antiphon.core.capacity.cover import WorkerOffer
 from antiphon.core.capacity.provisioning_config import PoolClass, ProvisioningSection
-from antiphon.core.config import RunConfig
 from antiphon.core.status import RunStatus, WorkerRecord, WorkerState
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.runs.clients import ClientLoop
 from antiphon.runs.supervisor import ServiceSpec, Supervisor
 from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
 
 LOOK_S = 2.0
 """Seconds between two looks at the run."""
-ANSWER_S = 5.0
-"""Longest wait for an answer of the coordinator."""
-MOST_TOKENS_PER_S = 1e9
-"""A worker that says more is not believed, and counts as one of its class."""
 UNKNOWN_TOKENS_PER_S = 1.0
 """Stands for a rate that nothing is known of: the decision takes what others give."""
+MOST_TOKENS_PER_S = 1e9
+"""A worker that says more is not believed, and counts as one of its class."""
 _log = structlog.get_logger(__name__)
 
 
-class Launcher(Protocol):
-    """Starts and stops the workers of a pool."""
-
-    def offers(self) -> Sequence[WorkerOffer]:
-        """Return every worker that runs or could, at today's price.
-
-        Rates are in tokens per second; `UNKNOWN_TOKENS_PER_S` where nothing is known of one.
-        """
-
-    def running(self) -> Collection[str]:
-        """Return the workers that were ordered and have not ended, by whatever process."""
-
-    def start(self, name: str) -> None:
-        """Order a worker to run; one that runs is left as it is.
-
-        Raises:
-            UnavailableError: when it cannot be had at the moment.
-        """
-
-    def stop(self, name: str) -> None:
-        """Take a worker's order back and end it; one that does not run is left as it is."""
-
-
 class LocalLauncher:
-    """Workers as processes of this machine, kept alive by the run's supervisor.
+    """Workers of a pool as processes of this machine, kept alive by the run's supervisor.
 
-    They end with the run's process. Their orders stand in a file; what was ordered before is started again.
+    They end with the run's process. Orders are named by their worker, so that repeating one changes nothing,
+    and lie in a file; what was ordered before is started again.
     """
 
     def __init__(
@@ -84,7 +54,7 @@ class LocalLauncher:
             supervisor.start(spec(name))
 
     def offers(self) -> list[WorkerOffer]:
-        """Return the pool at the prices of this moment."""
+        """Return the pool at the prices of this moment; rates are in tokens per second."""
         now = wall_clock()
         return [
             WorkerOffer(
@@ -123,7 +93,11 @@ class Provisioner:
     """Decides and orders; times are on the clock of the caller that passes `now`."""
 
     def __init__(
-        self, section: ProvisioningSection, launcher: Launcher, drain: Callable[[str], None], grace_s: float
+        self,
+        section: ProvisioningSection,
+        launcher: LocalLauncher,
+        drain: Callable[[str], None],
+        grace_s: float,
     ) -> None:
         """Provision with a launcher.
 
@@ -147,7 +121,7 @@ class Provisioner:
         self._end_drained(set(here), now)
         if status.finished or status.paused_reason:
             return Orders()
-        offers, running = self._launcher.offers(), set(self._launcher.running())
+        offers, running = self._launcher.offers(), self._launcher.running()
         pool = {one.name for one in offers}
         rates = {
             name: rate for name, worker in here.items() if 0.0 < (rate := rate_of(worker)) < MOST_TOKENS_PER_S
@@ -210,19 +184,3 @@ def _guessed(offer: WorkerOffer, rates: Mapping[str, float]) -> WorkerOffer:
 def rate_of(worker: WorkerRecord) -> float:
     """Return the tokens per second of a worker while its engine runs; 0 while that is not known."""
     return worker.tokens_per_s / worker.busy_share if worker.busy_share > 0.0 else 0.0
-
-
-def provisioner_of(
-    config: RunConfig, launcher: Launcher, clients: ClientLoop, coordinator: Coordinator
-) -> Callable[[], None]:
-    """Return what looks at a run once and orders what it needs; the stages notice what ends the run."""
-
-    def drain(name: str) -> None:
-        clients.run(coordinator.drain(name), ANSWER_S)
-
-    provisioner = Provisioner(config.provisioning, launcher, drain, config.rollout.grace_s + 5.0)
-
-    def look() -> None:
-        provisioner.look(clients.run(coordinator.status(), ANSWER_S), time.monotonic())
-
-    return look
