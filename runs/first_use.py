@@ -23,7 +23,7 @@ from antiphon.core.records import TensorEntry
 from antiphon.lineage.tracking.mlflow_sink import make_empty_database
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.system.set_up import empty_database
-from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.weights.patch import apply_patch, encode_patch
 
 MIGRATE_S = 300.0
 """Longest time that Prefect may take for its tables."""
@@ -51,9 +51,9 @@ def compile_kernels() -> None:
         encode_patch(
             parent.data, new.data, tensors, patch.extend, parent_digest=old_digest, result_digest=digest
         )
-        encode_full(new.data, tensors, full.extend, result_digest=digest)
+        encode_patch(None, new.data, tensors, full.extend, result_digest=digest)
         apply_patch(parent.data, patch, tensors, made.extend, parent_digest=old_digest, result_digest=digest)
-        decode_full(full, tensors, made.extend, result_digest=digest)
+        apply_patch(None, full, tensors, made.extend, result_digest=digest)
 
 
 def make_empty(package: str, make: Callable[[Path], None]) -> None:
