@@ -33,7 +33,7 @@ from antiphon.services.learner.audits.audit_loop import TokenScores
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.scoring import Places, completion_logits, row_sampling
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.verified_weights import open_snapshot
+from antiphon.weights.snapshot import open_snapshot
 
 ROUNDING = {
     "inverse_cdf": {"float32": 1e-4, "bfloat16": 1e-2},
