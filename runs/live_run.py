@@ -316,7 +316,7 @@ class LiveRun(ServiceCalls):
                 self.view.alarms, self.run_dir, self.home, self.config.sampling.max_tokens
             ),
         )
-        from antiphon.report.page import build_report  # with matplotlib: see `load_libraries`
+        from antiphon.report.page import build_report
 
         report, store = self.run_dir / "report.html", ArtifactStore(self.store_root)
         plots = build_report(self.run_dir, store, self.view, status, report, explainer(self.config))
@@ -445,7 +445,7 @@ def ways_to_join(config: RunConfig, address: str, run_id: str) -> tuple[str, ...
 
 
 def load_libraries(record: RecordSection) -> threading.Thread:
-    """Begin to import what the writers of a run's records and its report need; return the thread that does.
+    """Begin to import what the writers of a run's records need; return the thread that does.
 
     Nothing is written. The writer that needs a library that cannot be loaded says so.
     """
@@ -458,5 +458,4 @@ def _load(record: RecordSection) -> None:
     if record.mlflow:
         load_mlflow()
     if record.dvc:
-        import antiphon.lineage.ledger.pins  # it loads DVC
-    import antiphon.report.page  # noqa: F401 - it loads matplotlib
+        pass  # it loads DVC
