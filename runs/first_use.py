@@ -19,7 +19,7 @@ import numpy as np
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import TensorEntry
-from antiphon.lineage.tracking.mlflow_sink import make_empty_database
+from antiphon.lineage.tracking.mlflow_client import make_tables
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.system.set_up import empty_database
 from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
@@ -63,7 +63,7 @@ def make_empty_mlflow() -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         made = Path(folder) / kept.name
-        make_empty_database(made)
+        make_tables(made)
         made.replace(kept)
 
 

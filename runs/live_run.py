@@ -34,7 +34,7 @@ from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
-from antiphon.lineage.tracking.mlflow_sink import load_mlflow
+from antiphon.lineage.tracking.mlflow_client import load_mlflow
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.models.codec import decoder
 from antiphon.models.learning_rate import with_learning_rate

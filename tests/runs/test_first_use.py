@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from antiphon.core.broadcast import patch_kernels
-from antiphon.lineage.tracking.mlflow_sink import make_own_database
+from antiphon.lineage.tracking.mlflow_client import make_own_database
 from antiphon.runs.first_use import (
     compile_kernels,
     compile_modules,

@@ -11,7 +11,7 @@ from pathlib import Path
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 from antiphon.core.config_sections import RecordSection
 from antiphon.runs.live_run import load_libraries
-from antiphon.lineage.tracking.mlflow_sink import make_own_database
+from antiphon.lineage.tracking.mlflow_client import make_own_database
 
 load_libraries(RecordSection(mlflow={mlflow}, dvc={dvc})).join()
 known = set(sys.modules)
