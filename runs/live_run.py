@@ -484,4 +484,4 @@ def _load(record: RecordSection) -> None:
     if record.mlflow:
         load_mlflow()
     if record.dvc:
-        pass  # it loads DVC
+        import antiphon.lineage.ledger.pins  # noqa: F401 - it loads DVC
