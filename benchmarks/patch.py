@@ -19,7 +19,6 @@ import argparse
 import io
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ import torch
 
 from antiphon.benchmarks.parts.learning.experiment import Experiment
 from antiphon.benchmarks.parts.measure import PROJECT
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.broadcast.patches import Change, estimated_bytes
 from antiphon.core.config import load_config
 from antiphon.core.records import TensorEntry
@@ -303,4 +302,4 @@ def model(tile: Array, megabytes: int) -> Version:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

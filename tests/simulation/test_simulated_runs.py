@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from antiphon.services.coordinator.journal.store import StoredEvent
 from antiphon.simulator.campaign import Campaign
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, FaultMix
-from antiphon.simulator.report import command_for, failure_lines
+from antiphon.simulator.report import Outcome, command_for, failure_lines
 from antiphon.simulator.scenario import Scenario, drawn_scenario, load_scenario
 from antiphon.simulator.virtual.disk import FileDisk, JournalDisk
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
@@ -37,6 +38,13 @@ from antiphon.simulator.world import World, simulate
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 20
 """Seeds of one test; five such tests are a hundred whole runs."""
+
+
+@cache
+def drawn_run(seed: int) -> tuple[Outcome, list[StoredEvent]]:
+    """Return what the run that a seed draws came to, and its journal; tests that compare with it share it."""
+    disk = JournalDisk()
+    return simulate(drawn_scenario(seed), seed, journal=disk), list(disk.written())
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -57,10 +65,9 @@ def test_the_seed_of_this_run_breaks_no_promise(test_seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, 8, 11])
 def test_in_a_real_sqlite_file_the_run_is_the_same(seed: int, tmp_path: Path) -> None:
-    scenario = drawn_scenario(seed)
-    in_memory = simulate(scenario, seed)
+    in_memory, _ = drawn_run(seed)
     disk = FileDisk(tmp_path / "journal.db")
-    in_file = simulate(scenario, seed, journal=disk)
+    in_file = simulate(drawn_scenario(seed), seed, journal=disk)
     disk.close()
     assert in_memory.restarts and in_file == in_memory
     with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
@@ -69,13 +76,14 @@ def test_in_a_real_sqlite_file_the_run_is_the_same(seed: int, tmp_path: Path) ->
 
 @pytest.mark.parametrize("seed", [1, 8, 11])
 def test_a_time_of_day_that_jumps_changes_only_what_people_read(seed: int) -> None:
-    scenario, right, wrong = drawn_scenario(seed), JournalDisk(), JournalDisk()
-    error = RandomStream("wall-errors", seed)
-    expected = simulate(scenario, seed, journal=right)
-    found = simulate(scenario, seed, journal=wrong, wall_error_s=lambda now: error.between(-3600.0, 3600.0))
+    wrong, error = JournalDisk(), RandomStream("wall-errors", seed)
+    expected, right = drawn_run(seed)
+    found = simulate(
+        drawn_scenario(seed), seed, journal=wrong, wall_error_s=lambda now: error.between(-3600.0, 3600.0)
+    )
     times = [row.at for row in wrong.written()]
     assert any(later < earlier for earlier, later in pairwise(times)), "the clock never went back"
-    told, kept = ([_without_breaks(row) for row in disk.written()] for disk in (wrong, right))
+    told, kept = ([_without_breaks(row) for row in rows] for rows in (wrong.written(), right))
     assert told == kept
     assert expected.restarts and replace(found, digest=expected.digest) == expected
 
@@ -98,22 +106,19 @@ def test_the_same_seed_gives_the_same_journal_in_every_process() -> None:
         "from antiphon.simulator.campaign import mute_logs; mute_logs()\n"
         "from antiphon.simulator.scenario import drawn_scenario\n"
         "from antiphon.simulator.world import simulate\n"
-        "print(*(simulate(drawn_scenario(seed), seed).digest for seed in (4, 9, 11)))\n"
+        "print(*(simulate(drawn_scenario(seed), seed).digest for seed in (1, 8, 11)))\n"
     )
-    digests = [
-        subprocess.run(
-            [sys.executable, "-P", "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": chance, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout.split()
-        for chance in ("1", "77")
-    ]
-    assert digests[0] == digests[1]
-    assert digests[0] == [simulate(drawn_scenario(seed), seed).digest for seed in (4, 9, 11)]
-    assert len(set(digests[0])) == 3
+    # This process has a chance of its own for the order of sets.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    digests = [drawn_run(seed)[0].digest for seed in (1, 8, 11)]
+    assert done.stdout.split() == digests and len(set(digests)) == 3
 
 
 def test_an_undisturbed_run_trains_every_step_and_restarts_nothing() -> None:
