@@ -90,7 +90,7 @@ def _journal(directory: Path) -> Iterator[str]:
 
 
 def _is_commit(body: str) -> bool:
-    return {"step", "version", "weights_digest", "batch_digest"} <= json.loads(body).keys()
+    return {"step", "version", "weights_digest", "batch_digest"}.issubset(json.loads(body))
 
 
 def _pins(home: Path, kept: Sequence[Path], given_up: Sequence[str]) -> set[str]:
