@@ -17,7 +17,7 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError, Una
 from antiphon.core.loop.schedule import is_evaluated
 from antiphon.core.metrics import REWARD_LEVELS
 from antiphon.core.reporting.figures import VersionTotals, figures_of, next_totals, totals_of
-from antiphon.lineage.documents.artifacts import BATCH_FACTS
+from antiphon.lineage.documents.graph import BATCH_FACTS
 from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.names import batch_entry, version_entry
 from antiphon.lineage.run_log import read_evaluations, read_steps
