@@ -36,12 +36,10 @@ def deploy(
         raise UnavailableError(
             "no Prefect server is known: start one with `antiphon up`, or let PREFECT_API_URL name one"
         )
-    from antiphon.flows.deployments import DeployOptions
     from antiphon.flows.deployments import deploy as put
 
     folder = (project or Path.cwd()).absolute()
-    found = put(DeployOptions(project=folder, home=home, pool=pool, limit=limit, schedules=schedules))
-    for one in found:
+    for one in put(folder, home, pool, limit, schedules):
         made = "created" if one.created else "updated"
         print(f"{one.name}: {made}{', ' * bool(one.schedule)}{one.schedule}")
     print(f"pages: {url.removesuffix('/api')}/deployments")

@@ -5,9 +5,8 @@ flow moves handles: tokens and weights travel between the services.
 """
 
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 from uuid import UUID
 
 import httpx
@@ -16,8 +15,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import PrefectException, UnfinishedRun
-from prefect.futures import PrefectFuture
+from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -25,9 +23,14 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.reporting.run_display import RunDisplay
-from antiphon.flows.driver import Handle, StageSkipped, drive
+from antiphon.flows.driver import drive
 from antiphon.flows.form import FurtherFields, UsualFields, filled, with_fields
-from antiphon.flows.prefect_resilience import await_server, clear_up, hold_events, remember_flow_run
+from antiphon.flows.prefect_resilience import (
+    await_server,
+    hold_events,
+    note_how_to_continue,
+    remember_flow_run,
+)
 from antiphon.flows.run_page import RunPage
 from antiphon.flows.told import ToldView, hear_logs
 from antiphon.lineage.run_overview import note_cancelled
@@ -53,35 +56,6 @@ CANCEL_REASON = "cancelled from Prefect"
 
 class FlowCancelled(AntiphonError):
     """The flow run was cancelled on its page."""
-
-
-class PrefectHandle:
-    """A stage that runs as a Prefect task."""
-
-    def __init__(self, future: PrefectFuture[Any]) -> None:
-        self.future = future
-        self._ended = threading.Event()
-        future.add_done_callback(lambda _: self._ended.set())
-
-    def wait(self) -> None:
-        try:
-            self.future.result(raise_on_failure=True)
-        except UnfinishedRun as error:  # Prefect leaves a task pending whose upstream failed
-            raise StageSkipped("a stage before this one failed") from error
-
-    def done(self) -> bool:
-        return self._ended.is_set()
-
-
-class PrefectStages:
-    """Submits stages as Prefect tasks of the current flow run."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-
-    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
-        futures = [cast("PrefectHandle", handle).future for handle in after]
-        return PrefectHandle(TASKS[stage].submit(self._run_id, number, wait_for=futures))
 
 
 def watch_cancellation(run: LiveRun, flow_run_id: UUID) -> None:
@@ -118,8 +92,8 @@ def name_of_this_run() -> str:
     task_runner=ThreadPoolTaskRunner(max_workers=96),
     persist_result=False,
     validate_parameters=True,
-    on_cancellation=[clear_up],
-    on_crashed=[clear_up],
+    on_cancellation=[note_how_to_continue],
+    on_crashed=[note_how_to_continue],
 )
 def post_train(
     config: Annotated[RunConfig, UsualFields],
@@ -168,7 +142,11 @@ def _drive(run: LiveRun, flow_run_id: UUID) -> RunOutcome:
     watcher = threading.Thread(target=watch_cancellation, args=(run, flow_run_id), name="cancel", daemon=True)
     watcher.start()
     try:
-        drive(run, PrefectStages(run.run_id), run.committed)
+        drive(
+            run,
+            lambda stage, number, after: TASKS[stage].submit(run.run_id, number, wait_for=after),
+            run.committed,
+        )
         return run.finish()
     except AntiphonError as error:
         if run.stop_reason == CANCEL_REASON:
