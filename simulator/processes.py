@@ -229,9 +229,7 @@ def make_worker(
     shared.network.listen(address, process, server)
 
     async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
-        return await coordinator.plan_transfer(
-            worker.worker_id, manifest.version, manifest.payloads.index(payload)
-        )
+        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
 
     def source(config: RunConfig) -> engines.SnapshotSource:
         return engines.SnapshotSource(

@@ -282,13 +282,17 @@ class CoordinatorService(Coordinator):
         body = await self.state_machine.journal.payload(manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
 
-    async def plan_transfer(self, worker_id: str, version: int, payload: int) -> TransferPlan:
+    async def plan_transfer(self, worker_id: str, version: int, payload_digest: str) -> TransferPlan:
         self.state_machine.check()
         if self._config.broadcast.relay == "off":
             return FROM_ORIGIN
         manifest = await self.latest_manifest(version)
-        if manifest is None or not 0 <= payload < len(manifest.payloads):
-            raise ContractError(f"version {version} has no payload {payload}; ask for its manifest")
+        payloads_there = () if manifest is None else manifest.payloads
+        payload = next((one for one in payloads_there if one.digest == payload_digest), None)
+        if payload is None:
+            raise ContractError(
+                f"version {version} has no payload {payload_digest[:12]}; ask for its manifest"
+            )
         # Looked up now: it may have left while its manifest was read.
         fleet = self._loop.fleet
         if (member := fleet.get(worker_id)) is None:
@@ -297,7 +301,7 @@ class CoordinatorService(Coordinator):
         # Those that hold what it holds will probably want the same payload.
         likely = [one.worker_id for one in living if one.held_version == member.held_version]
         peers = {one.worker_id: one.relay_address for one in living}
-        return fleet.transfers.plan(worker_id, manifest.payloads[payload], peers, likely)
+        return fleet.transfers.plan(worker_id, payload, peers, likely)
 
     async def skip_step(self, step: int, reason: str, operator: str) -> VoidedBatch:
         machine, plan = self.state_machine, assembly.SealPlan(step, (), ())

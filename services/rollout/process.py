@@ -301,9 +301,7 @@ async def serve_worker(
         return config.model_copy(update={"model": model})
 
     async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
-        return await coordinator.plan_transfer(
-            worker.worker_id, manifest.version, manifest.payloads.index(payload)
-        )
+        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
 
     def relayed_source(config: RunConfig) -> WeightSource:
         timeout_s = config.broadcast.transfer_timeout_s
