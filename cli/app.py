@@ -4,11 +4,11 @@
 what is heavy only when they run, so help and mistakes answer at once.
 """
 
-import errno
 import os
 import re
 import sys
 from collections.abc import Sequence
+from errno import EACCES, EDQUOT, EEXIST, EISDIR, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
 from importlib import metadata
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -39,22 +39,14 @@ for _group, _verbs in GROUPS.items():
             help=_verb.help,
             group=_groups[_group],
             sort_key=list(VERBS).index(_name),
-            **({} if _verb.place.endswith(":app") else words_of(_name)),
+            **words_of(_name),
         )
 app.register_install_completion_command(help="Install completion for your shell.", group=_groups["Options"])
 for _flag in ("--help", "--version"):
     app[_flag].group = (_groups["Options"],)
 
 
-_UNUSABLE = (
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-)
+_UNUSABLE = (EROFS, EACCES, EPERM, ENOTDIR, EISDIR, EEXIST, ENAMETOOLONG)
 """What the system says of a file that a person named and that cannot be used."""
 
 
@@ -78,7 +70,7 @@ def execute(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (ENOSPC, EDQUOT):
             where = f" for {error.filename}" if error.filename else ""
             return _complain(
                 f"no space is left on the disk{where}; free some and give the same command again", 1

@@ -112,7 +112,9 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
             "Put the flows on a Prefect server, with forms and schedules.", "[OPTIONS]", ("", "--schedules")
         ),
         "serve": Verb(
-            "Run one service in the foreground.", "COMMAND", ("coordinator --config my.yaml",), "serve:app"
+            "Run one service in the foreground: coordinator, learner or reward.",
+            "--config PATH [OPTIONS] SERVICE",
+            ("coordinator --config my.yaml",),
         ),
     },
     "Fleet": {

@@ -4,18 +4,14 @@ Every stage of every step that takes time is one task run, so the run page's tim
 flow moves handles: tokens and weights travel between the services.
 """
 
-import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
-import httpx
-import structlog
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import StateType
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -31,19 +27,12 @@ from antiphon.flows.prefect_resilience import (
     note_how_to_continue,
     remember_flow_run,
 )
-from antiphon.flows.run_page import RunPage
+from antiphon.flows.run_page import CANCEL_REASON, RunPage
 from antiphon.flows.told import ToldView, hear_logs
-from antiphon.lineage.run_overview import note_cancelled
 from antiphon.models.learning_rate import with_learning_rate
-from antiphon.runs.directory import choose_run, home_directory, is_finished
-from antiphon.runs.live_run import LiveRun, claim_run, current_run
-from antiphon.runs.outcome import RunOutcome
+from antiphon.runs.directory import choose_run, home_directory
+from antiphon.runs.live_run import claim_run, current_run
 from antiphon.tasks.stages import TASKS
-
-_log = structlog.get_logger(__name__)
-
-CANCEL_POLL_S = 5.0
-"""Pause between two looks at the flow run's state; each costs the server some 15 ms of CPU."""
 
 EVENTS_S = 30.0
 """Longest wait for the last task states to reach the server."""
@@ -51,26 +40,7 @@ EVENTS_S = 30.0
 NO_SIGNAL = "NoSignal"
 """Name of the state, a failed one, in which a run ends none of whose steps trained anything."""
 
-CANCEL_REASON = "cancelled from Prefect"
-
-
-class FlowCancelled(AntiphonError):
-    """The flow run was cancelled on its page."""
-
-
-def watch_cancellation(run: LiveRun, flow_run_id: UUID) -> None:
-    """Stop the run when its flow run is cancelled, unless it has its outcome; returns when it is over."""
-    with get_client(sync_client=True) as client:
-        while not run.wait_stopped(CANCEL_POLL_S):
-            try:
-                state = client.read_flow_run(flow_run_id).state
-            except (PrefectException, httpx.HTTPError, OSError) as error:
-                _log.warning("prefect.unreachable", error=str(error)[:200])
-                continue
-            if state is not None and state.type in {StateType.CANCELLING, StateType.CANCELLED}:
-                if is_finished(run.run_dir):
-                    return  # its outcome is written: what is left of its end must not be missing
-                run.stop(CANCEL_REASON)
+CANCELLED = "The run was cancelled; start it again to continue it."
 
 
 def name_of_this_run() -> str:
@@ -114,20 +84,22 @@ def post_train(
     told = shown if isinstance(shown, ToldView) else ToldView(RunDisplay())
     if entered is not None and entered.interrupt is not None:
         entered.interrupt.listen()
+    run = entered
     with ExitStack() as stack:
         stack.enter_context(hear_logs(told))
         try:
-            run = entered or claim_run(config, run_id or None, home, told)
-            if entered is None:
+            if run is None:
+                run = claim_run(config, run_id or None, home, told)
                 stack.callback(run.close)
             remember_flow_run(run.run_dir, str(flow_run_id))
             stack.enter_context(RunPage(run, told, flow_run_id))
             with nullcontext() if entered else run:
-                outcome = _drive(run, flow_run_id)
-        except FlowCancelled as error:
-            told.stopped(str(error))
-            return Cancelled(message=str(error))
+                drive(run, partial(submit_stage, run.run_id), run.committed)
+                outcome = run.finish()
         except AntiphonError as error:
+            if run is not None and run.stop_reason == CANCEL_REASON:
+                told.stopped(CANCELLED)
+                return Cancelled(message=CANCELLED)
             told.stopped(str(error))
             await_server()
             raise
@@ -137,25 +109,9 @@ def post_train(
     return outcome.summary()
 
 
-def _drive(run: LiveRun, flow_run_id: UUID) -> RunOutcome:
-    """Submit all stages of a run whose services are up and return what came of it."""
-    watcher = threading.Thread(target=watch_cancellation, args=(run, flow_run_id), name="cancel", daemon=True)
-    watcher.start()
-    try:
-        drive(
-            run,
-            lambda stage, number, after: TASKS[stage].submit(run.run_id, number, wait_for=after),
-            run.committed,
-        )
-        return run.finish()
-    except AntiphonError as error:
-        if run.stop_reason == CANCEL_REASON:
-            note_cancelled(run.run_dir)
-            raise FlowCancelled("The run was cancelled; start it again to continue it.") from error
-        raise
-    finally:
-        run.stop("the flow ended")
-        watcher.join(2 * CANCEL_POLL_S)
+def submit_stage(run_id: str, stage: str, number: int, after: Sequence[Any]) -> Any:
+    """Submit a stage as a Prefect task of the current flow run and return its future."""
+    return TASKS[stage].submit(run_id, number, wait_for=after)
 
 
 def flush_events() -> None:

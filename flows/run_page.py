@@ -28,15 +28,19 @@ from antiphon.core.reporting.run_display import status_rows
 from antiphon.core.reporting.run_view import RunView
 from antiphon.flows.told import ToldView
 from antiphon.lineage.run_log import read_evaluations, read_steps
+from antiphon.lineage.run_overview import note_cancelled
 from antiphon.lineage.tracking.description import nearest_example
 from antiphon.lineage.tracking.pages import mlflow_links
+from antiphon.runs.directory import is_finished
 from antiphon.runs.live_run import LiveRun
 from antiphon.runs.outcome import StageSpan
 
 _log = structlog.get_logger(__name__)
 
 PAGE_S = 5.0
-"""Seconds between two looks at the run; each costs the server one or three small requests."""
+"""Seconds between two looks at the run; each costs the server two to four small requests of some 15 ms."""
+
+CANCEL_REASON = "cancelled from Prefect"
 
 SLOW_LOOKS = 3
 """Looks from one rewriting of the table and the plan to the next."""
@@ -63,7 +67,10 @@ _AWAY = (PrefectException, httpx.HTTPError, OSError)
 
 
 class RunPage:
-    """Keeps artifacts, name and log of one flow run up to date while it is entered, and at its end."""
+    """Keeps artifacts, name and log of one flow run up to date while it is entered, and at its end.
+
+    A run whose flow run was cancelled on its page is stopped.
+    """
 
     def __init__(self, run: LiveRun, told: ToldView, flow_run_id: UUID) -> None:
         """Show a run that is claimed, whose services may be up later or no more."""
@@ -89,9 +96,21 @@ class RunPage:
             self._try(lambda: client.update_flow_run(self._flow_run_id, name=self._run.run_id))
             looks = 0
             while not self._over.wait(PAGE_S if looks else 0.0):
+                self._try(lambda: self.heed(client))
                 self._look(client, whole=looks % SLOW_LOOKS == 0)
                 looks += 1
             self._look(client, whole=True)
+
+    def heed(self, client: SyncPrefectClient) -> None:
+        """Stop the run when its flow run was cancelled, unless it has its outcome.
+
+        What is left of the end of a run that has it must not be missing.
+        """
+        run, state = self._run, client.read_flow_run(self._flow_run_id).state
+        cancelled = state is not None and (state.is_cancelling() or state.is_cancelled())
+        if cancelled and not run.stop_reason and not is_finished(run.run_dir):
+            note_cancelled(run.run_dir)
+            run.stop(CANCEL_REASON)
 
     def _look(self, client: SyncPrefectClient, whole: bool) -> None:
         run = self._run
