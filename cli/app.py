@@ -13,7 +13,7 @@ from importlib import metadata
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from antiphon.cli.verbs import GROUPS, REPLACED, VERBS, epilogue, shown_default, words_of
+from antiphon.cli.verbs import GROUPS, REPLACED, VERBS, epilogue, place_of, shown_default, words_of
 from antiphon.core.errors import INTERRUPTED, AntiphonError
 from antiphon.core.reporting.plain_text import plain
 from antiphon.system.ports import spare_proxies
@@ -32,11 +32,10 @@ app = App(
 )
 _groups = {name: Group(name, sort_key=place) for place, name in enumerate((*GROUPS, "Options"))}
 for _group, _verbs in GROUPS.items():
-    for _name, _verb in _verbs.items():
+    for _name in _verbs:
         app.command(
-            f"antiphon.cli.{_verb.place or f'{_name}:{_name}'}",
+            f"antiphon.cli.{':'.join(place_of(_name))}",
             name=_name,
-            help=_verb.help,
             group=_groups[_group],
             sort_key=list(VERBS).index(_name),
             **words_of(_name),

@@ -18,7 +18,9 @@ def deploy(
     project: Path | None = None,
     schedules: Annotated[bool | None, Parameter(negative="--no-schedules")] = None,
 ) -> None:
-    """Create or update the deployments on the server of PREFECT_API_URL, else on the one of `antiphon up`.
+    """Put the flows on a Prefect server, with forms and schedules.
+
+    Deployments are created or updated on the server of PREFECT_API_URL, else on that of `antiphon up`.
 
     Args:
         pool: work pool of type process; made when it is missing.

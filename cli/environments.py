@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def environments(task: str | None = None, /, *, as_json: Json = False) -> None:
-    """List the environments by name; of one, its parameters, a prompt and its answer, and the YAML to use it.
+    """List the tasks that can be trained on, or show one.
+
+    Of one: its parameters, a prompt and its answer, and the YAML to use it.
 
     Args:
         task: the name of one, or package.module:Class for one of your own.

@@ -35,10 +35,11 @@ def evaluate(
     timeout_s: float = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Print held-out scores; one that a running run has not measured yet is measured by its workers.
+    """Print the held-out scores of a run's versions; with --samples, what a version answers.
 
-    With --samples completions are shown instead, with rewards and reasons: the best, the worst and random
-    ones. A run that is going on shows what it has recorded so far.
+    A score that a running run has not measured yet is measured by its workers. With --samples completions are
+    shown instead, with rewards and reasons: the best, the worst and random ones. A run that is going on shows
+    what it has recorded so far.
 
     Args:
         run: the run's id; by default the newest.

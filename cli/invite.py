@@ -43,11 +43,12 @@ def invite(
     pardon: bool = False,
     reason: str = "",
 ) -> None:
-    """Make a private authority, the services' bundle and, for each worker, a bundle to send there.
+    """Let workers elsewhere into a run: certificates and access tokens, and taking them back.
 
-    With --run an access token for that run is written into each worker's bundle. The authority and the
-    signing keys are made once and stay. Certificates are made again each time, so the same command renews
-    them. Without a worker the services' bundle is made or renewed.
+    A private authority, the services' bundle and, for each worker, a bundle to send there are made. With
+    --run an access token for that run is written into each worker's bundle. The authority and the signing
+    keys are made once and stay. Certificates are made again each time, so the same command renews them.
+    Without a worker the services' bundle is made or renewed.
 
     Args:
         workers: names of workers, as in their certificates; with --revoke also the id of an access token.

@@ -40,7 +40,7 @@ def plan(
     plot: Path | None = None,
     as_json: Json = False,
 ) -> None:
-    """Say how many workers a configuration needs for its staleness bound, and what a run takes and costs.
+    """Say how many workers a configuration needs, and what a run takes and costs.
 
     Rates come from a run that was recorded here with the same model and environment; where there is none,
     they are estimated from data sheets. A bound that is too small for a learner that never waits is planned

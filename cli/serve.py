@@ -29,13 +29,11 @@ def serve(
     credentials: Path | None = None,
     wait_for_journal: bool = False,
 ) -> int:
-    """Run one service in the foreground.
-
-    The coordinator hands out work, keeps the journal and assembles batches. The learner trains on them and
-    publishes policy versions. The reward service rewards finished groups with the run's environment.
+    """Run one service in the foreground: coordinator, learner or reward.
 
     Args:
-        service: which one.
+        service: the coordinator hands out work, keeps the journal and assembles batches; the learner trains
+            on them and publishes policy versions; reward rewards finished groups with the environment.
         config: the run's configuration file.
         run_id: the run's id; by default the name in the configuration.
         run_dir: the run's folder; by default runs/RUN_ID in the home directory.

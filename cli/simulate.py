@@ -33,10 +33,11 @@ def simulate(
     keep: Path | None = None,
     calibration: Path | None = None,
 ) -> int:
-    """Simulate whole runs without GPUs, sockets or waiting, and check every event of them.
+    """Simulate whole runs with faults and check every event.
 
-    Coordinator, workers, reward services and learner are the production ones; engines are stand-ins.
-    The same seed always gives the same run. The exit code is 1 when a promise was broken.
+    There are no GPUs, sockets or waiting. Coordinator, workers, reward services and learner are the
+    production ones; engines are stand-ins. The same seed always gives the same run. The exit code is 1 when a
+    promise was broken.
 
     With --from-run a recorded run is the scenario, with the key=value pairs that follow. What it measured of
     engines, lengths, learner and broadcasts predicts seconds per step, staleness and dollars of it.

@@ -48,9 +48,10 @@ def status(
     last: int | None = None,
     follow: bool = False,
 ) -> int:
-    """Show a run: steps, reward, held-out pass@1, staleness, and what each plane waits for.
+    """Show a run as it is now; with --events, what happened to it.
 
-    With --events it is what happened to the run, in order: leases, losses, batches, commits, pauses.
+    As it is now: steps, reward, held-out pass@1, staleness, and what each plane waits for. What happened, in
+    order: leases, losses, batches, commits, pauses.
 
     Args:
         run: the run's id; by default the newest.

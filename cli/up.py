@@ -73,9 +73,10 @@ def up(
     s3_port: int | None = None,
     stop: bool = False,
 ) -> None:
-    """Serve the Prefect and MLflow pages of what was recorded, in the background.
+    """Serve the pages of what was recorded and, with --s3, a bucket; --stop ends them.
 
-    Both ask for a password: the line in prefect/password in the home directory, whose first word is the user.
+    The pages are Prefect's and MLflow's. Both ask for a password: the line in prefect/password in the home
+    directory, whose first word is the user.
 
     Args:
         prefect_port: port of the Prefect pages, 4200 unless given; 0 picks a free one.

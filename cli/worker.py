@@ -28,7 +28,9 @@ def worker(
     credentials: Path | None = None,
     relay_address: str = "",
 ) -> int:
-    """Sample for a run until it is finished; the configuration comes from its coordinator.
+    """Join a run from this machine and sample for it.
+
+    It samples until the run is finished, whose configuration comes from the coordinator.
 
     Args:
         coordinator: HOST:PORT of the run's coordinator.
