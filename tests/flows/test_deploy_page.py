@@ -18,8 +18,8 @@ from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.core.reporting.run_view import EvaluationFacts, RunView, StepFacts
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
-from antiphon.flows import prefect_resilience
-from antiphon.flows.prefect_resilience import find_run_of, note_how_to_continue, remember_flow_run
+from antiphon.flows import post_train
+from antiphon.flows.post_train import find_run_of, note_how_to_continue, remember_flow_run
 from antiphon.flows.run_page import TABLE_VERSIONS, artifact_key, links, plan_of, stage_seconds, versions_of
 from antiphon.flows.told import ToldView, hear_logs
 from antiphon.runs.live_run import LiveRun
@@ -194,16 +194,16 @@ def test_the_note_says_how_to_continue(how: str, tmp_path: Path, monkeypatch: py
         def create_artifact(self, note: Any) -> None:
             self.notes.append(note.data)
 
-    monkeypatch.setattr(prefect_resilience, "get_client", lambda sync_client: Server())
+    monkeypatch.setattr(post_train, "get_client", lambda sync_client: Server())
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
     run_dir = tmp_path / "runs" / "r-1"
     run_dir.mkdir(parents=True)
     (run_dir / "config.yaml").write_text("{}")
     flow_run = SimpleNamespace(id=UUID(int=1))
     remember_flow_run(run_dir, str(flow_run.id))
-    note_how_to_continue(None, flow_run, Crashed() if how == "crashed" else Cancelled())
+    note_how_to_continue(flow=None, flow_run=flow_run, state=Crashed() if how == "crashed" else Cancelled())
     (note,) = Server.notes
     assert f"# r-1: {how}" in note and "--resume r-1" in note
     (run_dir / "outcome.json").write_text("{}")
-    note_how_to_continue(None, flow_run, Crashed())
+    note_how_to_continue(flow=None, flow_run=flow_run, state=Crashed())
     assert Server.notes == [note]
