@@ -81,7 +81,10 @@ def find_run_of(home: Path, flow_run_id: str) -> Path | None:
 
 
 def note_how_to_continue(flow: Any, flow_run: Any, state: Any) -> None:
-    """Write on the page of a cancelled or crashed flow run how to continue its run; Prefect names what it gives."""
+    """Write on the page of a cancelled or crashed flow run how to continue its run.
+
+    Prefect gives the arguments by these names.
+    """
     run_dir = find_run_of(home_directory(), str(flow_run.id))
     if run_dir is None or is_finished(run_dir):
         return
