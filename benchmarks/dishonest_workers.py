@@ -50,9 +50,9 @@ from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import Receiver
 from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.snapshot import weights_of, write_snapshot
+from antiphon.weights.transport import Receiver
 
 GROUP_TOKENS = 8
 """Of each completion of a sound group."""

@@ -271,9 +271,8 @@ class LiveRun(ServiceCalls):
         Raises:
             UnavailableError: as `read_journal` does.
         """
-        async with self._reading:
-            await read_events(self.coordinator, self.view, self.packer)
-            return self.packer.finish()
+        await self.read_journal()
+        return self.packer.finish()
 
     def _look(self) -> None:
         """Show the run as it is now."""
@@ -402,14 +401,11 @@ class LiveRun(ServiceCalls):
         for spec in (reward, *workers):
             self.supervisor.wait_ready(spec.name, services.start_timeout_s)
 
-        async def connect() -> tuple[CoordinatorClient, LearnerClient]:  # on the loop, as channels want it
-            learner_address = f"{dialled}:{learner_port}"
-            return (
-                CoordinatorClient(address, credentials=credentials),
-                LearnerClient(learner_address, credentials=credentials),
-            )
+        async def connect() -> None:  # on the loop, as channels want it
+            self.coordinator = CoordinatorClient(address, credentials=credentials)
+            self.learner = LearnerClient(f"{dialled}:{learner_port}", credentials=credentials)
 
-        self.coordinator, self.learner = self.clients.run(connect(), ANSWER_S)
+        self.clients.run(connect(), ANSWER_S)
         self.stages = LoopStages(config, self.coordinator, self.learner)
         return lambda name: replace(worker(name), needed=False)
 

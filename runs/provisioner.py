@@ -108,7 +108,7 @@ class Provisioner:
             grace_s: seconds that it gets for that.
         """
         self._section, self._launcher, self._drain, self._grace_s = section, launcher, drain, grace_s
-        self._activator = Activator(section.redundancy, section.hysteresis)
+        self._activator = Activator(section.redundancy, section.add_after_s, section.hold_s)
         self._draining: dict[str, float] = {}
 
     def look(self, status: RunStatus, now: float) -> Orders:

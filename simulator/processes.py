@@ -47,7 +47,7 @@ from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
-from antiphon.weights.server import register_broadcast
+from antiphon.weights.rpc import register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
 
 RESTART_S = 1.0

@@ -27,7 +27,7 @@ from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.benchmarks.parts.kills.standins import WitnessClient
 from antiphon.benchmarks.parts.lengths import BETWEEN_EPOCHS, WITHIN, recorded_quantile
 from antiphon.benchmarks.parts.measure import PROJECT
-from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.records import FinishReason, GroupSubmission, SnapshotManifest, SubmitVerdict
 from antiphon.core.requests import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.seeds import derive_seed

@@ -25,7 +25,7 @@ from antiphon.net.security.credentials import (
 )
 from antiphon.net.security.guard import Guard
 from antiphon.net.wire import CALLS, COORDINATOR, WORK_CALLS, event_to_proto
-from antiphon.net.worker_kit import KIT_FILE, KitFile
+from antiphon.net.worker_kit import KIT_FILE
 from antiphon.protos import coordinator_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.databases import journal_gone
@@ -184,7 +184,7 @@ async def serve_coordinator(
             config.trust.audits == "remote" and lets_others_in(credentials)
         )
         audits = AuditQueue(state_machine, secrets.token_bytes(32)) if audited else None
-        service = CoordinatorService(state_machine, learner_key, audits, KitFile(run_dir / KIT_FILE))
+        service = CoordinatorService(state_machine, learner_key, audits, run_dir / KIT_FILE)
         server, bound = await start_coordinator(service, host, port, security)
         try:
             async with showing_life(journal, state_machine.fail), metrics_page(service, config):

@@ -22,7 +22,7 @@ from antiphon.runs.attach import attached, look, run_credentials
 from antiphon.runs.supervisor import Supervisor, service_spec
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
-from antiphon.weights.client import BroadcastClient
+from antiphon.weights.rpc import BroadcastClient
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 RUN_ID = "run-1"

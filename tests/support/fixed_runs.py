@@ -39,7 +39,7 @@ from antiphon.services.rollout.process import engine_settings
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
 from tests.support.snapshots import FarService
 

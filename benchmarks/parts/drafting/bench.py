@@ -457,7 +457,7 @@ def _start(settings: EngineSettings, tensors: Mapping[str, Any]) -> VllmEngine:
 
 def serve(engine: VllmEngine, version: int, tensors: Mapping[str, Any]) -> None:
     """Load a version's weights into an engine."""
-    from antiphon.weights.verified_weights import verify
+    from antiphon.weights.snapshot import verify
 
     found = verify(tensors)
     engine.load_weights(version, found, found.digest)

@@ -22,10 +22,9 @@ from antiphon.net.security.credentials import load_credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import Receiver, TransferLimits
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
-from antiphon.weights.transport import Connections
+from antiphon.weights.transport import Connections, Receiver, TransferLimits
 
 RUN_ID = "benchmark"
 REPLY_S = 30.0
