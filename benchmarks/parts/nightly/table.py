@@ -128,8 +128,8 @@ def compare(
         verdict = Verdict.SAME
     else:
         verdict = Verdict.BETTER if (middle > 0.0) == (measure.better is Direction.HIGHER) else Verdict.WORSE
-    medians = (median(table[c] for c in shared) for table in (before, after))
-    return Comparison(measure, verdict, len(shared), *medians, middle, allowance)
+    was, now = (median(table[c] for c in shared) for table in (before, after))
+    return Comparison(measure, verdict, len(shared), was, now, middle, allowance)
 
 
 def usual_distance(history: Sequence[Mapping[str, float]]) -> float:
