@@ -6,9 +6,10 @@ can stand in for vLLM in simulations and service tests.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any, Protocol
 
+from antiphon.core.frozen import frozen, frozen_by_identity
 from antiphon.core.records import (
     Completion,
     DraftingStatistics,
@@ -18,7 +19,7 @@ from antiphon.core.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineRequest:
     """One completion to sample."""
 
@@ -37,7 +38,7 @@ class EngineRequest:
     follow theirs, and they count against `sampling.max_tokens`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class EngineOutput(Completion):
     """One finished completion; a request's prefix is left out, and the spans do not count it."""
 
@@ -48,7 +49,7 @@ class EngineOutput(Completion):
     """What drafting did for this completion; None from an engine that cannot draft."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class EngineProgress(Completion):
     """What an unfinished request has sampled from some token on, counted as in `EngineOutput`."""
 
