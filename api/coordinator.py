@@ -135,13 +135,11 @@ class Coordinator(Protocol):
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
         """Return the manifest of `version`, or of the newest one, or None."""
 
-    async def plan_transfer(self, worker_id: str, version: int, payload: int) -> TransferPlan:
+    async def plan_transfer(self, worker_id: str, version: int, payload_digest: str) -> TransferPlan:
         """Return whom a worker should fetch a payload of `version` from, which may be the origin alone.
 
-        `payload` is its place in the version's manifest, which both sides have.
-
         Raises:
-            ContractError: when the manifest of that version has no such place.
+            ContractError: when the version, as last announced, has no such payload.
         """
 
     async def skip_step(self, step: int, reason: str, operator: str) -> VoidedBatch:

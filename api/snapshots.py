@@ -55,7 +55,7 @@ class Broadcast(Protocol):
     async def where(self) -> Place:
         """Return where the payloads lie on the holder's machine."""
 
-    async def blocks(self, payload_digest: str) -> Blocks:
+    async def get_blocks(self, payload_digest: str) -> Blocks:
         """Return under which addresses the chunks are blocks of a Lattica network.
 
         Raises:

@@ -5,7 +5,6 @@ and server over gRPC with mutual TLS. What a host sends passes a token bucket (t
 divided by M / B, the time of one copy over one link; headers alone make that 1.05 at an MTU of 1500.
 
 - `star`, `chain`: 7 workers, uplinks of 100 Mbit/s, 32 MB.
-- `lattica`: the same over a Lattica network, in blocks of 1 MiB; skipped with a reason without the package.
 - `chain_by_n`: the chain with 2, 4, 8 and 15 workers.
 - `slow_peer`: one of the 7 has 10 Mbit/s; the time is that of the last of the others.
 - `relay_killed`: the middle one of the 7 is killed halfway. It comes back and takes part in a
@@ -45,13 +44,12 @@ from typing import Any
 from antiphon.api.manifest import auto_chunk_bytes
 from antiphon.benchmarks.parts.network.namespaces import Host, missing, network_of
 from antiphon.benchmarks.parts.network.router import MTU
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.dissemination.plan import ORIGIN, Link, Plan, Size, plan_tree
 from antiphon.net.security.access_tokens import write_services_token
 from antiphon.net.security.certificates import ensure_authority, issue
 from antiphon.net.security.keys import TOKEN_KEY, ensure_key
 from antiphon.system.logs import configure_logs
-from antiphon.weights.transports.lattica_node import missing_reason
 
 PORT = 7701
 ANSWER_S = 120.0
@@ -69,7 +67,6 @@ class Broadcasted:
     """Worker -> from the announcement until its payload was complete, verified and on its disk."""
     source_bytes: int
     """Sent by the origin's link."""
-    deliveries: dict[str, dict[str, Any]]
 
     @property
     def last_s(self) -> float:
@@ -129,10 +126,8 @@ class Fleet:
             end.
         """
         self._seed += 1
-        payload = await self._ask(
-            ORIGIN,
-            {"do": "make", "payload_bytes": payload_bytes, "chunk_bytes": chunk_bytes, "seed": self._seed},
-        )
+        made = {"payload_bytes": payload_bytes, "chunk_bytes": chunk_bytes, "seed": self._seed}
+        payload = await self._ask(ORIGIN, {"do": "make", **made})
         common = {
             "do": "fetch",
             "payload": payload,
@@ -157,30 +152,7 @@ class Fleet:
         for name in self._processes:
             await self._ask(name, {"do": "drop", "digest": payload["digest"]})
         seconds = {name: delivery["ended_s"] - begun_s for name, delivery in deliveries.items()}
-        return Broadcasted(seconds, sent, deliveries)
-
-    async def broadcast_blocks(self, payload_bytes: int, chunk_bytes: int) -> Broadcasted:
-        """Make a payload at the origin and bring it to every worker over a Lattica network, as blocks.
-
-        Args:
-            payload_bytes: size of the payload, of new random bytes.
-            chunk_bytes: of its chunks, each of which is a block.
-        """
-        self._seed += 1
-        made = {"payload_bytes": payload_bytes, "chunk_bytes": chunk_bytes, "seed": self._seed}
-        payload = await self._ask(ORIGIN, {"do": "make", **made})
-        await self._ask(ORIGIN, {"do": "put_blocks", "payload": payload})
-        workers = [name for name in self._processes if name != ORIGIN]
-        origin = f"{self._hosts[ORIGIN].address}:{PORT}"
-        before, begun_s = self._hosts[ORIGIN].sent_bytes(), time.monotonic()
-        question = {"do": "fetch_blocks", "payload": payload, "origin": origin}
-        asked = [self._ask(name, question) for name in workers]
-        deliveries = dict(zip(workers, await asyncio.gather(*asked), strict=True))
-        sent = self._hosts[ORIGIN].sent_bytes() - before
-        for name in self._processes:
-            await self._ask(name, {"do": "drop", "digest": payload["digest"]})
-        seconds = {name: delivery["ended_s"] - begun_s for name, delivery in deliveries.items()}
-        return Broadcasted(seconds, sent, deliveries)
+        return Broadcasted(seconds, sent)
 
     async def _ask(self, name: str, question: Mapping[str, Any]) -> dict[str, Any]:
         stdin = self._processes[name].stdin
@@ -261,7 +233,6 @@ PAYLOAD_BYTES = 32_000_000
 WAN_UPLINK, WAN_DELAY_S, WAN_LOSS, WAN_WORKERS, WAN_BYTES = 20e6 / 8, 0.040, 0.01, 4, 8_000_000
 SMALL_UPLINK, SMALL_WORKERS, SMALL_BYTES, SMALL_STREAMS = 64e6 / 8, 2, 1_800_000, 2
 LOOPBACK_BYTES = 512_000_000
-BLOCK_BYTES = 1 << 20
 DOWNLINK = 1e9 / 8
 MOST_OVER = {"chain": 1.15, "slow_peer": 1.15, "relay_killed": 1.3, "wan_loss": 1.5, "small": 1.3}
 MOST_SPREAD_BY_N, MOST_COPIES, LEAST_LOOPBACK = 1.15, 1.2, 300.0
@@ -273,7 +244,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="broadcasts of each kind; the median counts")
     parser.add_argument("--streams", type=int, default=24, help="connections of each hop of the far network")
     parser.add_argument(
-        "--only", default="", help="comma-separated: equal, lattica, by_n, slow_peer, far, small, loopback"
+        "--only", default="", help="comma-separated: equal, by_n, slow_peer, far, small, loopback"
     )
     args = parser.parse_args()
     configure_logs(level="error")
@@ -282,7 +253,10 @@ def main() -> int:
         print(json.dumps({"skipped": reason}))
         return 0
     report = asyncio.run(_until_terminated(_measure(args)))
-    return finish(report, record=args.record, violated=_violated(report), at_size=_slow(report))
+    copies = report.get("source_copies", 0.0)
+    many = [f"the origin sent {copies} copies in a chain; at most {MOST_COPIES}"]
+    violated = many if copies > MOST_COPIES else []
+    return finish(report, record=args.record, violated=violated, at_size=_slow(report))
 
 
 async def _until_terminated(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
@@ -306,7 +280,6 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     parts: dict[str, Callable[[int, int], Coroutine[Any, Any, dict[str, Any]]]] = {
         "equal": _equal,
-        "lattica": _lattica,
         "by_n": _by_n,
         "slow_peer": _slow_peer,
         "far": _far,
@@ -343,18 +316,6 @@ async def _equal(repeat: int, streams: int) -> dict[str, Any]:
     return found
 
 
-async def _lattica(repeat: int, streams: int) -> dict[str, Any]:
-    """Measure a Lattica network with equal links."""
-    if (reason := missing_reason()) is not None:
-        print(f"lattica: skipped, {reason}", flush=True)
-        return {"lattica": None, "lattica_reason": reason}
-    async with fleet([UPLINK] * (1 + WORKERS)) as hosts:
-        runs = [await hosts.broadcast_blocks(PAYLOAD_BYTES, BLOCK_BYTES) for _ in range(repeat)]
-    row = _row("lattica", [run.last_s for run in runs], PAYLOAD_BYTES / UPLINK, None)
-    copies = median(run.source_bytes / PAYLOAD_BYTES for run in runs)
-    return {"lattica": {**row, "source_copies": round(copies, 3)}}
-
-
 async def _by_n(repeat: int, streams: int) -> dict[str, Any]:
     """Measure the chain with few and many workers."""
     rows = []
@@ -364,9 +325,8 @@ async def _by_n(repeat: int, streams: int) -> dict[str, Any]:
             plan = _plan(uplinks, PAYLOAD_BYTES)
             runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat)
         seconds = [run.last_s for run in runs]
-        rows.append(
-            {"n": workers, **_row(f"chain of {workers}", seconds, PAYLOAD_BYTES / UPLINK, plan.seconds)}
-        )
+        row = _row(f"chain of {workers}", seconds, PAYLOAD_BYTES / UPLINK, plan.seconds)
+        rows.append({"n": workers, **row})
     return {"chain_by_n": rows}
 
 
@@ -378,8 +338,7 @@ async def _slow_peer(repeat: int, streams: int) -> dict[str, Any]:
         plan = _plan(uplinks, PAYLOAD_BYTES)
         runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat)
     others = [max(s for name, s in run.seconds.items() if name != name_of(2)) for run in runs]
-    row = _row("slow_peer", others, PAYLOAD_BYTES / UPLINK, plan.seconds)
-    return {"slow_peer": row}
+    return {"slow_peer": _row("slow_peer", others, PAYLOAD_BYTES / UPLINK, plan.seconds)}
 
 
 async def _far(repeat: int, streams: int) -> dict[str, Any]:
@@ -438,25 +397,17 @@ async def _repeated(
     return [await hosts.broadcast(plan, size, auto_chunk_bytes(size), streams, killed) for _ in range(repeat)]
 
 
-def _row(name: str, seconds: Sequence[float], ideal_s: float, predicted_s: float | None) -> dict[str, Any]:
+def _row(name: str, seconds: Sequence[float], ideal_s: float, predicted_s: float) -> dict[str, Any]:
     """Return a row of the table, and print it."""
     took_s = median(seconds)
     over = took_s / ideal_s
-    predicted = "" if predicted_s is None else f"; predicted {predicted_s:.2f} s"
-    print(f"{name}: {took_s:.2f} s, {over:.2f} of {ideal_s:.2f} s{predicted}", flush=True)
-    row = {
+    print(f"{name}: {took_s:.2f} s, {over:.2f} of {ideal_s:.2f} s; predicted {predicted_s:.2f} s", flush=True)
+    return {
         "seconds": round(took_s, 3),
         "over_ideal": round(over, 3),
         "spread_s": [round(min(seconds), 3), round(max(seconds), 3)],
+        "predicted_s": round(predicted_s, 3),
     }
-    return row if predicted_s is None else {**row, "predicted_s": round(predicted_s, 3)}
-
-
-def _violated(report: dict[str, Any]) -> list[str]:
-    copies = report.get("source_copies", 0.0)
-    return (
-        [f"the origin sent {copies} copies in a chain; at most {MOST_COPIES}"] if copies > MOST_COPIES else []
-    )
 
 
 def _slow(report: dict[str, Any]) -> list[str]:
@@ -476,4 +427,4 @@ def _slow(report: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

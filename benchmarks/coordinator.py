@@ -12,6 +12,7 @@ tokens and TLS are off. The exit status is 1 when an answer was not the one ther
 
 import argparse
 import asyncio
+import copy
 import json
 import multiprocessing
 import os
@@ -21,22 +22,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 
-from antiphon.benchmarks.parts.measure import end_on_sigterm, started
+from antiphon.benchmarks.parts.measure import started
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
-from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.loop import events as e
 from antiphon.core.loop.leases import heartbeat_pause_s
 from antiphon.core.loop.run_state import new_state
@@ -52,7 +53,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.reporting.run_view import RunView
-from antiphon.core.requests import LeaseRequest, WorkerHeartbeat, WorkerHello
+from antiphon.core.requests import LeaseReply, LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.report.page import build_report
 from antiphon.runs.attach import read_events
@@ -64,28 +65,22 @@ from antiphon.system.processes import run_service, write_ready_file
 
 REPORT_S = 1200.0
 """Longest that finishing may take before the benchmark gives up."""
+PROGRAM = (sys.executable, "-P", "-m", "antiphon.benchmarks.coordinator")
 
 
-def restart(folder: Path, run_id: str, prompts: PromptSource) -> dict[str, float]:
-    """Open a journal as a coordinator does, print how long that took, and let go of it.
+async def restart(folder: Path) -> dict[str, float]:
+    """Open a journal as a coordinator does, return how long that took, and let go of it.
 
     A process of its own should do it: the libraries are loaded, and nothing else is.
     """
-    config = load_config(folder / "config.yaml")
-
-    async def start() -> tuple[float, int]:
-        loop = asyncio.get_running_loop()
-        begun = time.perf_counter()
-        journal = Journal(folder / JOURNAL_NAME, run_id)
-        store = open_store(folder / "store", config.record)
-        machine = RunStateMachine(config, run_id, journal, store, prompts, loop.time)
-        await machine.start()
-        took_s, commits = time.perf_counter() - begun, len(machine.state.commits)
-        await machine.close()
-        return took_s, commits
-
-    took_s, commits = asyncio.run(start())
-    return {"restart_s": took_s, "commits": commits}
+    config, clock = load_config(folder / "config.yaml"), asyncio.get_running_loop().time
+    begun = time.perf_counter()
+    journal, store = Journal(folder / JOURNAL_NAME, RUN_ID), open_store(folder / "store", config.record)
+    machine = RunStateMachine(config, RUN_ID, journal, store, LoadPrompts(), clock)
+    await machine.start()
+    took_s = time.perf_counter() - begun
+    await machine.close()
+    return {"restart_s": took_s}
 
 
 def report(folder: Path, address: str) -> dict[str, float]:
@@ -114,39 +109,26 @@ def report(folder: Path, address: str) -> dict[str, float]:
     }
 
 
-async def in_child(*arguments: str) -> dict[str, float]:
-    """Run this program with other arguments and return the JSON object that it prints last."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        "antiphon.benchmarks.coordinator",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "ANTIPHON_LOG": "warning"},
-    )
-    try:
-        out, _ = await asyncio.wait_for(child.communicate(), REPORT_S)
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
+def in_child(*arguments: str, watched: psutil.Process | None = None) -> tuple[dict[str, float], float]:
+    """Run a part of this program in a process of its own.
+
+    Returns:
+        what it prints last, a JSON object, and by how many MB the memory of `watched` grew meanwhile.
+    """
+    command = [*PROGRAM, *arguments]
+    before = peak = watched.memory_info().rss if watched else 0
+    deadline = time.monotonic() + REPORT_S
+    environment = {**os.environ, "ANTIPHON_LOG": "warning"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        while child.poll() is None:
+            if time.monotonic() > deadline:
+                child.kill()
+            time.sleep(0.05)
+            peak = max(peak, watched.memory_info().rss if watched else 0)
+        out, _ = child.communicate()
     if child.returncode:
         raise SystemExit(f"{' '.join(arguments)} ended with {child.returncode}")
-    found: dict[str, float] = json.loads(out.decode().splitlines()[-1])
-    return found
-
-
-async def with_peak(
-    process: psutil.Process, work: Callable[[], Awaitable[dict[str, float]]]
-) -> tuple[dict[str, float], float]:
-    """Return what `work` returned and by how many MB the memory of a process grew meanwhile, at most."""
-    before = peak = process.memory_info().rss
-    doing = asyncio.ensure_future(work())
-    while not doing.done():
-        await asyncio.wait({doing}, timeout=0.05)
-        peak = max(peak, process.memory_info().rss)
-    return doing.result(), (peak - before) / 1e6
+    return json.loads(out.splitlines()[-1]), (peak - before) / 1e6
 
 
 GROUP_SIZE = 8
@@ -247,89 +229,116 @@ CALM_SHARE = 0.01
 """Of a core: a coordinator that takes more for `CALM_S` without being called is still starting."""
 CONCURRENT = 2
 """Groups that each working worker samples at a time."""
-Sampler = Callable[[Lease, str], GroupSubmission]
+_together: Barrier
+"""Of all processes of a fleet; set in each of them."""
 
 
 @dataclass(slots=True)
-class FleetCounts:
+class Counts:
     """What the workers of one process measured."""
 
-    beats_s: list[float] = field(default_factory=list)
-    """Seconds until each heartbeat was answered."""
     pairs: int = 0
     wrong: int = 0
+    """Answers that are not the one there is."""
+    beats_s: list[float] = field(default_factory=list)
+    """Seconds until each heartbeat was answered."""
+    lease_s: list[float] = field(default_factory=list)
+    submit_s: list[float] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Forget all but wrong answers: what is measured begins now."""
+        self.pairs = 0
+        for seconds in (self.beats_s, self.lease_s, self.submit_s):
+            seconds.clear()
 
 
 class FleetWorker:
     """One registered worker."""
 
-    def __init__(self, client: CoordinatorClient, run_id: str, number: int, counts: FleetCounts) -> None:
-        self._client, self._run_id, self._number, self._counts = client, run_id, number, counts
+    def __init__(self, address: str, number: int, counts: Counts) -> None:
+        self.client = CoordinatorClient(address, timeout_s=60.0)
+        self._number, self._counts = number, counts
         self._held: set[str] = set()
         self._worker_id = ""
         self._heartbeat_s = HEARTBEAT_S
 
     async def register(self) -> None:
-        welcome = await self._client.register(
-            WorkerHello(f"fleet-{self._number}", PROTOCOL_VERSION, self._run_id, 4)
-        )
+        hello = WorkerHello(f"fleet-{self._number}", PROTOCOL_VERSION, RUN_ID, 4)
+        welcome = await self.client.register(hello)
         self._worker_id, self._heartbeat_s = welcome.worker_id, welcome.heartbeat_s
 
     async def idle(self) -> None:
         """Beat, and hold a request for leases open, that brings nothing: there is no room in it."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat())
-            tasks.create_task(self._ask_in_vain())
+            while True:
+                self._counts.wrong += bool((await self._lease(0)).leases)
+                await asyncio.sleep(IDLE_PAUSE_S)
 
-    async def work(self, group_s: float, sampler: Sampler) -> None:
+    async def work(self, group_s: float) -> None:
         """Beat, and take and hand in groups that take `group_s` seconds each."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat())
             for slot in range(CONCURRENT):
-                tasks.create_task(self._sample(group_s, slot, sampler))
+                tasks.create_task(self._sample(group_s, slot))
+
+    async def hurry(self, duplicates: float) -> None:
+        """Hand in each group while the next is asked for, without a pause; a share of them twice."""
+        rng, counts = np.random.default_rng(self._number), self._counts
+        await self.register()
+        submission: GroupSubmission | None = None
+        while True:
+            if submission is None:
+                reply, leased_s = await _timed(self._lease(1))
+            else:
+                (reply, leased_s), (verdict, took_s) = await asyncio.gather(
+                    _timed(self._lease(1)), _timed(self.client.submit_group(submission))
+                )
+                counts.wrong += verdict is not SubmitVerdict.ACCEPTED
+                counts.pairs += 1
+                counts.submit_s.append(took_s)
+                if rng.random() < duplicates:
+                    again = await self.client.submit_group(submission)
+                    counts.wrong += again is not SubmitVerdict.ALREADY_ACCEPTED
+            submission = None
+            for lease in reply.leases:
+                submission = sampled(lease, self._worker_id)
+                counts.lease_s.append(leased_s)
+
+    async def _lease(self, groups: int) -> LeaseReply:
+        return await self.client.lease_group(LeaseRequest(self._worker_id, 0, groups, LEASE_WAIT_S))
 
     async def _beat(self) -> None:
         await asyncio.sleep(self._heartbeat_s * (self._number % 97) / 97)
         while True:
             beat = WorkerHeartbeat(self._worker_id, 0, None, tuple(self._held), 0, 0.0, 1.0)
-            begun = time.perf_counter()
-            reply = await self._client.heartbeat(beat)
-            self._counts.beats_s.append(time.perf_counter() - begun)
+            reply, took_s = await _timed(self.client.heartbeat(beat))
+            self._counts.beats_s.append(took_s)
             self._counts.wrong += not reply.known
             await asyncio.sleep(self._heartbeat_s if self._held else max(self._heartbeat_s, reply.next_s))
 
-    async def _ask_in_vain(self) -> None:
-        while True:
-            reply = await self._client.lease_group(LeaseRequest(self._worker_id, 0, 0, LEASE_WAIT_S))
-            self._counts.wrong += bool(reply.leases)
-            await asyncio.sleep(IDLE_PAUSE_S)
-
-    async def _sample(self, group_s: float, slot: int, sampler: Sampler) -> None:
+    async def _sample(self, group_s: float, slot: int) -> None:
         await asyncio.sleep(group_s * ((self._number * CONCURRENT + slot) % 89) / 89)
         while True:
-            reply = await self._client.lease_group(LeaseRequest(self._worker_id, 0, 1, LEASE_WAIT_S))
-            for lease in reply.leases:
+            for lease in (await self._lease(1)).leases:
                 self._held.add(lease.lease_id)
                 await asyncio.sleep(group_s)
-                verdict = await self._client.submit_group(sampler(lease, self._worker_id))
+                verdict = await self.client.submit_group(sampled(lease, self._worker_id))
                 self._held.discard(lease.lease_id)
                 self._counts.wrong += verdict is not SubmitVerdict.ACCEPTED
                 self._counts.pairs += 1
 
 
 async def idle_fleet(
-    address: str, run_id: str, process: psutil.Process, workers: int, seconds: float
+    address: str, process: psutil.Process, workers: int, seconds: float
 ) -> tuple[float, float]:
     """Return the share of a core that idle workers cost, and how many heartbeats came per second."""
-    counts = FleetCounts()
+    counts = Counts()
     calm = await _calm_share(process)
-    crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(workers)]
-    fleet = [FleetWorker(client, run_id, number, counts) for number, client in enumerate(crew)]
+    fleet = [FleetWorker(address, number, counts) for number in range(workers)]
     tasks = []
     try:
-        for (
-            worker
-        ) in fleet:  # each beats at once: to register them all may take longer than one may be silent
+        for worker in fleet:  # registering them all may take longer than one may be silent, so each begins
             await worker.register()
             tasks.append(asyncio.ensure_future(worker.idle()))
         deadline = time.monotonic() + START_S
@@ -339,13 +348,13 @@ async def idle_fleet(
                 sent = len(counts.beats_s)
                 raise SystemExit(f"after {START_S:g} s {workers} idle workers had sent {sent} heartbeats")
         before, begun = cpu_s(process), time.perf_counter()
-        counts.beats_s.clear()
+        counts.begin()
         # Each of them beats in it.
         await _until_ended(tasks, max(seconds, heartbeat_pause_s(HEARTBEAT_S, workers, busy=False)))
         passed_s = time.perf_counter() - begun
         share, rate = (cpu_s(process) - before) / passed_s, len(counts.beats_s) / passed_s
     finally:
-        await _end(tasks, crew)
+        await _end(tasks, fleet)
     if counts.wrong:
         raise SystemExit(f"{counts.wrong} answers to idle workers are not the ones there are")
     return share - calm, rate
@@ -356,7 +365,6 @@ class FleetPlan:
     """A fleet of working and idle workers in many processes."""
 
     address: str
-    run_id: str
     processes: int
     workers: int
     working: int
@@ -365,76 +373,52 @@ class FleetPlan:
     seconds: float
 
 
-def working_fleet(plan: FleetPlan, sampler: Sampler, begin: Callable[[], Any]) -> dict[str, float]:
-    """Let a fleet work and return what it measured; `begin` is called when all of it is under way.
+def be_fleet(plan: FleetPlan) -> dict[str, float]:
+    """Let a fleet work and return what it measured; prints a line when all of it is under way.
 
     The processes are forked, so a process should call this that has no channel open.
     """
     context = multiprocessing.get_context("fork")
-    pipes, crew = [], []
-    for index in range(plan.processes):
-        ours, theirs = context.Pipe()
-        child = context.Process(target=_serve, args=(plan, index, sampler, theirs), daemon=True)
-        child.start()
-        pipes.append(ours)
-        crew.append(child)
-    try:
-        for pipe in pipes:
-            _receive(pipe)
-        begin()
-        for pipe in pipes:
-            pipe.send("begin")
-        found = [_receive(pipe) for pipe in pipes]
-    finally:
-        for child in crew:
-            child.terminate()
-            child.join(10.0)
-    beats = np.array([seconds for part in found for seconds in part["beats_s"]] or [0.0])
+    together = context.Barrier(plan.processes, lambda: print("begun", flush=True))
+    with ProcessPoolExecutor(plan.processes, context, _meet, (together,)) as pool:
+        parts = list(pool.map(_take_part, [plan] * plan.processes, range(plan.processes)))
+    beats = np.array([seconds for part in parts for seconds in part.beats_s] or [0.0])
     return {
-        "pairs_per_s": sum(part["pairs"] for part in found) / plan.seconds,
+        "pairs_per_s": sum(part.pairs for part in parts) / plan.seconds,
         "heartbeats_per_s": len(beats) / plan.seconds,
         "heartbeat_p50_ms": float(np.percentile(beats, 50)) * 1000,
         "heartbeat_p99_ms": float(np.percentile(beats, 99)) * 1000,
-        "wrong": sum(part["wrong"] for part in found),
+        "wrong": sum(part.wrong for part in parts),
     }
 
 
-def _receive(pipe: Connection) -> Any:
-    if not pipe.poll(START_S):
-        raise SystemExit(f"a process of the fleet said nothing for {START_S:g} s")
-    try:
-        return json.loads(pipe.recv())
-    except EOFError:
-        raise SystemExit("a process of the fleet ended early") from None
+def _meet(together: Barrier) -> None:
+    global _together
+    _together = together
 
 
-def _serve(plan: FleetPlan, index: int, sampler: Sampler, pipe: Connection) -> None:
-    asyncio.run(_take_part(plan, index, sampler, pipe))
+def _take_part(plan: FleetPlan, index: int) -> Counts:
+    return asyncio.run(_work_together(plan, index))
 
 
-async def _take_part(plan: FleetPlan, index: int, sampler: Sampler, pipe: Connection) -> None:
-    counts = FleetCounts()
+async def _work_together(plan: FleetPlan, index: int) -> Counts:
+    counts = Counts()
     numbers = range(index, plan.workers, plan.processes)
-    crew = [CoordinatorClient(plan.address, timeout_s=60.0) for _ in numbers]
-    fleet = [
-        FleetWorker(client, plan.run_id, number, counts) for client, number in zip(crew, numbers, strict=True)
-    ]
+    fleet = [FleetWorker(plan.address, number, counts) for number in numbers]
     for worker in fleet:
         await worker.register()
     tasks = [
-        asyncio.ensure_future(worker.work(plan.group_s, sampler) if number < plan.working else worker.idle())
+        asyncio.ensure_future(worker.work(plan.group_s) if number < plan.working else worker.idle())
         for number, worker in zip(numbers, fleet, strict=True)
     ]
     try:
         await _until_ended(tasks, plan.group_s + HEARTBEAT_S)  # until all slots are taken
-        pipe.send("0")
-        await asyncio.to_thread(pipe.poll, START_S)
-        counts.beats_s.clear()
-        counts.pairs = 0
+        await asyncio.to_thread(_together.wait, START_S)
+        counts.begin()
         await _until_ended(tasks, plan.seconds)
-        pipe.send(json.dumps({"beats_s": counts.beats_s, "pairs": counts.pairs, "wrong": counts.wrong}))
+        return copy.deepcopy(counts)
     finally:
-        await _end(tasks, crew)
+        await _end(tasks, fleet)
 
 
 async def _until_ended(tasks: list[asyncio.Task[None]], timeout_s: float) -> None:
@@ -443,11 +427,11 @@ async def _until_ended(tasks: list[asyncio.Task[None]], timeout_s: float) -> Non
         task.result()
 
 
-async def _end(tasks: list[asyncio.Task[None]], crew: list[CoordinatorClient]) -> None:
+async def _end(tasks: list[asyncio.Task[None]], fleet: list[FleetWorker]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.gather(*(client.close() for client in crew))
+    await asyncio.gather(*(worker.client.close() for worker in fleet))
 
 
 async def _calm_share(process: psutil.Process) -> float:
@@ -488,18 +472,6 @@ class LoadPrompts:
     def prompt(self, split: str, index: int) -> Prompt:
         """Return prompt `index` of `split`."""
         return Prompt(f"{split}-0-{index}", (1, 2 + index % 50))
-
-
-@dataclass(slots=True)
-class Counts:
-    """What the clients measured."""
-
-    pairs: int = 0
-    wrong: int = 0
-    """Answers that are not the one there is."""
-    lease_s: list[float] = field(default_factory=list)
-    submit_s: list[float] = field(default_factory=list)
-    counting: bool = False
 
 
 def make_config(groups: int, store: str | None) -> RunConfig:
@@ -547,8 +519,7 @@ def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.P
     """Run a coordinator process and yield its address and itself."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump_config(config))
-    words = [sys.executable, "-P", "-m", "antiphon.benchmarks.coordinator", "--serve", str(folder)]
-    ready = folder / "ready"
+    words, ready = [*PROGRAM, "--part", "serve", str(folder)], folder / "ready"
     with started(words, ready, folder / "coordinator.log", {"ANTIPHON_LOG": "warning"}) as process:
         port = json.loads(ready.read_text())["port"]
         yield f"127.0.0.1:{port}", psutil.Process(process.pid)
@@ -582,34 +553,6 @@ def sampled(lease: Lease, worker_id: str) -> GroupSubmission:
     )
 
 
-async def client_loop(client: CoordinatorClient, number: int, share: float, counts: Counts) -> None:
-    """Lease, hand in and ask for the next at once, as a worker does; sometimes hand in twice."""
-    rng = np.random.default_rng(number)
-    hello = WorkerHello(f"w{number}", PROTOCOL_VERSION, RUN_ID, 4)
-    worker_id = (await client.register(hello)).worker_id
-    submission: GroupSubmission | None = None
-    while True:
-        asking = _timed(client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0)))
-        if submission is None:
-            reply, leased_s = await asking
-        else:
-            (reply, leased_s), (verdict, took_s) = await asyncio.gather(
-                asking, _timed(client.submit_group(submission))
-            )
-            counts.wrong += verdict is not SubmitVerdict.ACCEPTED
-            if counts.counting:
-                counts.pairs += 1
-                counts.submit_s.append(took_s)
-            if rng.random() < share:
-                again = await client.submit_group(submission)
-                counts.wrong += again is not SubmitVerdict.ALREADY_ACCEPTED
-        submission = None
-        for lease in reply.leases:
-            submission = sampled(lease, worker_id)
-            if counts.counting:
-                counts.lease_s.append(leased_s)
-
-
 async def _timed(call: Awaitable[_T]) -> tuple[_T, float]:
     """Return the answer of a call and the seconds until it came."""
     begun = time.perf_counter()
@@ -618,27 +561,17 @@ async def _timed(call: Awaitable[_T]) -> tuple[_T, float]:
 
 async def load(address: str, clients: int, seconds: float, duplicates: float) -> Counts:
     """Put a coordinator under load and return what the clients measured."""
-    crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(clients)]
     counts = Counts()
+    fleet = [FleetWorker(address, number, counts) for number in range(clients)]
     await open_run(address)
-    tasks = [
-        asyncio.ensure_future(client_loop(client, number, duplicates, counts))
-        for number, client in enumerate(crew)
-    ]
+    tasks = [asyncio.ensure_future(worker.hurry(duplicates)) for worker in fleet]
     try:
-        await asyncio.sleep(WARM_UP_S)
-        counts.counting = True
-        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        counts.counting = False
-        for task in done:
-            task.result()
+        await _until_ended(tasks, WARM_UP_S)
+        counts.begin()
+        await _until_ended(tasks, seconds)
+        return copy.deepcopy(counts)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for client in crew:
-            await client.close()
-    return counts
+        await _end(tasks, fleet)
 
 
 def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Namespace) -> dict[str, float]:
@@ -665,9 +598,9 @@ def measure_fleet(folder: Path, workers: int, processes: int, seconds: float) ->
     groups = round(working * CONCURRENT * (2 + (seconds + START_S) / GROUP_S))
     with coordinator(folder, make_config(groups, None)) as (address, process):
         asyncio.run(open_run(address))
-        plan = FleetPlan(address, RUN_ID, processes, workers, working, GROUP_S, seconds)
-        command = ["-P", "-m", "antiphon.benchmarks.coordinator", "--plan", json.dumps(asdict(plan))]
-        with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as child:
+        plan = FleetPlan(address, processes, workers, working, GROUP_S, seconds)
+        command = [*PROGRAM, "--part", "fleet", json.dumps(asdict(plan))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             child.stdout.readline()  # all of it is under way
             before, begun = cpu_s(process), time.perf_counter()
@@ -687,28 +620,20 @@ async def open_run(address: str) -> None:
     await client.close()
 
 
-def be_fleet(plan: dict[str, Any]) -> int:
-    """Be the fleet's processes: say when all are at work, and then what they measured."""
-    found = working_fleet(FleetPlan(**plan), sampled, lambda: print("begun", flush=True))
-    print(json.dumps(found), flush=True)
-    return 0
-
-
 def measure_long_run(folder: Path, events: int) -> dict[str, float]:
     """Return what a restart on a journal of this many events takes, and what finishing such a run does."""
     folder.mkdir()
     config = long_config(LONG_PLACES)
     steps = write_journal(folder, RUN_ID, config, events)
     (folder / "config.yaml").write_text(dump_config(config))
-    restarts = sorted(asyncio.run(in_child("--restart", str(folder)))["restart_s"] for _ in range(RESTARTS))
+    restarts = [in_child("--part", "restart", str(folder))[0]["restart_s"] for _ in range(RESTARTS)]
     with coordinator(folder, config) as (address, process):
-        work = partial(in_child, "--report", str(folder), address)
-        found, grown_mb = asyncio.run(with_peak(process, work))
+        found, grown_mb = in_child("--part", "report", str(folder), address, watched=process)
     name = "restart_1m_events_s" if events >= 1_000_000 else "restart_events_s"
     return {
         "long_run_events": events,
         "long_run_steps": steps,
-        name: round(restarts[len(restarts) // 2], 2),
+        name: round(median(restarts), 2),
         "finish_read_s": round(found["read_s"], 1),
         "finish_s": round(found["report_s"], 1),
         "finish_rss_growth_mb": round(found["growth_mb"], 1),
@@ -716,6 +641,20 @@ def measure_long_run(folder: Path, events: int) -> dict[str, float]:
         "finish_page_mb": round(found["page_mb"], 1),
         "finish_events_missing": max(0, events - int(found["events"])) + abs(steps - int(found["commits"])),
     }
+
+
+def be_part(name: str, *arguments: str) -> int:
+    """Be another process of the benchmark; all but the coordinator print a JSON object last."""
+    if name == "serve":
+        return serve(Path(arguments[0]))
+    if name == "fleet":
+        found = be_fleet(FleetPlan(**json.loads(arguments[0])))
+    elif name == "restart":
+        found = asyncio.run(restart(Path(arguments[0])))
+    else:
+        found = report(Path(arguments[0]), arguments[1])
+    print(json.dumps(found), flush=True)
+    return 0
 
 
 def main() -> int:
@@ -735,22 +674,10 @@ def main() -> int:
     parser.add_argument(
         "--events", type=int, default=1_000_000, help="of the long run (default 1,000,000; 0 leaves it out)"
     )
-    parser.add_argument("--serve", type=Path, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--restart", type=Path, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--plan", default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--report", nargs=2, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--part", nargs="+", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve is not None:
-        return serve(options.serve)
-    if options.restart is not None:
-        print(json.dumps(restart(options.restart, RUN_ID, LoadPrompts())))
-        return 0
-    if options.plan is not None:
-        return be_fleet(json.loads(options.plan))
-    if options.report is not None:
-        print(json.dumps(report(Path(options.report[0]), options.report[1])))
-        return 0
-    end_on_sigterm()
+    if options.part is not None:
+        return be_part(*options.part)
     home = Path(tempfile.mkdtemp(prefix="antiphon-load-"))
     result: dict[str, object] = {"clients": options.clients, "seconds": options.seconds}
     try:
@@ -763,7 +690,7 @@ def main() -> int:
         if options.idle:
             with coordinator(home / "idle", make_config(64, None)) as (address, process):
                 asyncio.run(open_run(address))
-                share, rate = asyncio.run(idle_fleet(address, RUN_ID, process, options.idle, options.seconds))
+                share, rate = asyncio.run(idle_fleet(address, process, options.idle, options.seconds))
             result |= {"idle_workers": options.idle, "heartbeats_core_share": round(share, 4)}
             result["heartbeats_per_s"] = round(rate, 1)
         if options.fleet:
@@ -784,4 +711,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -17,7 +17,6 @@ less than 0.9 of the CPU seconds that the system counted.
 """
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import theilslopes
 
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, read_rows, run_job, scratch_home
-from antiphon.benchmarks.parts.results import benchmark_parser, finish, medians
+from antiphon.benchmarks.parts.measure import PROJECT, read_rows, run_job, scratch_home
+from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish, medians
 from antiphon.report.cpu_section import PAYS, outside_share
 from antiphon.system.cpu_time import KINDS
 
@@ -61,21 +60,18 @@ def main() -> int:
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, in turns")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
     arguments = parser.parse_args()
-    end_on_sigterm()
     overrides = [f"run.steps={arguments.steps}", *arguments.overrides]
     samples: dict[str, list[float]] = {}
     at_size: list[str] = []
     against: dict[str, list[float]] = {}
     for number in range(arguments.rounds):
         if arguments.against:
-            for name, value in measure(overrides, arguments.against.absolute()).items():
-                against.setdefault(name, []).append(value)
+            add(against, measure(overrides, arguments.against.absolute()))
         found = measure(overrides)
         if found["counted_share"] < COUNTED:
             at_size.append(f"round {number + 1}: only {found['counted_share']:.0%} of the CPU was told apart")
         print(f"round {number + 1}: {found}", flush=True)
-        for name, value in found.items():
-            samples.setdefault(name, []).append(value)
+        add(samples, found)
     result = {
         "rounds": arguments.rounds,
         "steps": arguments.steps,
@@ -103,10 +99,10 @@ def growth(steps: int) -> dict[str, float]:
         )
     ends = np.array([at - moment for (at,) in rows])
     first, last = ends[len(ends) // 5], ends[-1]
-    looks = [(at, memory) for at, memory in job.memory_curve if first <= at <= last]
-    at_step = np.searchsorted(ends, [at for at, _ in looks])
-    kinds = [kind for kind in KINDS if all(kind in memory for _, memory in looks)]
-    return {kind: float(theilslopes([memory[kind] for _, memory in looks], at_step)[0]) for kind in kinds}
+    looks = [look for look in job.looks if first <= look.at <= last]
+    at_step = np.searchsorted(ends, [look.at for look in looks])
+    kinds = [kind for kind in KINDS if all(kind in look.memory for look in looks)]
+    return {kind: float(theilslopes([look.memory[kind] for look in looks], at_step)[0]) for kind in kinds}
 
 
 def measure(overrides: Sequence[str], checkout: Path = PROJECT) -> dict[str, float]:
@@ -142,4 +138,4 @@ def start_times(home: Path, begun_at: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

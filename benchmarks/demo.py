@@ -12,19 +12,11 @@ share sampled without drafts. The base model was taught the careful method and t
     .venv/bin/python benchmarks/demo.py --seeds 5
 """
 
-import sys
 from pathlib import Path
 from statistics import median
 
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    JobRun,
-    count_groups,
-    end_on_sigterm,
-    run_job,
-    scratch_home,
-)
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.measure import PROJECT, JobRun, count_groups, run_job, scratch_home
+from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
 
 LAST = 3
 """Evaluations at the end that are averaged: a single one is noisy."""
@@ -43,7 +35,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=None, help="learner steps (default: the demo's)")
     parser.add_argument("overrides", nargs="*", help="key=value pairs besides")
     arguments = parser.parse_args()
-    end_on_sigterm()
     overrides = [*arguments.overrides, *([f"run.steps={arguments.steps}"] if arguments.steps else [])]
     samples: dict[str, list[float]] = {}
     staleness: dict[str, int] = {}
@@ -56,8 +47,7 @@ def main() -> int:
             for age, count in job.metrics()["staleness"].items():
                 staleness[age] = staleness.get(age, 0) + count
         print(f"seed {seed}: {found}", flush=True)
-        for name, value in found.items():
-            samples.setdefault(name, []).append(round(value, 4))
+        add(samples, found)
     oldest = max(map(int, staleness))
     result = {
         "seeds": seeds,
@@ -111,4 +101,4 @@ def measured(job: JobRun, home: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

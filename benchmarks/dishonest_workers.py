@@ -11,17 +11,17 @@ the group in. Of workers that no audit concerns it says by what they are refused
 import asyncio
 import copy
 import statistics
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from antiphon.api.snapshots import Broadcast
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.checks import check_submission
 from antiphon.core.config import RunConfig, build_config
@@ -50,9 +50,9 @@ from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import Receiver
 from antiphon.weights.service import Arrivals, BroadcastService
 from antiphon.weights.snapshot import weights_of, write_snapshot
+from antiphon.weights.transport import Receiver
 
 GROUP_TOKENS = 8
 """Of each completion of a sound group."""
@@ -162,8 +162,6 @@ async def lies_in_a_tree() -> str:
     """Fetch a snapshot from a liar that stands above in a tree, and return by what it is named."""
     with tempfile.TemporaryDirectory() as folder:
         origin, below = PayloadStore(Path(folder) / "origin"), PayloadStore(Path(folder) / "below")
-        import torch
-
         tensors = {"w": torch.from_numpy(np.arange(1 << 16, dtype=np.int32))}
         manifest = write_snapshot(origin, RUN_ID, 0, weights_of(tensors), 1 << 14)
         (payload,) = manifest.payloads
@@ -188,14 +186,17 @@ MOST_EDITED_AUDITS = 20
 """Largest number of its audited groups until a worker is out that edits one token of each group."""
 GIVEN = 10
 """Tokens of each completion that a liar sampled and an honest worker continued."""
-MUST_BE_FOUND = {
-    "wrong model": 40,
-    "temperature 0.8": 40,
-    "copied results": 40,
-    "one edited token": 40,
-    "one false logprob": 40,
-    "liar's prefix": 40,
-}
+MUST_BE_FOUND = dict.fromkeys(
+    (
+        "wrong model",
+        "temperature 0.8",
+        "copied results",
+        "one edited token",
+        "one false logprob",
+        "liar's prefix",
+    ),
+    40,
+)
 """Kind of worker -> most groups until a newcomer of it is shut out."""
 GATE_VERSION, GATE_NEWEST = 2, 4
 """Versions that are published are those up to the newest one that this divides."""
@@ -208,35 +209,7 @@ class ScoringAuditor(Auditor):
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What came of one kind of worker."""
-
-    kind: str
-    groups: int
-    missed: float
-    """Share of its tokens that are not where their seeds put them."""
-    near: float
-    """Share of its tokens that are just outside their intervals, or further."""
-    gross: float
-    """Tokens a group that no rounding explains."""
-    drift: float
-    """Mean |auditor - worker| logprob, nats a token."""
-    found: float
-    """Share of audited groups with a finding, shipped band."""
-    proven: float
-    """Share of audited groups that are proof by themselves, shipped band."""
-    found_calibrated: float
-    """Share with a finding, band calibrated on trusted workers."""
-    groups_until_out: float | None
-    """Groups a newcomer hands in before it is shut out, median; None: not within 2,000."""
-    audits_until_out: float | None
-    """Those of them that were audited."""
-    groups_trained: float | None
-    """Those that are in sealed batches by then, with `STEP_GROUPS` and `AUDIT_LAG`; None: all of them."""
-    groups_until_out_calibrated: float | None
-
-
+Row = dict[str, Any]
 Groups = list[list[SampleStatistics]]
 
 
@@ -272,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     for kind, sentence in gate.items():
         print(f"{kind:24s} {sentence or 'TAKEN'}")
-    edited = next(entry for entry in rows if entry.kind == "one edited token")
+    edited = next(entry for entry in rows if entry["kind"] == "one edited token")
     struck = sum(
         findings_against(groups, found) for groups in (honest, continuing) for found in (Band(), band)
     )
@@ -280,13 +253,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = {
         "dtype": options.dtype,
         "behaviours": len(rows) - 1 + len(gate),
-        "reached_learner": sum(entry.groups_trained or 0.0 for entry in rows[1:]),
-        "never_out": [entry.kind for entry in rows[1:] if entry.groups_until_out is None],
+        "reached_learner": sum(entry["groups_trained"] or 0.0 for entry in rows[1:]),
+        "never_out": [entry["kind"] for entry in rows[1:] if entry["groups_until_out"] is None],
         "honest_struck": struck,
         "hanging_groups_until_out": hanging_groups,
-        "edited_token_audits": edited.audits_until_out,
+        "edited_token_audits": edited["audits_until_out"],
         "honest_groups": len(honest) + len(continuing),
-        "rows": [asdict(entry) for entry in rows],
+        "rows": rows,
         "gate": gate,
     }
     return finish(result, record=options.record, violated=violations(gate, struck), at_size=late(rows))
@@ -308,12 +281,12 @@ def late(rows: Sequence[Row]) -> list[str]:
     """
     found = []
     for entry in rows:
-        out, most = entry.groups_until_out, MUST_BE_FOUND.get(entry.kind)
+        kind, out, audits = entry["kind"], entry["groups_until_out"], entry["audits_until_out"]
+        most = MUST_BE_FOUND.get(kind)
         if most is not None and (out is None or out > most):
-            found.append(f"{entry.kind}: out after {out} groups, not {most}")
-        audits = entry.audits_until_out
-        if entry.kind == "one edited token" and (audits is None or audits > MOST_EDITED_AUDITS):
-            found.append(f"{entry.kind}: out after {audits} audited groups, not {MOST_EDITED_AUDITS}")
+            found.append(f"{kind}: out after {out} groups, not {most}")
+        if kind == "one edited token" and (audits is None or audits > MOST_EDITED_AUDITS):
+            found.append(f"{kind}: out after {audits} audited groups, not {MOST_EDITED_AUDITS}")
     return found
 
 
@@ -417,28 +390,35 @@ def at_the_gate(sampler: workers.TinySampler) -> dict[str, str]:
 
 
 def row(kind: str, groups: Groups, band: Band, careers: int) -> Row:
-    """Check the groups of one kind with both bands, and play through this many careers."""
+    """Check the groups of one kind with both bands, and play through this many careers.
+
+    Returns:
+        `missed`, `near`: shares of its tokens that are not where their seeds put them, and that are just
+        outside their intervals or further; `gross`: tokens a group that no rounding explains; `drift`: mean
+        |auditor - worker| logprob, nats a token; `found`, `proven`: shares of its groups with a finding, and
+        with one that is proof by itself, by the shipped band (`found_calibrated` by the other);
+        `groups_until_out`: that a newcomer hands in before it is shut out, median, None where not within
+        2,000; `audits_until_out` those that were audited, `groups_trained` those in sealed batches by then.
+    """
     samples = [sample for group in groups for sample in group]
-    sums = Sums.of(samples)
+    sums, count = Sums.of(samples), len(groups)
     shipped = [audit_group(group, Band()) for group in groups]
-    calibrated = [audit_group(group, band) for group in groups]
-    out = career(groups, Band(), careers)
-    later = career(groups, band, careers)
-    return Row(
-        kind=kind,
-        groups=len(groups),
-        missed=sums.missed / sums.tokens,
-        near=sums.near / sums.tokens,
-        gross=sums.gross / len(groups),
-        drift=sum(sample.drift * sample.tokens for sample in samples) / sums.tokens,
-        found=sum(map(bool, shipped)) / len(groups),
-        proven=sum(any(finding.certain for finding in found) for found in shipped) / len(groups),
-        found_calibrated=sum(map(bool, calibrated)) / len(groups),
-        groups_until_out=None if out is None else out[0],
-        audits_until_out=None if out is None else out[1],
-        groups_trained=None if out is None else (out[0] + AUDIT_LAG) // STEP_GROUPS * STEP_GROUPS,
-        groups_until_out_calibrated=None if later is None else later[0],
-    )
+    handed_in, audits = career(groups, Band(), careers) or (None, None)
+    return {
+        "kind": kind,
+        "groups": count,
+        "missed": sums.missed / sums.tokens,
+        "near": sums.near / sums.tokens,
+        "gross": sums.gross / count,
+        "drift": sum(sample.drift * sample.tokens for sample in samples) / sums.tokens,
+        "found": sum(map(bool, shipped)) / count,
+        "proven": sum(any(finding.certain for finding in found) for found in shipped) / count,
+        "found_calibrated": sum(bool(audit_group(group, band)) for group in groups) / count,
+        "groups_until_out": handed_in,
+        "audits_until_out": audits,
+        "groups_trained": handed_in and (handed_in + AUDIT_LAG) // STEP_GROUPS * STEP_GROUPS,
+        "groups_until_out_calibrated": (career(groups, band, careers) or (None,))[0],
+    }
 
 
 def career(groups: Groups, band: Band, careers: int) -> tuple[float, float] | None:
@@ -472,19 +452,19 @@ def _career(groups: Groups, band: Band, rng: np.random.Generator) -> tuple[int, 
 
 def show(found: Row) -> None:
     """Print a line of the table."""
-
-    def until(value: float | None) -> str:
-        return "   -" if value is None else f"{value:4.0f}"
-
+    out = {
+        name: "-" if value is None else f"{value:.0f}" for name, value in found.items() if "until_out" in name
+    }
     print(
-        f"{found.kind:24s} missed {found.missed:8.2%}  near {found.near:8.2%}  gross {found.gross:5.1f}  "
-        f"drift {found.drift:8.1e}  found {found.found:6.1%} proven {found.proven:6.1%}  "
-        f"out after {until(found.groups_until_out)} groups, {until(found.audits_until_out)} audited   "
-        f"calibrated: found {found.found_calibrated:6.1%}, out after "
-        f"{until(found.groups_until_out_calibrated)}",
+        f"{found['kind']:24s} missed {found['missed']:8.2%}  near {found['near']:8.2%}  "
+        f"gross {found['gross']:5.1f}  drift {found['drift']:8.1e}  "
+        f"found {found['found']:6.1%} proven {found['proven']:6.1%}  "
+        f"out after {out['groups_until_out']:>4} groups, {out['audits_until_out']:>4} audited   "
+        f"calibrated: found {found['found_calibrated']:6.1%}, "
+        f"out after {out['groups_until_out_calibrated']:>4}",
         flush=True,
     )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

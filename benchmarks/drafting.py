@@ -36,10 +36,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
+from antiphon.benchmarks.parts.drafting.bench import (
+    Bench,
+    Comparison,
+    GroupWork,
+    LoadResult,
+    Method,
+    RecordedRun,
+    compare,
+    greedy_work,
+    identical,
+    open_bench,
+    policy_directory,
+    run_load,
+    sampled_work,
+    serve,
+    unseen_work,
+    wandering_work,
+    with_lengths,
+)
 from antiphon.benchmarks.parts.drafting.chain_model import build_chain_model
 from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.drafting.config import DraftingSection
+from antiphon.core.drafting.statistics import drafting_rates
 from antiphon.services.rollout.engine.environment import child_environment
 
 SAMPLED_PROMPTS = {4: 6, 16: 16, 64: 32}
@@ -118,37 +140,24 @@ class Report:
         return self.result
 
     def _greedy(self, folder: Path) -> None:
-        from antiphon.benchmarks.parts.drafting.bench import greedy_work
-
         model = build_chain_model(prompts=GREEDY_PROMPTS, median_length=GREEDY_MEDIAN)
         bench = self._chain_bench(model.save(folder))
-        self._add_vllm(bench)
+        self._add_vllm(bench, "none", "ngram")
         for concurrency, (repeats, prompts) in GREEDY.items():
             work = greedy_work(model, repeats, prompts)
             self._load("greedy", bench, work, concurrency, native_alike=True)
         bench.close()
 
     def _wandering(self, folder: Path) -> None:
-        from antiphon.benchmarks.parts.drafting.bench import wandering_work
-
         model = build_chain_model(scale=WANDERING_SCALE)
         bench = self._chain_bench(model.save(folder))
-        self._add_plain(bench)
+        self._add_vllm(bench, "none")
         for concurrency, requests in WANDERING_PROMPTS.items():
             work = wandering_work(model, bench, requests, WANDERING_TOKENS)
             self._unhelpful("unhelpful_chain", bench, work, concurrency)
         bench.close()
 
     def _policy(self, folder: Path) -> None:
-        from antiphon.benchmarks.parts.drafting.bench import (
-            RecordedRun,
-            open_bench,
-            policy_directory,
-            sampled_work,
-            serve,
-            unseen_work,
-        )
-
         run = RecordedRun(self._home)
         epoch = run.epochs - 1
         version = run.middle_version(epoch)
@@ -164,39 +173,28 @@ class Report:
                 "groups_recorded": len(histories),
             }
             print(f"history: {self.result['history']}", flush=True)
-            self._add_vllm(bench)
+            self._add_vllm(bench, "none", "ngram")
             for concurrency, prompts in SAMPLED_PROMPTS.items():
                 self._load("sampled", bench, sampled_work(run, histories, prompts), concurrency)
         if "unhelpful" in self._wanted:
-            self._add_plain(bench)
+            self._add_vllm(bench, "none")
             for concurrency, prompts in UNSEEN_PROMPTS.items():
                 work = unseen_work(run, prompts)
                 self._unhelpful("unhelpful_unseen", bench, work, concurrency, keyed=True)
         bench.close()
 
-    def _chain_bench(self, folder: Path) -> Any:
-        from safetensors.torch import load_file
-
-        from antiphon.benchmarks.parts.drafting.bench import open_bench
-
+    def _chain_bench(self, folder: Path) -> Bench:
         return open_bench(folder, load_file(folder / "model.safetensors"), 640, self._drafting)
 
-    def _add_plain(self, bench: Any) -> None:
-        if self._methods and "plain" not in bench.others:
-            bench.add("plain", "none")
-
-    def _add_vllm(self, bench: Any) -> None:
-        if not self._methods:
-            return
-        self._add_plain(bench)
-        bench.add("ngram", "ngram")
+    def _add_vllm(self, bench: Bench, *methods: Method) -> None:
+        """Have vLLM on its own beside the others, unless that is left out."""
+        for method in methods if self._methods else ():
+            bench.add("plain" if method == "none" else method, method)
 
     def _load(
-        self, name: str, bench: Any, work: Sequence[Any], concurrency: int, native_alike: bool = False
+        self, name: str, bench: Bench, work: Sequence[GroupWork], concurrency: int, native_alike: bool = False
     ) -> None:
         """Measure a load where drafts should help."""
-        from antiphon.benchmarks.parts.drafting.bench import compare, run_load, with_lengths
-
         work = with_lengths(bench.ending, work, concurrency)
         found = compare(bench.sides(("native", "drafted"), work, concurrency), self._pairs)
         # Greedy tokens need no seeds, so vLLM's own sampler must agree as well.
@@ -216,11 +214,9 @@ class Report:
             print(f"{name}.{key}: vLLM alone, {method}: {measured:.3f} of native", flush=True)
 
     def _unhelpful(
-        self, name: str, bench: Any, work: Sequence[Any], concurrency: int, keyed: bool = False
+        self, name: str, bench: Bench, work: Sequence[GroupWork], concurrency: int, keyed: bool = False
     ) -> None:
         """Measure a load where drafts cannot help."""
-        from antiphon.benchmarks.parts.drafting.bench import compare, with_lengths
-
         work = with_lengths(bench.ending, work, concurrency)
         plain = [side for side in bench.others if side == "plain"]
         found = compare(bench.sides(("native", "keyed", "drafted", *plain), work, concurrency), self._pairs)
@@ -236,37 +232,35 @@ class Report:
             self.result.setdefault("no_history", {})[key] = round(against["keyed"], 3)
             own = self.result.setdefault("keyed_undrafted", {})
             own[key] = round(found.ratio("keyed", "native"), 3)
-            spread = [round(ratio, 3) for ratio in found.spread("keyed", "native")]
+            ratios = found.ratios("keyed", "native")
+            spread = [round(min(ratios), 3), round(max(ratios), 3)]
             self.result.setdefault("keyed_undrafted_spread", {})[key] = spread
         self._detail(f"{name}.{key}", found)
         if plain:
             self._to_plain(f"{name}.{key}", found)
 
-    def _to_plain(self, load: str, found: Any) -> None:
+    def _to_plain(self, load: str, found: Comparison) -> None:
         measured = self.result.setdefault("to_plain", {})[load] = round(found.ratio("drafted", "plain"), 3)
         print(f"{load}: drafting is {measured:.3f} of vLLM alone without drafts", flush=True)
 
-    def _identity(self, drafted: Any, reference: Any) -> None:
-        from antiphon.benchmarks.parts.drafting.bench import identical
-
+    def _identity(self, drafted: LoadResult, reference: LoadResult) -> None:
         self._same += identical(drafted.outputs, reference.outputs)
         self._asked += len(drafted.outputs)
 
-    def _detail(self, name: str, found: Any) -> None:
+    def _detail(self, name: str, found: Comparison) -> None:
         """Print a line on one load and keep its numbers."""
-        from antiphon.core.drafting.statistics import drafting_rates
-
         drafting = found.drafting("drafted")
         rates: Mapping[str, float] = drafting_rates(drafting)
         steps = sum(run.steps for run in found.runs["drafted"])
         drafter_ms = 1e3 * drafting.drafter_s / steps
-        low, high = found.spread("drafted", "native")
+        ratios, warm = found.ratios("drafted", "native"), found.warm_up
+        low, high = min(ratios), max(ratios)
         detail = {
             "native_tokens_per_cpu_s": round(found.rate("native")),
             "drafted_tokens_per_cpu_s": round(found.rate("drafted")),
             "ratio_least": round(low, 3),
             "ratio_most": round(high, 3),
-            "ratio_warm_up": round(found.warm_up_ratio("drafted", "native"), 3),
+            "ratio_warm_up": round(warm["drafted"].rate / warm["native"].rate, 3),
             "acceptance": round(rates["acceptance"], 4),
             "coverage": round(rates["coverage"], 4),
             "tokens_per_pass": round(rates["tokens_per_pass"], 3),
@@ -275,9 +269,7 @@ class Report:
         }
         self.result.setdefault("loads", {})[name] = detail
         if name == "sampled.c64":
-            self.result["acceptance"] = detail["acceptance"]
-            self.result["coverage"] = detail["coverage"]
-            self.result["tokens_per_pass"] = detail["tokens_per_pass"]
+            self.result |= {key: detail[key] for key in ("acceptance", "coverage", "tokens_per_pass")}
             self.result["drafter_ms_c64"] = detail["drafter_ms_per_step"]
         ratio = found.ratio("drafted", "native")
         extra = (
@@ -296,4 +288,4 @@ class Report:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -38,7 +38,6 @@ measurement goes on.
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,9 +45,9 @@ from statistics import fmean, median
 from typing import Any
 
 from antiphon.benchmarks.parts.kept import Kept
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm
+from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.benchmarks.parts.race.runs import link_rate, mean_interval, run_here
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.reward_parity import make_model
 from antiphon.core.config import load_config
 
@@ -123,7 +122,6 @@ def main() -> int:
         parser.error("--link-seeds must be at least 1; leave it out for all seeds")
     if min(options.links) < 0:
         parser.error("--links are shares of the baseline's step from 0")
-    end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     race = Race(options)
     for mechanisms in race.sides.values():  # before the first minute
@@ -363,4 +361,4 @@ def missed(link: float, share: float, reward: float, ratio: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

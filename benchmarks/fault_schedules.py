@@ -8,13 +8,12 @@ that no seed saw. `cpu_s` and `wall_s` are those of the seeds, `mutants_s` of th
     .venv/bin/python benchmarks/fault_schedules.py --seeds 1000
 """
 
-import sys
 import time
 
 import pytest
 
 from antiphon.benchmarks.parts.mutations import MUTATIONS, survives
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.simulator.campaign import Campaign, mute_logs
 from antiphon.simulator.report import Summary, failure_lines
 
@@ -78,4 +77,4 @@ def _surviving() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

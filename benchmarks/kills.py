@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -39,9 +39,9 @@ import numpy as np
 
 from antiphon.benchmarks.parts.kills.audit import Audit, audit
 from antiphon.benchmarks.parts.kills.standins import HANG_VARIABLE, LINK_VARIABLE
-from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, end_on_sigterm, tail
+from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, tail
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.services.rollout.engine.watchdog import HUNG_EXIT
 from antiphon.system import failpoints
@@ -51,7 +51,7 @@ from antiphon.system.processes import PARENT_VARIABLE
 WORKERS = 3
 HANGING = "worker-hanging"
 TROUBLED: Mapping[str, Mapping[str, str]] = {
-    "worker-joining": {LINK_VARIABLE: "none"},
+    "worker-joining": {LINK_VARIABLE: "inf"},
     "worker-slow": {LINK_VARIABLE: "1.0"},
     HANGING: {HANG_VARIABLE: "12"},
 }
@@ -92,6 +92,7 @@ def roles(troubled: bool = False) -> list[str]:
     return ["coordinator", "learner", "reward", *workers, "flow"]
 
 
+ROLES = "antiphon.benchmarks.parts.kills.roles"
 POLL_S = 0.01
 LEARNER_STEPS = 20
 READY_S = 240.0
@@ -300,21 +301,9 @@ class KilledRun:
         (self._folder / f"{role}.ready").unlink(missing_ok=True)
         if self._disk is not None:
             environment["ANTIPHON_LOG"] = "warning"
+        command = [*DEFAULT_SIGNALS, sys.executable, "-P", "-m", ROLES, role, str(self._folder)]
         with self._log(role).open("ab") as log:
-            process = subprocess.Popen(
-                [
-                    *DEFAULT_SIGNALS,
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "antiphon.benchmarks.parts.kills.roles",
-                    role,
-                    str(self._folder),
-                ],
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         self._processes[role] = KilledProcess(role, process, time.monotonic(), again)
 
     def _revive(self, armed: bool) -> int:
@@ -434,30 +423,38 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
     for line in tally.other_exits[:10]:
         print("unexpected:", line)
     return {
-        "kills": sum(tally.kills.values()),
+        **common_figures(tally, audits),
         "kills_by_role": dict(sorted(tally.kills.items())),
-        "kills_at_failpoints": tally.at_failpoints,
         "signals": dict(sorted(tally.signals.items())),
         "full_disks": tally.full_disks,
         "full_disk_exits": tally.full_disk_exits,
         "runs": len(audits) + stalled,
         "ended": len(audits),
-        "acked": sum(found.acked for found in audits),
-        "trained": sum(found.trained for found in audits),
-        "lost": sum(found.lost for found in audits),
-        "twice": sum(found.twice for found in audits),
-        "beyond_bound": sum(found.beyond_bound for found in audits),
-        "wrong": sum(found.wrong for found in audits),
-        "hung_leases": sum(found.hung_leases for found in audits),
+        **{name: sum(getattr(one, name) for one in audits) for name in ("trained", "wrong", "hung_leases")},
         "hung_exits": tally.hung_exits,
-        "other_exits": len(tally.other_exits),
-        "restart_median_s": round(median(tally.restarts_s), 3) if tally.restarts_s else None,
-        "coordinator_restart_median_s": (
-            round(median(tally.coordinator_restarts_s), 3) if tally.coordinator_restarts_s else None
-        ),
+        "coordinator_restart_median_s": middle(tally.coordinator_restarts_s),
         "learner_digests_equal": len(fixed) == 1,
         "seed": seed,
     }
+
+
+def common_figures(tally: Tally, audits: Sequence[Audit]) -> dict[str, object]:
+    """Return what is counted whoever is killed."""
+    return {
+        "kills": sum(tally.kills.values()),
+        "kills_at_failpoints": tally.at_failpoints,
+        **{
+            name: sum(getattr(one, name) for one in audits)
+            for name in ("acked", "lost", "twice", "beyond_bound")
+        },
+        "other_exits": len(tally.other_exits),
+        "restart_median_s": middle(tally.restarts_s),
+    }
+
+
+def middle(seconds: Sequence[float]) -> float | None:
+    """Return the median, or None of nothing."""
+    return round(median(seconds), 3) if seconds else None
 
 
 def _small_disk(folder: Path, tally: Tally) -> SmallDisk | None:
@@ -495,16 +492,9 @@ def kill_learner(kills: int, seed: int, keep: bool) -> dict[str, object]:
         if not keep:
             shutil.rmtree(home, ignore_errors=True)
     return {
-        "kills": sum(tally.kills.values()),
-        "kills_at_failpoints": tally.at_failpoints,
+        **common_figures(tally, found),
         "runs": len(found),
         "steps": LEARNER_STEPS,
-        "acked": sum(audited.acked for audited in found),
-        "lost": sum(audited.lost for audited in found),
-        "twice": sum(audited.twice for audited in found),
-        "beyond_bound": sum(audited.beyond_bound for audited in found),
-        "other_exits": len(tally.other_exits),
-        "restart_median_s": round(median(tally.restarts_s), 3) if tally.restarts_s else None,
         "learner_digests_equal": all(audited.digests == calm.digests for audited in found),
         "weights_digest": calm.digests[-1],
         "seed": seed,
@@ -532,7 +522,6 @@ def main() -> int:
     parser.add_argument("--learner", type=int, default=0, help="kill the real learner this often instead")
     parser.add_argument("--postgres", action="store_true", help="keep the journals in a PostgreSQL server")
     options = parser.parse_args()
-    end_on_sigterm()
     asked = (options.kills, options.steps, options.seed, options.keep)
     if options.learner:
         name, result = "kills_learner", kill_learner(options.learner, options.seed, options.keep)
@@ -548,4 +537,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

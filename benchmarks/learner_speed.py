@@ -12,12 +12,10 @@ an error of at most 1e-5. The last line is JSON.
     .venv/bin/python benchmarks/learner_speed.py [--steps 0 20 40] [--pairs N] [--record] [OVERRIDES...]
 """
 
-import argparse
 import math
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ import torch
 
 from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, padded_batches
 from antiphon.benchmarks.parts.learning.experiment import Experiment
-from antiphon.benchmarks.parts.results import finish, medians
+from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish, medians
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.lineage.rollout_table import decode_batch
@@ -84,7 +82,6 @@ def long_tailed_batch(like: list[BatchRow], vocabulary: int, longest: int, seed:
     return rows
 
 
-PROJECT = Path(__file__).resolve().parents[1]
 RATIO, ERROR = 1.5, 1e-5
 """What is asked for."""
 Cut = Callable[[Sequence[BatchRow], int, int], list[Any]]
@@ -109,19 +106,23 @@ class Side:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, check and print; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--config", type=Path, default=PROJECT / "examples" / "quickstart.yaml")
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 20, 40], help="steps whose batches count")
     parser.add_argument("--groups", type=int, help="groups of a step, if not those of the configuration")
     parser.add_argument("--pairs", type=int, default=8, help="of each batch; 0 compares gradients alone")
-    parser.add_argument("--record", action="store_true", help="keep the result file")
     parser.add_argument("overrides", nargs="*", help="key=value pairs, such as learner.compiled=true")
     options = parser.parse_args(arguments)
     groups = [f"loop.prompts_per_step={options.groups}"] if options.groups else []
     config = load_config(options.config, [*groups, *options.overrides])
     result, samples = measure(config, options.steps, options.pairs)
-    at_size = slower({**result, **medians(samples)})
-    violated = violations(result)
+    error = result["gradient_error"]
+    violated = [f"gradient_error is {error:.1e}, more than {ERROR:.0e}"] if error > ERROR else []
+    at_size = [
+        f"{name} is {ratio:.2f}, less than {RATIO}"
+        for name, ratio in medians(samples).items()
+        if name.startswith("learner_ratio") and ratio < RATIO
+    ]
     return finish(result, record=options.record, samples=samples, violated=violated, at_size=at_size)
 
 
@@ -163,10 +164,7 @@ def _pair(sides: Sequence[Side], rows: Sequence[BatchRow], turned: int) -> tuple
 def gradient_error(config: RunConfig, rows: Sequence[BatchRow]) -> float:
     """Return how far the learner's gradient of a batch is from the reference's, over that one's norm."""
     found = []
-    sides: tuple[tuple[Any, Cut], ...] = (
-        (ReferencePolicy, padded_batches),
-        (Policy, make_micro_batches),
-    )
+    sides: tuple[tuple[Any, Cut], ...] = ((ReferencePolicy, padded_batches), (Policy, make_micro_batches))
     for make, cut in sides:
         objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
         policy = make(load_causal_model(config.model.path, torch.float32, False), objective)
@@ -178,20 +176,5 @@ def gradient_error(config: RunConfig, rows: Sequence[BatchRow]) -> float:
     return float((found[1] - found[0]).norm() / found[0].norm())
 
 
-def slower(result: Mapping[str, Any]) -> list[str]:
-    """Return which ratios are too small."""
-    return [
-        f"{name} is {value:.2f}, less than {RATIO}"
-        for name, value in result.items()
-        if name in ("learner_ratio_demo", "learner_ratio_long_tails") and value < RATIO
-    ]
-
-
-def violations(result: Mapping[str, Any]) -> list[str]:
-    """Return what does not hold."""
-    error = result["gradient_error"]
-    return [f"gradient_error is {error:.1e}, more than {ERROR:.0e}"] if error > ERROR else []
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

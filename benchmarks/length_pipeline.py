@@ -17,7 +17,6 @@ whenever they have places. `same_s1` is arrival over arrival: what the machine a
 """
 
 import asyncio
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +25,7 @@ from statistics import fmean, median
 from typing import Any
 
 from antiphon.benchmarks.parts.imposed_worker import MAX_TOKENS, WorkerOrder
-from antiphon.benchmarks.parts.measure import end_on_sigterm
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import BatchSealed, GroupOpened, GroupSubmitted, load_event
@@ -173,7 +171,6 @@ def main() -> int:
     options = parser.parse_args()
     if options.pairs < 1 or options.steps < EPOCH_STEPS or 1 not in options.bounds:
         parser.error(f"--pairs must be at least 1, --steps at least {EPOCH_STEPS}, and --bounds must name 1")
-    end_on_sigterm()
     configure_logs("error")
     samples: dict[str, list[float]] = {}
     biases: list[float] = []
@@ -212,4 +209,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

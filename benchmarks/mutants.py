@@ -4,7 +4,7 @@ A copy of the repository is changed. First come the changes of `NAMED`: each bre
 coordinator, and the test that is named beside it must pass without the change and fail with it.
 Then cosmic-ray, a kept tool that is installed into an environment of its own, changes `core/loop`. For each
 change that is drawn, the tests of `core/loop` run, and if they pass, simulated runs. A change
-that both let pass survives. Those that are known stand in `benchmarks/parts/surviving_mutants.yaml`, each
+that both let pass survives. Those that are known stand in `benchmarks/data/mutants.yaml`, each
 with the reason why nothing can or need see it; any other one is a violation. Changes that cannot
 do anything are left out: of type annotations, and of `is` to `==`.
 
@@ -25,16 +25,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 
 TOOL = ("cosmic-ray==8.7.0",)
 ROOT = Path(__file__).resolve().parents[1]
-LISTED = Path(__file__).parent / "parts" / "surviving_mutants.yaml"
+LISTED = yaml.safe_load((ROOT / "benchmarks" / "data" / "mutants.yaml").read_text(encoding="utf-8"))
 CHANGED = "core/loop"
 TESTS = "--doctest-modules core/loop tests/core/loop tests/properties/test_{ledger,partials,run_state}_*.py"
 """Of `core/loop`, its examples included, for bash."""
@@ -64,52 +63,7 @@ class NamedMutant:
     """File and function, as pytest names them."""
 
 
-CONTRACT = "tests/services/coordinator/test_contract.py"
-NAMED = (
-    NamedMutant(
-        "a stale group that is handed in again hears that it is stale",
-        "core/loop/acceptance.py",
-        "SubmitVerdict.STALE if receipt.stale else SubmitVerdict.ALREADY_ACCEPTED",
-        "SubmitVerdict.ALREADY_ACCEPTED",
-        "tests/properties/test_run_state_promises.py::test_stale_groups_are_dropped_counted_and_replaced",
-    ),
-    NamedMutant(
-        "a group is rewarded once, however many answer while its payload is read",
-        "core/coordinator/groups.py",
-        "    if not unanswered(loop, group_id):\n        return False",
-        "",
-        f"{CONTRACT}::test_two_reward_services_that_answer_at_once_reward_a_group_once",
-    ),
-    NamedMutant(
-        "leases of a worker that hung up are offered again",
-        "core/coordinator/consequences.py",
-        'yield from take_back(loop, held, "the worker hung up", now)',
-        "pass",
-        f"{CONTRACT}::test_leases_of_a_worker_that_hung_up_are_offered_again",
-    ),
-    NamedMutant(
-        "how many groups are audited follows the least trusted author",
-        "services/coordinator/audit_queue.py",
-        "(submission.worker_id, *(a.worker_id for a in authors))",
-        "(submission.worker_id,)",
-        "tests/services/coordinator/test_audit_choice.py"
-        "::test_a_newcomers_tokens_are_audited_as_often_whoever_hands_them_in",
-    ),
-    NamedMutant(
-        "a group whose engine hung gives its place away",
-        "core/coordinator/consequences.py",
-        "if hung and group.group_id in loop.run.open_groups:",
-        "if False:",
-        f"{CONTRACT}::test_a_group_whose_engine_hung_gives_its_place_to_those_behind_it",
-    ),
-    NamedMutant(
-        "a transaction that finds no place is tried again after a pause",
-        "services/coordinator/journal/journal.py",
-        "await asyncio.sleep(self._retry_s)",
-        "await asyncio.sleep(0)",
-        "tests/services/coordinator/test_journal_retries.py::test_each_new_try_comes_after_a_pause",
-    ),
-)
+NAMED = [NamedMutant(**one) for one in LISTED["named"]]
 
 
 class StaleMutantError(Exception):
@@ -161,7 +115,7 @@ def main() -> int:
         except MissingToolError as missing:
             print(f"mutants.py: {missing}; it needs a package index", file=sys.stderr)
             return 2
-    reasons = {Mutant(**entry["mutant"]).known_as: entry["reason"] for entry in _listed()}
+    reasons = {Mutant(**entry["mutant"]).known_as: entry["reason"] for entry in LISTED["surviving"]}
     surviving = [mutant for mutant, killed in found.items() if not killed]
     unexplained = [mutant for mutant in surviving if mutant.known_as not in reasons]
     for mutant in surviving:
@@ -213,11 +167,6 @@ def _surviving_named(copy: Path) -> list[NamedMutant]:
         print(f"{'survives' if ended == 0 else 'seen'} when it is broken: {one.breaks}", flush=True)
         surviving += [one] if ended == 0 else []
     return surviving
-
-
-def _listed() -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = yaml.safe_load(LISTED.read_text(encoding="utf-8"))
-    return listed
 
 
 def _outcomes(copy: Path, tool: Path, count: int, seed: int) -> tuple[dict[Mutant, bool], int]:
@@ -277,4 +226,4 @@ def _line(path: Path, row: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

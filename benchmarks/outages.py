@@ -27,14 +27,13 @@ from typing import Any
 
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
-    end_on_sigterm,
     journal_events,
     read_rows,
     scratch_home,
     step_ends,
     tail,
 )
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.cli.up import read_pages
 from antiphon.core.digests import digest_bytes
 from antiphon.lineage.store.remote import RemoteStore
@@ -65,7 +64,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100, help="learner steps; enough to outlast the outage")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    end_on_sigterm()
     with scratch_home() as home:
         try:
             result = _measure(home, arguments)
@@ -247,4 +245,4 @@ def _antiphon(home: Path, *words: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -11,20 +11,12 @@ and end.
     .venv/bin/python benchmarks/overhead.py
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphon.benchmarks.overlap import SAME_WORK
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    JobRun,
-    end_on_sigterm,
-    run_job,
-    run_module,
-    scratch_home,
-)
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.measure import PROJECT, JobRun, run_job, run_module, scratch_home
+from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
 
 VARIANTS = ("shipped", "no_records", "plain_stages")
 RUN_S = 1200.0
@@ -38,7 +30,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="learner steps of each job")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
     arguments = parser.parse_args()
-    end_on_sigterm()
     overrides = [*SAME_WORK, f"run.steps={arguments.steps}", "loop.max_staleness=2", *arguments.overrides]
     samples: dict[str, list[float]] = {}
     violated: list[str] = []
@@ -51,8 +42,7 @@ def main() -> int:
                 violated.append(f"round {number + 1}: the job {variant} recorded {timings['records']}")
         compared = compare(found, arguments.steps)
         print(f"round {number + 1}: {compared}", flush=True)
-        for name, value in compared.items():
-            samples.setdefault(name, []).append(value)
+        add(samples, compared)
     result = {"rounds": arguments.rounds, "steps": arguments.steps}
     return finish(result, record=arguments.record, samples=samples, violated=violated)
 
@@ -101,4 +91,4 @@ def compare(found: Mapping[str, tuple[JobRun, dict[str, Any]]], steps: int) -> d
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -16,20 +16,13 @@ In all runs the learning rate is so small that the policy, and with it the work,
     .venv/bin/python benchmarks/overlap.py
 """
 
-import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    end_on_sigterm,
-    run_job,
-    scratch_home,
-    step_ends,
-)
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home, step_ends, step_spans
+from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
 
 POLICY = {"hidden_size": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp_size": 768}
 """Shape of the random policy (see `benchmarks.parts.warmstart.tiny_model`)."""
@@ -79,8 +72,7 @@ def busy_seconds(timings: dict[str, Any]) -> float:
 def idle_share(timings: dict[str, Any]) -> float:
     """Return the share of the learner's steady seconds in which it waited for a batch."""
     ends = step_ends(timings)[WARM_UP_STEPS:]
-    spans = sorted((s for s in timings["stages"] if s["stage"] == "step"), key=lambda s: s["number"])
-    busy = sum(s["ended_s"] - s["started_s"] for s in spans[WARM_UP_STEPS + 1 :])
+    busy = sum(s["ended_s"] - s["started_s"] for s in step_spans(timings)[WARM_UP_STEPS + 1 :])
     return max(0.0, float(1.0 - busy / (ends[-1] - ends[0])))
 
 
@@ -93,15 +85,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.steps < WARM_UP_STEPS + 2:
         parser.error(f"--steps must be at least {WARM_UP_STEPS + 2}: the first {WARM_UP_STEPS} do not count")
-    end_on_sigterm()
     samples: dict[str, list[float]] = {}
     staleness: dict[str, int] = {}
     for number in range(arguments.repeats):
         with scratch_home() as home:
             found, ages = slow_broadcast(home, arguments.config, arguments.steps)
         print(f"{number + 1}: {found}", flush=True)
-        for name, value in found.items():
-            samples.setdefault(name, []).append(value)
+        add(samples, found)
         for age, count in ages.items():
             staleness[age] = staleness.get(age, 0) + count
     oldest, ratio = max(map(int, staleness)), median(samples["ratio"])
@@ -171,4 +161,4 @@ def payload_bytes(home: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

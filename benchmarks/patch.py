@@ -19,7 +19,6 @@ import argparse
 import io
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,11 +33,11 @@ import torch
 
 from antiphon.benchmarks.parts.learning.experiment import Experiment
 from antiphon.benchmarks.parts.measure import PROJECT
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.broadcast.patches import Change, estimated_bytes
 from antiphon.core.config import load_config
 from antiphon.core.records import TensorEntry
-from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.weights.patch import apply_patch, encode_patch
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 BOUNDS = {"lr_1e6": ("1e-6", 0.01), "lr_1e5": ("1e-5", 0.05), "lr_1e4": ("1e-4", 0.20)}
@@ -226,8 +225,10 @@ def full(new: Version, threads: int) -> Coded:
     """Encode a full payload and decode it."""
     return coded(
         new,
-        lambda write: encode_full(new.data.data, new.tensors, write, result_digest=NEW, threads=threads),
-        lambda file, write: decode_full(file, new.tensors, write, result_digest=NEW, threads=threads),
+        lambda write: encode_patch(
+            None, new.data.data, new.tensors, write, result_digest=NEW, threads=threads
+        ),
+        lambda file, write: apply_patch(None, file, new.tensors, write, result_digest=NEW, threads=threads),
     )
 
 
@@ -303,4 +304,4 @@ def model(tile: Array, megabytes: int) -> Version:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

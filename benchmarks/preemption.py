@@ -8,7 +8,7 @@ its workers are faster than the learner needs by the headroom.
 Two hours of such a fleet pass in seconds of the simulator's virtual time: coordinator, worker loop,
 reward service and learner loop are the production ones, engines and trainer are stand-ins, and the witness
 checks every token, bound and acknowledgement. `--real-processes` compares one schedule with real worker
-processes over gRPC in scaled time, and `--curves` the rewards of real runs with vLLM.
+processes over gRPC in scaled time.
 
 The last line is one JSON object. `lost_throughput` is the mean over the schedules of seeds 0 to 7 of the
 learner steps per hour that the disturbed fleet loses, with hand-over, 10% headroom and S=2. `table` has
@@ -24,33 +24,27 @@ The bar can fail: `--no-replacement --headroom 0 --one-case` loses about half an
     .venv/bin/python benchmarks/preemption.py
     .venv/bin/python benchmarks/preemption.py --mode moment
     .venv/bin/python benchmarks/preemption.py --real-processes
-    .venv/bin/python benchmarks/preemption.py --curves
 """
 
 import argparse
 import asyncio
 import heapq
-import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
-import psutil
 
 from antiphon.benchmarks.parts.imposed_worker import WorkerOrder
 from antiphon.benchmarks.parts.kills.audit import audit
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, run_job, scratch_home
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.work_account import WorkAccount
@@ -361,99 +355,6 @@ async def run_fleet(
     )
 
 
-CURVE_WORKERS = 2
-CURVE_S = 3600.0
-"""Longest run of a curve."""
-
-
-@contextmanager
-def reclaiming(home: Path, every_s: float, seed: int) -> Iterator[list[int]]:
-    """Kill a worker of a run every `every_s` seconds, each with the same chance; give the ids."""
-    chance, over, killed = generator("preemption-curves", seed), threading.Event(), list[int]()
-
-    def reclaim() -> None:
-        while not over.wait(every_s):
-            name = f"worker-{int(chance.integers(CURVE_WORKERS))}.json"
-            for ready in home.glob(f"runs/*/services/{name}"):
-                pid = int(json.loads(ready.read_text(encoding="utf-8"))["pid"])
-                killed.extend([pid] if kill_worker(pid) else [])
-
-    thread = threading.Thread(target=reclaim, daemon=True)
-    thread.start()
-    try:
-        yield killed
-    finally:
-        over.set()
-        thread.join(10.0)
-
-
-def kill_worker(pid: int) -> bool:
-    """Kill a worker process; False when there is none of that id, because it is being started again."""
-    try:
-        process = psutil.Process(pid)
-        if "worker" not in process.cmdline():
-            return False
-        process.kill()
-    except psutil.NoSuchProcess:
-        return False
-    return True
-
-
-def run_pair(seed: int, steps: int, every_s: float) -> dict[str, Any]:
-    """Run one seed undisturbed and disturbed: the demo's task with two vLLM workers, in elastic mode.
-
-    In fixed mode both runs have the same weights anyway.
-    """
-    overrides = [
-        f"run.seed={seed}",
-        f"run.steps={steps}",
-        f"rollout.workers={CURVE_WORKERS}",
-        "rollout.concurrent_groups=12",
-        "evaluation.interval=5",
-        "coordinator.heartbeat_s=0.5",
-        "services.restart_limit=1000",
-        "record.mlflow=false",
-        "record.dvc=false",
-    ]
-    found: dict[str, Any] = {"seed": seed}
-    for name in ("undisturbed", "disturbed"):
-        with scratch_home() as home:
-            with reclaiming(home, every_s if name == "disturbed" else CURVE_S, seed) as killed:
-                job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, name, CURVE_S)
-            metrics = job.metrics()
-            found[name] = {
-                "curve": [e["pass_at_1"] for e in metrics["evaluations"]],
-                "pass_after": metrics["pass_after"],
-                "seconds": round(job.seconds, 1),
-                "killed": len(killed),
-            }
-            print(seed, name, found[name], flush=True)
-    return found
-
-
-def compare_curves(seeds: Iterable[int], steps: int, every_s: float) -> dict[str, Any]:
-    """Run every seed twice and compare the held-out reward.
-
-    Args:
-        seeds: of the pairs.
-        steps: learner steps of each run.
-        every_s: seconds between two kills in the disturbed runs.
-    """
-    pairs = [run_pair(seed, steps, every_s) for seed in seeds]
-    gaps = [pair["disturbed"]["pass_after"] - pair["undisturbed"]["pass_after"] for pair in pairs]
-    areas = [mean(p["disturbed"]["curve"]) - mean(p["undisturbed"]["curve"]) for p in pairs]
-    slowdown = [p["disturbed"]["seconds"] / p["undisturbed"]["seconds"] for p in pairs]
-    return {
-        "pairs": pairs,
-        "killed": sum(pair["disturbed"]["killed"] for pair in pairs),
-        "pass_gap_mean": round(mean(gaps), 4),
-        "pass_gap_stdev": round(stdev(gaps), 4) if len(gaps) > 1 else None,
-        "curve_gap_mean": round(mean(areas), 4),
-        "curve_gap_stdev": round(stdev(areas), 4) if len(areas) > 1 else None,
-        "seconds_ratio_mean": round(mean(slowdown), 3),
-    }
-
-
 MOST_LOST = 0.12
 """Bar of `lost_throughput` where workers are reclaimed by chance."""
 MOST_APART = 0.05
@@ -606,18 +507,12 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--replacement", type=float, default=600.0, help="seconds (default 600)")
     parser.add_argument("--no-replacement", action="store_true", help="a reclaimed worker is never replaced")
     parser.add_argument("--headroom", type=float, default=0.1, help="of the disturbed fleet (default 0.1)")
-    parser.add_argument("--seed", type=int, default=0, help="first schedule, or first pair (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="first schedule (default 0)")
     parser.add_argument("--seeds", type=int, default=8, help="schedules (default 8)")
     parser.add_argument("--one-case", action="store_true", help="only the case of lost_throughput")
     parser.add_argument("--real-processes", action="store_true", help="check one schedule with processes")
     parser.add_argument(
         "--scale", type=float, default=60.0, help="seconds per real second of --real-processes (default 60)"
-    )
-    parser.add_argument("--curves", action="store_true", help="reward curves of real runs instead; hours")
-    parser.add_argument("--pairs", type=int, default=5, help="seeds of --curves (default 5)")
-    parser.add_argument("--steps", type=int, default=40, help="learner steps of --curves (default 40)")
-    parser.add_argument(
-        "--every", type=float, default=20.0, help="seconds between kills of --curves (default 20)"
     )
     return parser.parse_args(words)
 
@@ -627,10 +522,6 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parse(words)
     mute_logs()
     try:
-        if arguments.curves:
-            seeds = range(arguments.seed, arguments.seed + arguments.pairs)
-            result = compare_curves(seeds, arguments.steps, arguments.every)
-            return finish(result, record=arguments.record, name="preemption_curves")
         if arguments.real_processes:
             result, violated = compare_processes(arguments)
             return finish(result, record=arguments.record, violated=violated, name="preemption_processes")
@@ -643,5 +534,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    sys.exit(main())
+    execute(main)

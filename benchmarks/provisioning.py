@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import math
 import multiprocessing
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,8 +37,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.benchmarks.parts.imposed_worker import MEAN_TOKENS, PROMPTS, WorkerOrder, is_accepted
-from antiphon.benchmarks.parts.measure import end_on_sigterm
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import above, benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.capacity.measured import Measured
 from antiphon.core.capacity.measured import measure as measure_record
@@ -380,23 +378,14 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         "rows": rows,
         "planned": [*filters, *small],
     }
-    problems = [
-        f"{name} is {report[name]:.3f}, above {limit}"
-        for name, limit in LIMITS.items()
-        if report[name] > limit
-    ]
-    return report, problems
+    return report, above(report, LIMITS)
 
 
 def measure_cell(site: Site, train_s: float, number: int) -> dict[str, Any]:
     """Run a cell at every supply and return its row; all processes of it sleep most of the time."""
     broadcast, interval, acceptance, pauses = CELLS[number]
     known = site.shape(
-        train_s=train_s,
-        broadcast_s=broadcast * site.train,
-        group_s=1.0,
-        acceptance=acceptance,
-        pauses=pauses,
+        train_s=train_s, broadcast_s=broadcast * site.train, group_s=1.0, acceptance=acceptance, pauses=pauses
     )
     rule = required_supply(known, interval)
     # Little's law: what all places sample at once, at this rate.
@@ -444,5 +433,4 @@ def plan_again(run: PlannedRun) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    sys.exit(main())
+    execute(main)

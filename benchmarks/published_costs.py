@@ -9,18 +9,12 @@ those of `core/capacity/estimate.py`, whose bands give the bands here. The last 
     .venv/bin/python benchmarks/published_costs.py
 """
 
-import sys
 from dataclasses import asdict, dataclass, field
 
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.core.capacity.estimate import (
-    GPUS,
-    MODELS,
-    RATE_BAND,
-    TRAIN_BAND,
-    sampling_rate,
-    train_seconds,
-)
+import yaml
+
+from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish
+from antiphon.core.capacity.estimate import GPUS, MODELS, RATE_BAND, TRAIN_BAND, sampling_rate, train_seconds
 
 ON_DEMAND = {"H200": 3.50, "A100": 1.79}
 SPOT = {"H200": 2.29, "RTX5090": 0.667}
@@ -83,8 +77,6 @@ def hosted() -> list[Row]:
         "actors": f"{gpu_hours:.0f} H200-hours at {rate:,.0f} tokens/s, roofline",
         "prices": f"learner ${ON_DEMAND['H200']:.2f}, actors ${SPOT['H200']:.2f} per H200-hour",
     }
-    price = "an input: the tokens come from this bill"
-    gpus = "the number and price of its GPUs are not published, so neither figure gives the other"
     return [
         Row(
             *("ECHO-2, Qwen3-30B-A3B", "h", 9.5, hours, (low_h, high_h), inputs),
@@ -114,10 +106,6 @@ def hosted() -> list[Row]:
             },
             note="the band takes all inputs at their ends at once; most of it is the price of a spot H200",
         ),
-        Row("Tinker, same work", "USD", 1122.0, None, None, counted=False, note=price),
-        Row("Tinker, same work", "h", 23.5, None, None, counted=False, note="its speed is not published"),
-        Row("Fireworks, same work", "USD", 4490.0, None, None, counted=False, note=gpus),
-        Row("Fireworks, same work", "h", 124.0, None, None, counted=False, note=gpus),
     ]
 
 
@@ -151,28 +139,8 @@ def consumer_gpus() -> Row:
 
 def others() -> list[Row]:
     """Return the rows whose inputs are missing."""
-    return [
-        Row(
-            "weight sync of a 30B model, star to relay",
-            "min",
-            14.0,
-            None,
-            None,
-            counted=False,
-            note="14 min are one copy of 61 GB at 581 Mbit/s; neither the learner's uplink nor the number of "
-            "receivers is published, and 25 min of a star of n receivers only say that the uplink was n "
-            "times 325 Mbit/s",
-        ),
-        Row(
-            "40% of workers reclaimed, training stable",
-            "share",
-            0.40,
-            None,
-            None,
-            counted=False,
-            note="no number is published to compare with",
-        ),
-    ]
+    listed = yaml.safe_load((PROJECT / "benchmarks" / "data" / "published.yaml").read_text(encoding="utf-8"))
+    return [Row(**row, predicted=None, band=None, counted=False) for row in listed]
 
 
 def main() -> int:
@@ -204,4 +172,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, run_job, scratch_home
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import load_config
 from antiphon.models.codec import resolve_model_path
 
@@ -94,7 +94,6 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=PROJECT / "examples" / "quickstart.yaml")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for it")
     arguments = parser.parse_args()
-    end_on_sigterm()
     with scratch_home() as home, scratch_home() as fresh:
         run_id = train(home, arguments.steps, arguments.config, arguments.overrides)
         outcome = json.loads((home / "runs" / run_id / "outcome.json").read_text())
@@ -123,4 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

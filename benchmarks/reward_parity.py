@@ -26,7 +26,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,22 +35,17 @@ from typing import Any
 import numpy as np
 
 from antiphon.benchmarks.parts.kept import Kept
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    end_on_sigterm,
-    run_job,
-    scratch_home,
-)
+from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home, step_ends, step_spans
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
-from antiphon.benchmarks.parts.parity.trl_server import SERVER_VARIABLE, TRL_PACKAGES, served
-from antiphon.benchmarks.parts.race.runs import covered, cpu_at, half_interval
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.race.runs import covered, half_interval
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.warmstart.recipe import RECIPES
 from antiphon.core.config import RunConfig, load_config
-from antiphon.models.codec import resolve_model_path
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 TRL = "trl"
+TRL_PACKAGES = ("trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0", "multiprocess", "xxhash")
+"""Without what they depend on in turn: the project's environment has that."""
 SIDES: Mapping[str, tuple[str, ...]] = {
     TRL: (),
     "s0": ("loop.max_staleness=0",),
@@ -97,7 +91,6 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all sides")
     options = parser.parse_args()
     options.seeds = list(range(options.first, options.first + options.seeds))
-    end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     kept = Kept(options.keep)
     runs: dict[str, dict[int, Run]] = {side: {} for side in options.sides}
@@ -173,14 +166,14 @@ def run_here(
     job = run_job(home, config, words, side, RUN_S)
     timings = job.timings()
     loop_begun = min(span["started_s"] for span in timings["stages"])
-    ended = [span["ended_s"] for span in sorted_steps(timings)]
+    ended = step_ends(timings)
     figures = timings["figures"]
     sampled = [(one["started_s"], one["ended_s"]) for one in timings["stages"] if one["stage"] == "reward"]
-    trained_s = sum(span["ended_s"] - span["started_s"] for span in sorted_steps(timings))
+    trained_s = sum(span["ended_s"] - span["started_s"] for span in step_spans(timings))
     found = {
         "rewards": [step["reward"] for step in job.metrics()["steps"]],
         "seconds": [moment - loop_begun for moment in ended],
-        "cpu_seconds": [cpu_at(job, moment) - cpu_at(job, loop_begun) for moment in ended],
+        "cpu_seconds": [job.cpu_at(moment) - job.cpu_at(loop_begun) for moment in ended],
         "start_s": loop_begun - begun,
         "generation_tokens_per_s": figures["tokens_sampled"] / covered(sampled),
         "training_tokens_per_s": figures["tokens_trained"] / trained_s,
@@ -190,19 +183,8 @@ def run_here(
     return found, {version: ledger / f"v{version:06d}.safetensors" for version in evaluated}
 
 
-def sorted_steps(timings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the spans of the learner's steps, in their order."""
-    spans = [span for span in timings["stages"] if span["stage"] == "step"]
-    return sorted(spans, key=lambda span: int(span["number"]))
-
-
 def run_trl(
-    home: Path,
-    config: Path,
-    words: Sequence[str],
-    threads: int = 2,
-    dtype: str = "float32",
-    server: bool = False,
+    home: Path, config: Path, words: Sequence[str], threads: int = 2, dtype: str = "float32"
 ) -> tuple[dict[str, Any], dict[int, Path]]:
     """Run TRL; return its rewards and times, and the weights of the evaluated versions.
 
@@ -212,31 +194,21 @@ def run_trl(
         words: `section.field=value` for it.
         threads: of TRL.
         dtype: of what it multiplies.
-        server: it samples with vLLM's server instead of transformers' generate.
 
     Raises:
-        MissingToolError: when it cannot be installed, or cannot have its server.
+        MissingToolError: when it cannot be installed.
     """
     folder = home / TRL
     folder.mkdir()
+    python = python_with(TRL_PACKAGES, beside_project=True)
     module = "antiphon.benchmarks.parts.parity.trl_run"
-    with ExitStack() as stack:
-        environment = dict(os.environ)
-        if server:
-            python, url = stack.enter_context(
-                served(Path(resolve_model_path(load_config(config, list(words)).model.path)), folder)
-            )
-            environment |= {SERVER_VARIABLE: url, "CUDA_VISIBLE_DEVICES": "1"}
-        else:
-            python = python_with(TRL_PACKAGES, beside_project=True)
-        done = subprocess.run(
-            [str(python), "-P", "-m", module, str(config), str(folder), str(threads), dtype, *words],
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            cwd=PROJECT,
-            env=environment,
-        )
+    done = subprocess.run(
+        [str(python), "-P", "-m", module, str(config), str(folder), str(threads), dtype, *words],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        cwd=PROJECT,
+    )
     if done.returncode != 0:
         raise SystemExit(f"TRL ended with status {done.returncode}\n{done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
@@ -301,4 +273,4 @@ def reached(side: str, level: float, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -20,7 +20,6 @@ line is JSON.
 """
 
 import asyncio
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,13 +29,8 @@ from typing import Any
 import structlog
 
 from antiphon.benchmarks.parts.lengths import draw_groups
-from antiphon.benchmarks.parts.measure import (
-    PROJECT,
-    end_on_sigterm,
-    run_module,
-    scratch_home,
-)
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.measure import PROJECT, run_module, scratch_home
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, read_journal
 from antiphon.simulator.modelled.prediction import (
@@ -97,7 +91,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of six real runs each (default 3)")
     parser.add_argument("--hours", type=float, default=HOURS, help="of the fleet, virtual")
     arguments = parser.parse_args()
-    end_on_sigterm()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     result, violated, slow = fleet(arguments.hours)
     if not arguments.only_fleet:
@@ -224,4 +217,4 @@ def compared(predicted: RunFigures, measured: RunFigures) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -22,7 +22,6 @@ status is 1 when a limit of `LIMITS` is exceeded in a cell.
 
 import argparse
 import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -34,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import above, benchmark_parser, execute, finish
 from antiphon.core.capacity.loop_measures import LoopPace
 from antiphon.core.capacity.run_ahead import RunAhead
 from antiphon.core.config import RunConfig, build_config
@@ -315,12 +314,7 @@ def main() -> int:
         "over_best_worst": max(row["over_best"] for row in found),
         "cells": found,
     }
-    problems = [
-        f"{name} is {report[name]:.3f}, above {limit}"
-        for name, limit in LIMITS.items()
-        if report[name] > limit
-    ]
-    return finish(report, record=args.record, at_size=problems)
+    return finish(report, record=args.record, at_size=above(report, LIMITS))
 
 
 def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
@@ -402,4 +396,4 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

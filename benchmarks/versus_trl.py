@@ -12,8 +12,7 @@ name; `--trl-dtypes` are further settings of TRL, where bfloat16 is torch's auto
 multiplies bfloat16 by itself (AMX) `antiphon tune` finds it faster.
 
 TRL samples with transformers' generate: it supports vLLM up to 0.31, and its coupling fails beside the vLLM
-0.32 of this project. With --trl-server it also samples with a server of vLLM 0.31 in an environment of its
-own, where the machine has the two GPUs that this takes; `without_trl_server` says why not elsewhere.
+0.32 of this project.
 
 One evaluator samples the held-out prompts with recorded weights of every few versions. The moment at which a
 side reaches a level lies on a straight line between two evaluations. Seconds count from the loop's begin:
@@ -34,7 +33,6 @@ runs are kept, and an interrupted measurement goes on.
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,11 +40,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from antiphon.benchmarks.parts.kept import Kept
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, scratch_home
 from antiphon.benchmarks.parts.own_environment import MissingToolError
-from antiphon.benchmarks.parts.parity.trl_server import missing_server
 from antiphon.benchmarks.parts.race.runs import reached_at, seconds_at
-from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.reward_parity import Run, make_model, run_here, run_trl, scored
 from antiphon.core.config import load_config
 from antiphon.models.codec import resolve_model_path
@@ -66,7 +63,6 @@ def main() -> int:
     for name, whose in (("--dtypes", "of the engine here"), ("--trl-dtypes", "of TRL")):
         said = f"precisions {whose} (default float32)"
         parser.add_argument(name, nargs="+", choices=["float32", "bfloat16"], default=["float32"], help=said)
-    parser.add_argument("--trl-server", action="store_true", help="TRL samples with vLLM's server, too")
     parser.add_argument("--levels", type=float, nargs="+", default=list(LEVELS), help="held-out rewards")
     parser.add_argument("--interval", type=int, default=3, help="versions between evaluations (default 3)")
     parser.add_argument("--samples", type=int, default=4, help="of each held-out prompt (default 4)")
@@ -74,16 +70,10 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for both sides")
     options = parser.parse_args()
-    end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     kept, missing = Kept(options.keep), ""
     here = [Side(0, dtype) for dtype in options.dtypes]
     there = [Side(threads, dtype) for dtype in options.trl_dtypes for threads in options.trl_threads]
-    no_server = "not asked for" if not options.trl_server else missing_server()
-    if options.trl_server and no_server:
-        print(f"without TRL's server: {no_server}", file=sys.stderr, flush=True)
-    elif not no_server:
-        there += [Side(1, dtype, True) for dtype in options.trl_dtypes]
     runs: dict[Side, dict[int, Run]] = {side: {} for side in (*here, *there)}
     seeds = list(range(options.first, options.first + options.seeds))
     for seed in seeds:
@@ -103,7 +93,6 @@ def main() -> int:
     ours = {side.dtype: runs[side] for side in here}
     result, samples, violated = compare_each(ours, theirs, options.levels)
     result |= {"seeds": seeds, "trl_threads": options.trl_threads, "without_trl": missing}
-    result |= {"without_trl_server": no_server}
     result |= {"dtype": options.dtypes[0], "trl_dtypes": options.trl_dtypes}
     return finish(result, record=options.record, samples=samples, at_size=violated)
 
@@ -114,12 +103,10 @@ class Side(NamedTuple):
     threads: int
     """Of TRL; 0 stands for this project, whose configuration says them."""
     dtype: str
-    server: bool = False
-    """Whether TRL samples with vLLM's server."""
 
     def __str__(self) -> str:
         who = f"TRL, {self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else "Antiphon"
-        return f"{who}, {self.dtype}{', with a server' if self.server else ''}"
+        return f"{who}, {self.dtype}"
 
 
 def run_side(side: Side, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -206,4 +193,4 @@ def time_to(level: float, runs: Sequence[Run], kind: str) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -15,10 +15,10 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.reporting.figures import interval
 from antiphon.core.reporting.plain_text import plain
 from antiphon.lineage.samples import Sample
+from antiphon.runs.attach import held_out_scores, plain_scores, write_scores
 from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_run
 from antiphon.runs.samples import samples_of, version_of
-from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
 _SPLITS = {"heldout": "held-out", "train": "training"}
 

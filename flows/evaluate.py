@@ -9,8 +9,8 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from antiphon.flows.run_page import artifact_key
+from antiphon.runs.attach import held_out_scores, plain_scores, write_scores
 from antiphon.runs.directory import home_directory
-from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
 
 def name_of_evaluation() -> str:

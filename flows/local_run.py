@@ -24,9 +24,9 @@ from antiphon.runs.servers.prefect_server import (
     HURRIED_GRACE_S,
     QUIET,
     STOP_GRACE_S,
-    PrefectSupervisor,
     begin_prefect_server,
     client_environment,
+    kept_running,
 )
 from antiphon.system.spared import without
 
@@ -69,8 +69,7 @@ def run_post_train(
         stack.enter_context(run)
         if server is not None:
             server.wait_healthy(SERVER_START_S)
-            kept = PrefectSupervisor(server, home)
-            stack.callback(lambda: kept.close(_grace_s(run)))
+            stack.enter_context(kept_running(server, home, lambda: _grace_s(run)))
         from prefect.exceptions import CancelledRun, FailedRun
 
         from antiphon.flows.post_train import flush_events, post_train

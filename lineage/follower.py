@@ -206,6 +206,7 @@ class Follower:
         try:
             self._resume()
             while not (self._closing.is_set() and self._reached >= self._asked):
+                self._check_wanted()
                 self.advance()
             self._open()
             self._call(lambda: self.sink.close(self._end))
@@ -346,14 +347,17 @@ class Follower:
         )
 
         def attempt() -> Any:
-            if self._abandoned.is_set():
-                raise UnavailableError("the records were closed; what is left follows with the next start")
+            self._check_wanted()
             return call()
 
         answer = attempts(attempt)
         if attempts.statistics["attempt_number"] > 1:
             _log.warning("record.resumed", sink=self.name, attempts=attempts.statistics["attempt_number"])
         return answer
+
+    def _check_wanted(self) -> None:
+        if self._abandoned.is_set():
+            raise UnavailableError("the records were closed; what is left follows with the next start")
 
     def _say_delay(self, state: RetryCallState) -> None:
         reason = str(state.outcome.exception()) if state.outcome is not None else ""

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,9 +22,6 @@ from antiphon.core.config_sections import RecordSection
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.names import VERSIONS
 from antiphon.system.files import PREFIX
-
-PUBLISH_ENTRIES = 16
-"""New entries after which the tree is published."""
 
 GITIGNORE = """\
 # What runs leave here; `antiphon keep RUN` writes RUN.dvc, which git and DVC see.
@@ -107,6 +105,34 @@ def kept_pointer_of(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.dvc")
 
 
+def journal_of(directory: Path) -> Path:
+    """Return where a shard's journal lies: what came, or leaves, since its tree was written."""
+    return directory.with_name(f"{directory.name}.unpublished.journal")
+
+
+def journal_line(rel: str, md5: str) -> str:
+    """Return the line that a journal has of an entry; it ends what a kill cut off before it."""
+    return f"\n{json.dumps([rel, md5])}"
+
+
+def read_journal(directory: Path) -> dict[str, str] | None:
+    """Return the md5 of each entry, by path, in a shard's journal; None where an earlier release had none.
+
+    Lines that a kill cut off are left out. An entry whose file is not in the directory was not placed yet, or
+    has left.
+    """
+    try:
+        lines = journal_of(directory).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return None
+    found = {}
+    for line in lines:
+        with suppress(ValueError, TypeError):
+            rel, md5 = json.loads(line)
+            found[str(rel)] = str(md5)
+    return found
+
+
 def keep(folder: Path, name: str) -> list[Path]:
     """Let git and DVC see a ledger, and return its ``.dvc`` files; none for a ledger without pointers."""
     directories = shard_directories(folder, name)
@@ -145,9 +171,10 @@ def read_tree(place: Path) -> dict[str, str] | None:
     Raises:
         IntegrityError: when it is no tree.
     """
-    if not place.is_file():
+    try:
+        body = place.read_bytes()
+    except FileNotFoundError:
         return None
-    body = place.read_bytes()
     if tree_name(body) != place.parent.name + place.name:
         return None
     try:

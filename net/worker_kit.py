@@ -11,7 +11,6 @@ the signature and the digest first, sizes before memory is taken, and names from
 import asyncio
 import json
 import os
-import shutil
 import tempfile
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,8 +29,9 @@ from antiphon.net.security.keys import SIGNATURE_BYTES, SigningKey, verifies
 from antiphon.protos import coordinator_pb2
 from antiphon.system.files import write_atomically
 
-KIT_FILE = "worker_kit"
-"""In a run's folder: 64 bytes of signature, then the archive."""
+KIT_FILE = "worker.kit"
+"""In a run's folder: signature and digest of the archive, 64 and 32 bytes, then the archive."""
+DIGEST_BYTES = 32
 KIT_BYTES = 20 << 20
 """Largest archive."""
 KIT_PART_BYTES = 256 << 10
@@ -117,36 +117,22 @@ def write_kit(model_dir: Path, run_id: str, run_dir: Path, signer: SigningKey | 
     except ConfigError as error:
         _log.warning("worker_kit.not_made", reason=str(error))
         return
-    signature = bytes(SIGNATURE_BYTES)
-    if signer is not None:
-        signature = signer.sign(_signed(run_id, digest_bytes(archive)))
-    write_atomically(run_dir / KIT_FILE, signature + archive)
+    digest = digest_bytes(archive)
+    signature = bytes(SIGNATURE_BYTES) if signer is None else signer.sign(_signed(run_id, digest))
+    write_atomically(run_dir / KIT_FILE, signature + bytes.fromhex(digest) + archive)
     _log.info("worker_kit.made", bytes=len(archive))
 
 
-class KitFile:
-    """The kit in a run's folder, handed out part by part."""
-
-    def __init__(self, path: Path) -> None:
-        """Look at `path` when the first part is asked for, and again once it has changed."""
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-        self._content, self._digest = b"", ""
-
-    def part(self, offset: int) -> KitPart | None:
-        """Return `KIT_PART_BYTES` of the archive from `offset` on, or its rest; None while there is none."""
-        try:
-            facts = self._path.stat()
-            if (seen := (facts.st_mtime_ns, facts.st_size)) != self._seen:
-                self._content = self._path.read_bytes()
-                self._digest = digest_bytes(self._content[SIGNATURE_BYTES:])
-                self._seen = seen
-        except OSError:
-            return None
-        start = SIGNATURE_BYTES + max(0, offset)
-        data = self._content[start : start + KIT_PART_BYTES]
-        total = max(0, len(self._content) - SIGNATURE_BYTES)
-        return KitPart(self._digest, total, self._content[:SIGNATURE_BYTES], data)
+def kit_part(path: Path, offset: int) -> KitPart | None:
+    """Return `KIT_PART_BYTES` of the archive from `offset` on, or its rest; None while there is none."""
+    try:
+        with path.open("rb") as file:
+            signature, digest = file.read(SIGNATURE_BYTES), file.read(DIGEST_BYTES)
+            total = max(0, os.fstat(file.fileno()).st_size - file.tell())
+            file.seek(min(max(0, offset), total), os.SEEK_CUR)
+            return KitPart(digest.hex(), total, signature, file.read(KIT_PART_BYTES))
+    except OSError:
+        return None
 
 
 async def fetch_kit(
@@ -219,18 +205,17 @@ def _check_offer(part: KitPart, run_id: str, learner_key: bytes) -> None:
 def _unpack(archive: bytes, digest: str, root: Path) -> Path:
     if (found := digest_bytes(archive)) != digest:
         raise _broken(f"its digest is {found[:12]}, but {digest[:12]} was signed")
-    files = read_kit(archive)
+    files, place = read_kit(archive), root / digest
     root.mkdir(parents=True, exist_ok=True)
-    folder, place = Path(tempfile.mkdtemp(dir=root, prefix=".unpacking-")), root / digest
-    try:
+    with tempfile.TemporaryDirectory(dir=root, prefix=".unpacking-") as temporary:
+        folder = Path(temporary) / "kit"
         for name, content in files.items():
             write_atomically(folder / name, content)
-        os.rename(folder, place)
-    except OSError:
-        if not place.is_dir():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.rename(place)
+        except OSError:
+            if not place.is_dir():  # else another process was faster
+                raise
     _log.info("worker_kit.unpacked", bytes=len(archive), files=len(files))
     return place
 

@@ -72,14 +72,14 @@ class OptionalKitPart(_message.Message):
     def __init__(self, part: _Optional[_Union[KitPart, _Mapping]] = ...) -> None: ...
 
 class TransferRequest(_message.Message):
-    __slots__ = ("worker_id", "version", "payload")
+    __slots__ = ("worker_id", "version", "payload_digest")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     version: int
-    payload: int
-    def __init__(self, worker_id: _Optional[str] = ..., version: _Optional[int] = ..., payload: _Optional[int] = ...) -> None: ...
+    payload_digest: str
+    def __init__(self, worker_id: _Optional[str] = ..., version: _Optional[int] = ..., payload_digest: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("parents", "others", "depth", "bytes_per_s")

@@ -1,9 +1,8 @@
-"""Alarm watch: shows each look at a run, and reports each alarm when it rises and when it is over."""
+"""Alarm watch: reports each alarm of a run when it rises and when it is over."""
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,13 +19,10 @@ from antiphon.core.reporting.alarms import (
     status_alarms,
     turn_of,
 )
-from antiphon.core.reporting.run_display import RunDisplay, TokenRates, planes_of
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 from antiphon.lineage.cursors import standing
 from antiphon.models.codec import resolve_model_path
 
-STATUS_S = 1.0
-"""Seconds between two looks at a run."""
 _FIXES = {kind.name: kind.fix for kind in ALARMS}
 
 
@@ -93,44 +89,6 @@ class AlarmWatch:
         lines += [f"alarm {name} is over" for name in self._raised if name not in found]
         self._raised = found
         return lines
-
-
-class Progress:
-    """Shows the looks at one run."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        display: RunDisplay,
-        shown: StepAlarms,
-        voided: Callable[[], None],
-    ) -> None:
-        """Show them on `display`; `shown` is what all commits show, and the caller adds to it.
-
-        `voided` is called when an operator has voided a batch: services that could not work on it may now.
-        """
-        self._display, self._shown, self._voided = display, shown, voided
-        self._rates, self._known = TokenRates(), -1
-        self._alarms = AlarmWatch(config, run_dir, shown, time.perf_counter())
-
-    def take(self, status: RunStatus, learner: LearnerProgress | None, late: Sequence[str]) -> None:
-        """Show a look.
-
-        `learner` says what the learner does; None where it did not answer. `late` are sentences about sinks
-        of the records that stand still.
-        """
-        now = time.perf_counter()
-        if 0 <= self._known < len(status.voided):
-            self._voided()
-            batch = status.voided[-1]
-            self._display.message(f"batch {batch.digest[:12]} was voided: {batch.reason}")
-        self._known = len(status.voided)
-        self._display.status(status, planes_of(status, self._rates.take(status, now), learner))
-        # The journal of a long run that is continued takes several looks, and its old steps are no alarm.
-        if self._shown.count >= status.committed_steps:
-            for line in self._alarms.look(status, now, learner, late):
-                self._display.message(line)
 
 
 def _space(directory: Path) -> tuple[Alarm, ...]:

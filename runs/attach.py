@@ -1,29 +1,33 @@
-"""Attach: the coordinator of a running run, or one started on its journal to answer questions.
+"""Attach: the coordinator of a running run, or of one that rests, made from its journal to answer questions.
 
-A stopped run has no coordinator; its journal has everything a coordinator knows, so one is
-started in this process for as long as the question takes. It grants nothing, as no worker asks it.
+A stopped run has no coordinator; its journal has everything a coordinator knows, so this process opens it
+for as long as the question takes. Nothing is served, so no one else can ask it.
 """
 
 import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig, load_config
-from antiphon.core.errors import ContractError, UnavailableError
+from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.run_view import RunView
-from antiphon.core.status import RunStatus
+from antiphon.core.status import EvaluationRecord, RunStatus
 from antiphon.lineage.run_events import EventPacker
 from antiphon.net.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
-from antiphon.net.security.local_run import ensure_local_credentials, local_credentials
+from antiphon.net.security.local_run import local_credentials
 from antiphon.runs.directory import store_directory
+from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.prompts import RestingPrompts
+from antiphon.system.files import write_atomically
+
+POLL_S = 5.0
+"""Longest single wait for an evaluation."""
 
 ANSWER_S = 5.0
 """Longest wait for a running coordinator's answer."""
@@ -78,7 +82,7 @@ async def commits_of(address: str, credentials: Credentials | None = None) -> Se
 
 
 @asynccontextmanager
-async def attached(directory: Path) -> AsyncIterator[tuple[CoordinatorClient, bool]]:
+async def attached(directory: Path) -> AsyncIterator[tuple[Coordinator, bool]]:
     """Yield a coordinator of the run in a home's folder and whether the run is running.
 
     Raises:
@@ -91,12 +95,8 @@ async def attached(directory: Path) -> AsyncIterator[tuple[CoordinatorClient, bo
         async with _client(address, credentials) as client:
             yield client, True
         return
-    credentials = ensure_local_credentials(directory)  # not another user of this machine may ask it
-    async with (
-        _coordinator_on(directory, config, credentials) as own,
-        _client(own, credentials) as client,
-    ):
-        yield client, False
+    async with _resting(directory, config) as coordinator:
+        yield coordinator, False
 
 
 @asynccontextmanager
@@ -111,39 +111,38 @@ async def _client(
 
 
 @asynccontextmanager
-async def _coordinator_on(directory: Path, config: RunConfig, credentials: Credentials) -> AsyncIterator[str]:
-    from antiphon.services.coordinator.server import serve_coordinator
+async def _resting(directory: Path, config: RunConfig) -> AsyncIterator[Coordinator]:
+    from antiphon.lineage.store.artifact_store import open_store
+    from antiphon.services.coordinator.journal.journal import journal_place
+    from antiphon.services.coordinator.journal.opening import open_journal, showing_life
+    from antiphon.services.coordinator.prompts import RestingPrompts
+    from antiphon.services.coordinator.run_state_machine import RunStateMachine
+    from antiphon.services.coordinator.service import CoordinatorService
     from antiphon.system.logs import configure_logs
 
     configure_logs("warning")  # its log is of no use here; standard output is for the answer
-    host = "127.0.0.1"
-    bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    serving = asyncio.ensure_future(
-        serve_coordinator(
-            config,
-            directory.name,
-            directory,
-            store_directory(directory.parents[1]),
-            host,
-            0,
-            bound.set_result,
-            # Its model and its environment may not be on this machine, and nobody will ask for a prompt.
-            RestingPrompts(),
-            credentials=credentials,
-            hung_s=None,
-        )
+    run_id, place, outage_s = (
+        directory.name,
+        journal_place(config, directory),
+        config.services.outage_timeout_s,
     )
-    try:
-        ends: list[asyncio.Future[Any]] = [serving, bound]
-        await asyncio.wait(ends, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            await serving
-        if not bound.done():
-            raise UnavailableError(f"the journal of {directory.name} could not be replayed in {START_S:g} s")
-        yield f"{host}:{bound.result()}"
-    finally:
-        serving.cancel()
-        await asyncio.wait({serving}, timeout=START_S)
+    store = open_store(store_directory(directory.parents[1]), config.record)
+    clock = asyncio.get_running_loop().time
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(START_S):
+                journal = await open_journal(place, run_id, outage_s, hung_s=None)
+                # Its model and its environment may not be on this machine, and nobody will ask for a prompt.
+                machine = RunStateMachine(config, run_id, journal, store, RestingPrompts(), clock)
+                stack.push_async_callback(machine.close)
+                await machine.start()
+        except TimeoutError:
+            raise UnavailableError(
+                f"the journal of {run_id} could not be replayed in {START_S:g} s"
+            ) from None
+        await stack.enter_async_context(showing_life(journal, machine.fail))
+        yield CoordinatorService(machine)
+        machine.check()
 
 
 async def read_events(coordinator: Coordinator, view: RunView, packer: EventPacker | None = None) -> RunView:
@@ -161,3 +160,64 @@ async def read_events(coordinator: Coordinator, view: RunView, packer: EventPack
         if packer is not None:
             packer.add(page)
     return view
+
+
+def held_out_scores(
+    home: Path, run: str | None, version: int | None, timeout_s: float
+) -> tuple[str, list[EvaluationRecord]]:
+    """Return a run's id and its held-out scores, oldest version first.
+
+    Without an id it is the newest run; without a version, every one that was evaluated.
+
+    Raises:
+        ConfigError: when there is no such run, or `version` was not evaluated and cannot be.
+        UnavailableError: when the evaluation took longer than `timeout_s`.
+    """
+    directory = find_run(home, run)
+
+    async def ask() -> list[EvaluationRecord]:
+        async with attached(directory) as (coordinator, running):
+            if version is None:
+                return (await coordinator.status()).scores
+            return [await _score(coordinator, directory.name, version, running, timeout_s)]
+
+    return directory.name, asyncio.run(ask())
+
+
+def write_scores(run_id: str, scores: Sequence[EvaluationRecord], path: Path) -> None:
+    """Write scores as JSON, whole or not at all."""
+    content = {"run": run_id, "evaluations": plain_scores(scores)}
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def plain_scores(scores: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
+    """Return scores as plain values; pass@1 is in 0..1."""
+    return [{"version": e.version, "pass_at_1": e.reward_mean, "prompts": e.prompts} for e in scores]
+
+
+async def _score(
+    coordinator: Coordinator, run_id: str, version: int, running: bool, timeout_s: float
+) -> EvaluationRecord:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    status = await coordinator.status()
+    measured = ", ".join(str(e) for e in sorted(status.scored)) or "none"
+    if version not in status.scored:
+        if not running or status.finished:
+            raise ConfigError(
+                f"--version {version} of {run_id} was not evaluated and the run is not running; "
+                f"evaluated versions: {measured}"
+            )
+        if status.newest_version is None or version > status.newest_version:
+            raise ConfigError(
+                f"--version {version} of {run_id} is not published; newest is {status.newest_version}"
+            )
+        await coordinator.open_evaluation(version)
+    while True:
+        left_s = max(0.0, deadline - loop.time())
+        reply = await coordinator.await_stage("evaluate", version, min(POLL_S, left_s))
+        if reply.evaluation is not None:
+            return reply.evaluation
+        if reply.halted or left_s <= POLL_S:
+            reason = reply.halted or f"it took longer than {timeout_s:g} s; it waits for {reply.waiting_for}"
+            raise UnavailableError(f"version {version} was not evaluated: {reason}")

@@ -56,14 +56,6 @@ class ClientLoop:
         """Run a coroutine on the loop without waiting for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def construct(self, factory: Callable[[], _T]) -> _T:
-        """Build an object on the loop's own thread, as channels want it."""
-
-        async def build() -> _T:
-            return factory()
-
-        return self.run(build(), 30.0)
-
     def close(self) -> None:
         """Cancel what is under way, stop the loop and join its thread."""
 

@@ -6,7 +6,6 @@ starts the next one once that is complete. A lock keeps two processes from runni
 
 import contextlib
 import difflib
-import fcntl
 import json
 import os
 import shlex
@@ -26,7 +25,7 @@ from antiphon.lineage.run_overview import is_running
 from antiphon.services.coordinator.journal.journal import journal_place
 from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
 from antiphon.services.coordinator.journal.reading import opened_with
-from antiphon.system.files import flush_folder, write_atomically
+from antiphon.system.files import flush_folder, hold, write_atomically
 from antiphon.system.free_space import free_bytes
 
 FREE_BYTES = 512 << 20
@@ -227,25 +226,21 @@ def check_place(place: RunPlace, config: RunConfig) -> None:
         lock(place.directory).close()
 
 
-def lock(directory: Path) -> IO[str]:
+def lock(directory: Path) -> IO[bytes]:
     """Take the run for this process; keep the handle until the run is closed.
 
     Raises:
         ConfigError: when another process runs it.
     """
-    handle = (directory / "lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.seek(0)
-        owner = handle.read().strip() or "unknown"
-        handle.close()
+    path = directory / "lock"
+    handle = hold(path)
+    if handle is None:
+        owner = path.read_text(encoding="utf-8").strip() or "unknown"
         raise ConfigError(
             f"run {directory.name} is already running (process {owner}); wait for it or stop it first"
-        ) from None
-    handle.seek(0)
-    handle.truncate()
-    handle.write(str(os.getpid()))
+        )
+    handle.truncate(0)
+    handle.write(str(os.getpid()).encode())
     handle.flush()
     return handle
 

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from antiphon.core.records import TensorEntry
 from antiphon.lineage.tracking.mlflow_sink import make_empty_database
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.system.set_up import empty_database
-from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.weights.patch import apply_patch, encode_patch
 
 MIGRATE_S = 300.0
 """Longest time that Prefect may take for its tables."""
@@ -50,46 +51,40 @@ def compile_kernels() -> None:
         encode_patch(
             parent.data, new.data, tensors, patch.extend, parent_digest=old_digest, result_digest=digest
         )
-        encode_full(new.data, tensors, full.extend, result_digest=digest)
+        encode_patch(None, new.data, tensors, full.extend, result_digest=digest)
         apply_patch(parent.data, patch, tensors, made.extend, parent_digest=old_digest, result_digest=digest)
-        decode_full(full, tensors, made.extend, result_digest=digest)
+        apply_patch(None, full, tensors, made.extend, result_digest=digest)
 
 
-def make_empty_mlflow() -> None:
-    """Let MLflow make its tables in an empty database, and keep that for new homes."""
-    kept = empty_database("mlflow")
+def make_empty(package: str, make: Callable[[Path], None]) -> None:
+    """Keep the file that `make` leaves at a path as the empty database of a package for new homes."""
+    kept = empty_database(package)
     if kept.exists():
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        made = Path(folder) / kept.name
-        make_empty_database(made)
+        made = Path(folder) / f"{package}.db"
+        make(made)
         made.replace(kept)
 
 
-def make_empty_prefect() -> None:
-    """Let Prefect make its tables in an empty database, and keep that for new homes.
+def make_prefect_database(path: Path) -> None:
+    """Let Prefect make its tables in a folder of its own, in prefect.db.
 
     Raises:
         subprocess.SubprocessError: when Prefect could not, or took too long.
         UnavailableError: when the file that it left is not all of the database.
     """
-    kept = empty_database("prefect")
-    if kept.exists():
-        return
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        environment |= {
-            "PREFECT_HOME": folder,
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "1",
-        }
-        command = [sys.executable, "-P", "-m", "prefect", "server", "database", "upgrade", "--yes"]
-        subprocess.run(command, env=environment, check=True, timeout=MIGRATE_S, stdout=subprocess.DEVNULL)
-        if (Path(folder) / "prefect.db-wal").exists():
-            raise UnavailableError("Prefect left its new database unfinished; the first run makes one")
-        (Path(folder) / "prefect.db").replace(kept)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {
+        "PREFECT_HOME": str(path.parent),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    command = [sys.executable, "-P", "-m", "prefect", "server", "database", "upgrade", "--yes"]
+    subprocess.run(command, env=environment, check=True, timeout=MIGRATE_S, stdout=subprocess.DEVNULL)
+    if path.with_name("prefect.db-wal").exists():
+        raise UnavailableError("Prefect left its new database unfinished; the first run makes one")
 
 
 if __name__ == "__main__":
@@ -97,5 +92,5 @@ if __name__ == "__main__":
     compile_modules(project)
     check_weights(project / "examples" / "models" / "chain-sum")
     compile_kernels()
-    make_empty_prefect()
-    make_empty_mlflow()
+    make_empty("prefect", make_prefect_database)
+    make_empty("mlflow", make_empty_database)

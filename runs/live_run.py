@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,7 +26,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import RecordSection
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
-from antiphon.core.reporting.run_display import RunDisplay, unscored_words
+from antiphon.core.reporting.run_display import RunDisplay, TokenRates, planes_of, unscored_words
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.lineage.records import Records
@@ -43,15 +44,14 @@ from antiphon.net.security.keys import LEARNER_KEY, ensure_key
 from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.report.cpu_section import write_cpu_seconds
 from antiphon.runs import directory as run_directory
-from antiphon.runs.alarm_watch import STATUS_S, Progress
+from antiphon.runs.alarm_watch import AlarmWatch
 from antiphon.runs.attach import read_events
 from antiphon.runs.clients import ANSWER_S, ClientLoop, CoordinatorLog, ServiceCalls, repeated
 from antiphon.runs.directory import RunPlace
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.outcome import RunOutcome, StageSpan, closing_lines, write_results
 from antiphon.runs.preflight import preflight
-from antiphon.runs.provisioning.launcher import LocalLauncher
-from antiphon.runs.provisioning.provisioner import LOOK_S, provisioner_of
+from antiphon.runs.provisioner import LOOK_S, LocalLauncher, Provisioner
 from antiphon.runs.samples import explainer
 from antiphon.runs.servers.prefect_server import page_links
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_spec, worker_spec
@@ -68,6 +68,9 @@ from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
+
+STATUS_S = 1.0
+"""Seconds between two looks at a run."""
 
 CLOSE_S = 5.0
 """Longest wait for a channel to close."""
@@ -187,6 +190,7 @@ class LiveRun(ServiceCalls):
         """The same events as the ledger keeps them."""
         self.outcome: RunOutcome | None = None
         """What came of it, once it is finished."""
+        self._rates = TokenRates()
         self._opened_s = time.perf_counter()
         self._leaving = ExitStack()
         self._reading = asyncio.Lock()
@@ -222,15 +226,10 @@ class LiveRun(ServiceCalls):
             stack.callback(self.stop, "the run was closed")
             stack.callback(_current.reset, _current.set(self))
             self._start_records(stack)
-            self._progress = Progress(
-                self.config, self.run_dir, self.display, self.view.alarms, self.supervisor.begin_again
-            )
+            self._alarms = AlarmWatch(self.config, self.run_dir, self.view.alarms, time.perf_counter())
             self.committed = self.call(lambda: self.coordinator.status()).committed_steps
-            if pool := self.config.provisioning.pool:
-                orders = self.run_dir / "workers" / "ordered.json"
-                launcher = LocalLauncher(pool, self.supervisor, pool_worker, orders)
-                provisioning = provisioner_of(self.config, launcher, self.clients, self.coordinator)
-                stack.enter_context(repeated("provisioning", LOOK_S, provisioning))
+            if self.config.provisioning.pool:
+                stack.enter_context(repeated("provisioning", LOOK_S, self._provisioning(pool_worker)))
             stack.enter_context(repeated("view", STATUS_S, self._look))
             self.display.started(self.run_id, {"run": str(self.run_dir)} | page_links(self.home))
             self._leaving = stack.pop_all()
@@ -272,9 +271,8 @@ class LiveRun(ServiceCalls):
         Raises:
             UnavailableError: as `read_journal` does.
         """
-        async with self._reading:
-            await read_events(self.coordinator, self.view, self.packer)
-            return self.packer.finish()
+        await self.read_journal()
+        return self.packer.finish()
 
     def _look(self) -> None:
         """Show the run as it is now."""
@@ -289,9 +287,21 @@ class LiveRun(ServiceCalls):
             return status, learner
 
         with suppress(UnavailableError):  # the stages notice and say so; the display just waits
-            self.status, learner = self.clients.run(ask(), ANSWER_S)
+            self._show(*self.clients.run(ask(), ANSWER_S))
+
+    def _show(self, status: RunStatus, learner: LearnerProgress | None) -> None:
+        """Show a look; `learner` says what the learner does, None where it did not answer."""
+        now, before, self.status = time.perf_counter(), self.status, status
+        if before is not None and len(status.voided) > len(before.voided):
+            self.supervisor.begin_again()  # services that could not work on the batch may now
+            batch = status.voided[-1]
+            self.display.message(f"batch {batch.digest[:12]} was voided: {batch.reason}")
+        self.display.status(status, planes_of(status, self._rates.take(status, now), learner))
+        # The journal of a long run that is continued takes several looks, and its old steps are no alarm.
+        if self.view.alarms.count >= status.committed_steps:
             late = [] if self.records is None else self.records.standing()
-            self._progress.take(self.status, learner, late)
+            for line in self._alarms.look(status, now, learner, late):
+                self.display.message(line)
 
     def finish(self) -> RunOutcome:
         """Close a run whose last step is done: records, report, outcome."""
@@ -371,12 +381,8 @@ class LiveRun(ServiceCalls):
         # Workers that link the origin's files have nothing to fetch from each other.
         relay_host = dialled if config.broadcast.relay == "auto" and not config.broadcast.links else ""
 
-        def worker(name: str) -> ServiceSpec:
-            return worker_spec(self.run_id, self.run_dir, address, environment, relay_host, name)
-
-        def service(role: str, coordinator: str, port: int = 0) -> ServiceSpec:
-            return service_spec(role, self.run_id, self.run_dir, self.store_root, host, coordinator, port)
-
+        worker = partial(worker_spec, self.run_id, self.run_dir, address, environment, relay_host)
+        service = partial(service_spec, self.run_id, self.run_dir, self.store_root, host)
         workers = [worker(f"worker-{i}") for i in range(config.rollout.workers)]
         reward = service("reward", address)
         # All start at once: the others load their libraries while the coordinator opens its journal, and
@@ -394,12 +400,28 @@ class LiveRun(ServiceCalls):
         load_libraries(config.record)  # a core is free now: engines take longest
         for spec in (reward, *workers):
             self.supervisor.wait_ready(spec.name, services.start_timeout_s)
-        self.coordinator = self.clients.construct(lambda: CoordinatorClient(address, credentials=credentials))
-        self.learner = self.clients.construct(
-            lambda: LearnerClient(f"{dialled}:{learner_port}", credentials=credentials)
-        )
+
+        async def connect() -> None:  # on the loop, as channels want it
+            self.coordinator = CoordinatorClient(address, credentials=credentials)
+            self.learner = LearnerClient(f"{dialled}:{learner_port}", credentials=credentials)
+
+        self.clients.run(connect(), ANSWER_S)
         self.stages = LoopStages(config, self.coordinator, self.learner)
         return lambda name: replace(worker(name), needed=False)
+
+    def _provisioning(self, worker: Callable[[str], ServiceSpec]) -> Callable[[], None]:
+        """Return what looks at the run once and orders its workers, each of which `worker` starts."""
+        section, orders = self.config.provisioning, self.run_dir / "workers" / "ordered.json"
+        launcher = LocalLauncher(section.pool, self.supervisor, worker, orders)
+
+        def drain(name: str) -> None:
+            self.clients.run(self.coordinator.drain(name), ANSWER_S)
+
+        def look() -> None:
+            provisioner.look(self.clients.run(self.coordinator.status(), ANSWER_S), time.monotonic())
+
+        provisioner = Provisioner(section, launcher, drain, self.config.rollout.grace_s + 5.0)
+        return look
 
     def _start_records(self, stack: ExitStack) -> None:
         """Start what follows the log and what sends artifacts away; the stack closes them."""

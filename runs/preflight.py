@@ -31,7 +31,7 @@ from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import scorer_of
 from antiphon.services.rollout.engine.environment import OVERRULING, device
 from antiphon.system.free_space import free_bytes
-from antiphon.weights.transports.lattica_node import missing_reason
+from antiphon.weights.transports.lattica import missing_reason
 from antiphon.weights.transports.object_store import object_place
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})

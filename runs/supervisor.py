@@ -375,24 +375,17 @@ class Supervisor:
 
 
 def service_spec(
-    role: str,
     run_id: str,
     run_dir: Path,
     store_root: Path,
     host: str,
+    role: str,
     coordinator: str = "",
     port: int = 0,
 ) -> ServiceSpec:
-    """Return how the coordinator, the learner or the reward service is started.
+    """Return how the coordinator, the learner or the reward service of a run is started.
 
-    Args:
-        role: coordinator, learner or reward.
-        run_id: the run.
-        run_dir: its folder.
-        store_root: root of the artifact store.
-        host: where it listens.
-        coordinator: HOST:PORT of the coordinator; "" for itself.
-        port: port to listen on; 0 lets it pick a free one.
+    It listens at `port` of `host`; 0 lets it pick a free one. `coordinator` is HOST:PORT, "" for itself.
     """
     arguments = ["serve", role, "--config", str(run_dir / "config.yaml"), "--run-id", run_id]
     arguments += ["--run-dir", str(run_dir), "--store", str(store_root), "--host", host]

@@ -47,7 +47,7 @@ from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
-from antiphon.weights.server import register_broadcast
+from antiphon.weights.rpc import register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
 
 RESTART_S = 1.0
@@ -229,9 +229,7 @@ def make_worker(
     shared.network.listen(address, process, server)
 
     async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
-        return await coordinator.plan_transfer(
-            worker.worker_id, manifest.version, manifest.payloads.index(payload)
-        )
+        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
 
     def source(config: RunConfig) -> engines.SnapshotSource:
         return engines.SnapshotSource(

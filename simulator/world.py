@@ -479,6 +479,7 @@ class World:
         for row in self.shared.journal.written():
             hasher.update(f"{row.seq} {row.at!r} {row.kind} {row.body}\n".encode())
         witness = self.witness
+        kinds = {name.split("-")[0] if name != EDITOR else EDITOR for name in self._processes}
         return Outcome(
             seed=self.seed,
             violations=tuple(witness.violations),
@@ -492,22 +493,7 @@ class World:
             faults=tuple(self.faults),
             restarts=self._restarts,
             recovery_s=self._recovery_s(),
-            parties=self._parties(),
+            parties=tuple(sorted(kinds | ({"operator"} if self.scenario.skips else set()))),
             shut_out=tuple(sorted(witness.authorship.shut_out)),
             edited=len(witness.authorship.edited),
         )
-
-    def _parties(self) -> tuple[str, ...]:
-        kinds = {name.split("-")[0] if name != EDITOR else EDITOR for name in self._processes}
-        return tuple(sorted(kinds | ({"operator"} if self.scenario.skips else set())))
-
-
-def simulate(
-    scenario: Scenario,
-    seed: int,
-    faults: list[Fault] | None = None,
-    journal: JournalDisk | None = None,
-    wall_error_s: Callable[[float], float] | None = None,
-) -> Outcome:
-    """Simulate one run and return what it came to; the same arguments give the same outcome."""
-    return World(scenario, seed, faults, journal, wall_error_s).run()

@@ -6,16 +6,15 @@ the learner.
 """
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
+import pickle
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -28,10 +27,9 @@ from antiphon.system.ports import is_free
 from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
 from antiphon.system.wakeup import end_tasks
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
-from antiphon.weights.transports.lattica import FOLDER, LatticaService
-from antiphon.weights.transports.lattica_node import LatticaNode
+from antiphon.weights.transports.lattica import FOLDER, LatticaNode, LatticaService
 from antiphon.weights.transports.object_store import ObjectStoreMirror, object_place
 
 PORT_FILE = "origin.json"
@@ -131,14 +129,9 @@ async def _start(
         env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
     )
     assert process.stdin is not None and process.stdout is not None
-    shown = None
-    if credentials is not None:
-        names = ("authority", "certificate", "private_key", "token_key")
-        shown = {name: base64.b64encode(getattr(credentials, name) or b"").decode() for name in names}
-    told = {**asdict(order), "credentials": shown}
     try:
         async with asyncio.timeout(order.start_timeout_s):
-            process.stdin.write(json.dumps(told).encode() + b"\n")
+            process.stdin.write(pickle.dumps((order, credentials)))
             await process.stdin.drain()
             line = await process.stdout.readline()
         return process, int(line)
@@ -180,44 +173,30 @@ async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
     )
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
-    try:
-        with _mirrored(order, service):
-            await asyncio.Event().wait()  # until the learner ends it, or ends
-    finally:
-        await stop_server(server)
-
-
-@contextlib.contextmanager
-def _mirrored(order: OriginOrder, service: BroadcastService) -> Iterator[None]:
-    """Keep copies in the object store, where there is one, for as long as the block lasts."""
-    if order.object_store is None:
-        yield
-        return
     loop = asyncio.get_running_loop()
 
     def pace(length: int) -> None:
         # The cap holds for copies and receivers together.
         asyncio.run_coroutine_threadsafe(service.uplink.take(length), loop).result()
 
-    place = object_place(order.object_store, order.object_endpoint)
-    capped = order.uplink_bytes_per_s is not None
-    store = PayloadStore(Path(order.root))
-    mirror = ObjectStoreMirror(store, place, order.run_id, pace if capped else None)
-    mirror.start()
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            if order.object_store is not None:
+                place = object_place(order.object_store, order.object_endpoint)
+                capped = order.uplink_bytes_per_s is not None
+                mirror = ObjectStoreMirror(
+                    PayloadStore(store.root), place, order.run_id, pace if capped else None
+                )
+                mirror.start()
+                stack.callback(mirror.stop)
+            await asyncio.Event().wait()  # until the learner ends it, or ends
     finally:
-        mirror.stop()
+        await stop_server(server)
 
 
 def _main() -> int:
-    told: dict[str, Any] = json.loads(sys.stdin.readline())
-    secrets = told.pop("credentials")
-    credentials = None
-    if secrets is not None:
-        read: dict[str, Any] = {name: base64.b64decode(text) or None for name, text in secrets.items()}
-        credentials = Credentials(**read)
-    return run_service(lambda stop: _serve(OriginOrder(**told), credentials))
+    order, credentials = pickle.load(sys.stdin.buffer)  # from the process that started this one
+    return run_service(lambda stop: _serve(order, credentials))
 
 
 if __name__ == "__main__":

@@ -16,15 +16,16 @@ from antiphon.api.manifest import full_payload, header_of
 from antiphon.core.broadcast.patches import Change, estimated_bytes, is_worth_making, ladder_parents
 from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
 from antiphon.weights.patch import (
+    NO_PARENT,
     Array,
     Buffer,
+    Span,
     apply_patch,
-    decode_full,
     elements,
-    encode_full,
     encode_patch,
+    full_bytes,
+    runs,
 )
-from antiphon.weights.patch_format import Span, full_bytes, runs
 from antiphon.weights.payload_store import OutgoingPayload, PayloadStore
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
@@ -124,9 +125,8 @@ def write_payloads(
     if choice.compress_full:
         out = make(total)
         try:
-            encode_full(
-                new.data, tensors, into(out), result_digest=new.weights_digest, threads=choice.threads
-            )
+            digest = new.weights_digest
+            encode_patch(None, new.data, tensors, into(out), result_digest=digest, threads=choice.threads)
             yield out.finish(kind="full", parent=None, encoding="zstd")
         finally:
             out.discard()
@@ -166,22 +166,18 @@ def restore_full(
         UnavailableError: when the payload or the parent is not held, or the disk is full.
     """
     full, head = full_payload(manifest), header_of(manifest)
-    file, digest = store.map(payload.digest), manifest.weights_digest
+    file = store.map(payload.digest)
     out = store.make(full.chunk_bytes, len(head))
     try:
-        if parent is None:
-            decode_full(file, manifest.tensors, out.write, result_digest=digest, threads=threads)
-        else:
-            held = stored_weights(store, parent)
-            apply_patch(
-                held.data,
-                file,
-                manifest.tensors,
-                out.write,
-                parent_digest=held.weights_digest,
-                result_digest=digest,
-                threads=threads,
-            )
+        apply_patch(
+            None if parent is None else stored_weights(store, parent).data,
+            file,
+            manifest.tensors,
+            out.write,
+            result_digest=manifest.weights_digest,
+            parent_digest=NO_PARENT if parent is None else parent.weights_digest,
+            threads=threads,
+        )
         out.finish(head, digest=full.digest)
     finally:
         out.discard()

@@ -10,10 +10,10 @@ one of its folder.
 import mmap
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -151,13 +151,9 @@ class PayloadStore:
         target = self.path(payload.digest)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            # A link that stands there is followed by no one.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                if os.fstat(descriptor).st_size != payload.payload_bytes:
-                    return False
-            finally:
-                os.close(descriptor)
+            facts = path.lstat()  # a link that stands there is followed by no one
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size != payload.payload_bytes:
+                return False
             os.link(path, target, follow_symlinks=False)
         except OSError:
             return False
@@ -247,16 +243,12 @@ class PayloadStore:
             UnavailableError: when none of its payloads is held, or the folder cannot be written.
         """
         with self._guard:
-            lacking = 0
-            for payload in manifest.payloads:
-                lacking += not self.has(payload.digest)
-            if lacking == len(manifest.payloads):
+            if not any(self.has(payload.digest) for payload in manifest.payloads):
                 raise UnavailableError(
                     f"no payload of version {manifest.version} is held; write it before listing it"
                 )
             write_atomically(self._manifest_path(manifest.version), manifest_to_bytes(manifest))
-            for payload in manifest.payloads:
-                self._unlisted.discard(payload.digest)
+            self._unlisted -= {payload.digest for payload in manifest.payloads}
 
     def manifest(self, version: int | None) -> SnapshotManifest:
         """Return the manifest of `version`, or of the newest version held.
@@ -306,16 +298,12 @@ class PayloadStore:
         """
         versions = {manifest.version for manifest in keep}
         with self._guard:
-            wanted = set(self._unlisted)
-            for manifest in keep:
-                for payload in manifest.payloads:
-                    wanted.add(payload.digest)
+            wanted = {payload.digest for manifest in keep for payload in manifest.payloads} | self._unlisted
             for version in self.versions():
                 if version not in versions:
                     self._manifest_path(version).unlink(missing_ok=True)
-            for held in cast("tuple[dict[str, object], ...]", (self._incoming, self._known)):
-                for digest in held.keys() - wanted:
-                    del held[digest]
+            self._incoming = {one: found for one, found in self._incoming.items() if one in wanted}
+            self._known = {one: found for one, found in self._known.items() if one in wanted}
             for path in self.root.glob(f"*{SUFFIX}*"):
                 if not path.name.startswith(PREFIX) and path.name.partition(".")[0] not in wanted:
                     path.unlink(missing_ok=True)
@@ -336,7 +324,7 @@ class OutgoingPayload:
         self._store, root = store, store.root
         self._chunk_bytes = chunk_bytes
         self._digests: list[str] = []
-        self._hasher = _hasher()
+        self._hasher = blake3(max_threads=blake3.AUTO)
         self._end = head_bytes
         # Chunks that hold some of the head are digested when it is known.
         self._head_bytes, self._headed = head_bytes, -(-head_bytes // chunk_bytes)
@@ -428,7 +416,7 @@ class OutgoingPayload:
             self._hasher.update(part)
             if self._end % self._chunk_bytes == 0:
                 self._digests.append(self._hasher.hexdigest())
-                self._hasher = _hasher()
+                self._hasher = blake3(max_threads=blake3.AUTO)
 
 
 class IncomingPayload:
@@ -519,10 +507,6 @@ def _not_held(digest: str, index: int | None = None) -> UnavailableError:
     return UnavailableError(
         f"{what}payload {digest[:64]} is not held here (any more); fetch the newest manifest"
     )
-
-
-def _hasher() -> blake3:
-    return blake3(max_threads=blake3.AUTO)
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> None:

@@ -17,17 +17,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from antiphon.api.engine import Engine, EngineOutput, EngineRequest
+from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.benchmarks.parts.kills.standins import WitnessClient
 from antiphon.benchmarks.parts.lengths import BETWEEN_EPOCHS, WITHIN, recorded_quantile
 from antiphon.benchmarks.parts.measure import PROJECT
-from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.records import FinishReason, GroupSubmission, SnapshotManifest, SubmitVerdict
 from antiphon.core.requests import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.core.seeds import derive_seed
@@ -73,6 +73,8 @@ class WorkerOrder:
     """Sample nothing meanwhile."""
     start_at: float = 0.0
     """On the machine's monotonic clock: when it may register."""
+    hangs_after: float = math.inf
+    """Steps after which the engine stands still for good; the worker's heartbeats go on."""
 
     def start(self, address: str, folder: Path) -> "subprocess.Popen[bytes]":
         """Start the process; what is acknowledged to it is noted in the folder."""
@@ -105,11 +107,19 @@ def _share(number: int) -> float:
 class ImposedEngine(ArithmeticEngine):
     """The simulator's engine in real time: every completion ends where it should, as fast as it should."""
 
-    def __init__(self, order: WorkerOrder, resumed: threading.Event | None = None) -> None:
+    def __init__(
+        self, order: WorkerOrder, resumed: threading.Event | None = None, told: Path | None = None
+    ) -> None:
+        """Sample while `resumed` is set; the file `told` tells of an engine that hangs."""
         super().__init__()
-        self._order, self._resumed = order, resumed
+        self._order, self._resumed, self._told = order, resumed, told
+        self._steps = 0
         self._due: float | None = None
         """When the last step should have ended; None where nothing was sampled."""
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Serve from the next `step` on: the digest of whatever weights they are is the policy."""
+        super().load_weights(version, {"weights": weights_digest}, weights_digest)
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Take in requests, each with the length that is imposed on it."""
@@ -124,6 +134,11 @@ class ImposedEngine(ArithmeticEngine):
 
     def step(self) -> list[EngineOutput]:
         """Wait for the timetable, then advance every request by one token."""
+        self._steps += 1
+        if self._steps > self._order.hangs_after:
+            if self._told is not None:
+                self._told.touch()
+            threading.Event().wait()
         if self._resumed is not None:
             self._resumed.wait(PAUSE_S)
         now = time.monotonic()
@@ -203,35 +218,27 @@ class ImposedWeights(WeightSource):
             self._resumed.set()
 
     def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        """Return the digest as the weights."""
-        return {"weights": manifest.weights_digest}
+        """Return nothing."""
+        return {}
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
         """Forget nothing."""
 
 
-def make_worker(
-    order: WorkerOrder, client: CoordinatorClient, engine: Callable[[], Engine] | None = None
-) -> RolloutWorker:
-    """Return a worker, with the imposed engine unless another one is given."""
-    resumed = threading.Event()
-    resumed.set()
-    return RolloutWorker(
-        client,
-        order.name,
-        "",
-        lambda config: ImposedEngine(order, resumed) if engine is None else engine(),
-        lambda config: ImposedWeights(order, resumed),
-    )
-
-
 async def work(order: WorkerOrder, address: str, folder: Path) -> None:
     """Wait for the time to join, then sample until the run ends or a signal says to leave."""
-    loop = asyncio.get_running_loop()
+    loop, resumed = asyncio.get_running_loop(), threading.Event()
+    resumed.set()
     await asyncio.sleep(max(0.0, order.start_at - loop.time()))
     make = StepScopedWitness if order.step_scoped else WitnessClient
     client = make(address, folder / f"{order.name}.acknowledged")
-    worker = make_worker(order, client)
+    worker = RolloutWorker(
+        client,
+        order.name,
+        "",
+        lambda config: ImposedEngine(order, resumed),
+        lambda config: ImposedWeights(order, resumed),
+    )
     loop.add_signal_handler(signal.SIGTERM, worker.stop)
     try:
         await worker.run(lambda: None)

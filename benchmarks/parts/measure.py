@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 
 from antiphon.core.loop.group_state import heldout_group_id
@@ -38,6 +38,19 @@ SAMPLE_S = 1.0
 """Seconds between two looks at memory."""
 
 
+class Look(NamedTuple):
+    """What a job's processes had taken at a moment."""
+
+    at: float
+    """`time.perf_counter`."""
+    cpu_s: float
+    """Of all of them, with those of their children that ended."""
+    kinds: Mapping[str, float]
+    """CPU seconds by what the processes are for (`system.cpu_time`)."""
+    memory: Mapping[str, float]
+    """Proportional memory in MiB, likewise."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobRun:
     """One finished run of the main job."""
@@ -50,19 +63,18 @@ class JobRun:
     """Largest sum of the processes' proportional memory, GB."""
     results: Path
     """Folder with metrics.json, timings.json and final.json."""
-    cpu_curve: tuple[tuple[float, float], ...] = ()
-    """About once a second: `time.perf_counter()`, and the CPU seconds that the job had taken by then."""
-    kind_curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
-    """At the same moments: the CPU seconds by what the processes are for (`system.cpu_time`)."""
-    memory_curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
-    """At the same moments: their proportional memory in MiB, likewise."""
+    looks: tuple[Look, ...] = ()
+    """About one a second."""
 
     def kinds_after(self, moment: float = 0.0) -> dict[str, float]:
         """Return what each kind of process took after a moment of `time.perf_counter`, as far as was seen."""
-        before = [taken for at, taken in self.kind_curve if at <= moment]
-        first = before[-1] if before else {}
-        last = self.kind_curve[-1][1] if self.kind_curve else {}
+        before = [look.kinds for look in self.looks if look.at <= moment]
+        first, last = before[-1] if before else {}, self.looks[-1].kinds if self.looks else {}
         return {kind: taken - first.get(kind, 0.0) for kind, taken in last.items()}
+
+    def cpu_at(self, moment: float) -> float:
+        """Return the CPU seconds that the job had taken at a moment of `time.perf_counter`."""
+        return float(np.interp(moment, [look.at for look in self.looks], [look.cpu_s for look in self.looks]))
 
     def metrics(self) -> dict[str, Any]:
         """Return what the configuration decided."""
@@ -81,11 +93,8 @@ class FamilyWatch:
     def __init__(self, root: psutil.Process) -> None:
         self._root = root
         self._over = threading.Event()
-        self.peak_bytes = 0
-        self.cpu_curve: list[tuple[float, float]] = []
         self._times = FamilyTimes(root)
-        self.kind_curve: list[tuple[float, Mapping[str, float]]] = []
-        self.memory_curve: list[tuple[float, Mapping[str, float]]] = []
+        self.looks: list[Look] = []
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -94,9 +103,8 @@ class FamilyWatch:
             self._look()
 
     def _look(self) -> None:
-        total, cpu = 0, 0.0
-        self.kind_curve.append((time.perf_counter(), self._times.look()))
-        by_kind: dict[str, float] = {}
+        kinds, cpu = self._times.look(), 0.0
+        memory_mib: dict[str, float] = {}
         try:
             family = [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -104,23 +112,20 @@ class FamilyWatch:
         for process in family:
             try:
                 times = process.cpu_times()
-                memory = process.memory_full_info().pss
+                memory = process.memory_full_info().pss / 2**20
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-            total += memory
             kind = self._times.kinds.get(process.pid, "flow")
-            by_kind[kind] = by_kind.get(kind, 0.0) + memory / 2**20
+            memory_mib[kind] = memory_mib.get(kind, 0.0) + memory
             # What its children that ended took is in it: a process that is replaced is not forgotten.
             cpu += times.user + times.system + times.children_user + times.children_system
-        self.peak_bytes = max(self.peak_bytes, total)
-        self.cpu_curve.append((time.perf_counter(), cpu))
-        self.memory_curve.append((time.perf_counter(), by_kind))
+        self.looks.append(Look(time.perf_counter(), cpu, kinds, memory_mib))
 
-    def close(self) -> int:
-        """Stop watching and return the peak in bytes."""
+    def close(self) -> tuple[Look, ...]:
+        """Stop watching and return what was seen."""
         self._over.set()
         self._thread.join(10.0)
-        return self.peak_bytes
+        return tuple(self.looks)
 
 
 @contextmanager
@@ -133,11 +138,6 @@ def scratch_home() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def end_on_sigterm() -> None:
-    """Have SIGTERM end this process as an exit does: what it started is stopped, its folders go."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def run_job(
@@ -191,11 +191,7 @@ def run_module(
     before, started = cpu_of_ended_children(), time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [python, "-P", "-m", *words],
-            cwd=checkout,
-            env=environment,
-            stdout=out,
-            stderr=subprocess.STDOUT,
+            [python, "-P", "-m", *words], cwd=checkout, env=environment, stdout=out, stderr=subprocess.STDOUT
         )
         watch = FamilyWatch(psutil.Process(process.pid))
         try:
@@ -203,7 +199,7 @@ def run_module(
         except subprocess.TimeoutExpired:
             raise SystemExit(f"{label}: took longer than {timeout_s:g} s\n{tail(log)}") from None
         finally:
-            peak = watch.close()
+            looks = watch.close()
             if process.poll() is None:  # the one that stops the benchmark stops its run
                 process.terminate()
                 process.wait(60)
@@ -212,8 +208,8 @@ def run_module(
         raise SystemExit(f"{label}: ended with status {status}\n{tail(log)}")
     wait_for_orphans(home, label)
     cpu = cpu_of_ended_children() - before
-    curves = tuple(watch.cpu_curve), tuple(watch.kind_curve), tuple(watch.memory_curve)
-    return JobRun(seconds, cpu, peak / 1e9, results, *curves)
+    peak_gb = max((sum(look.memory.values()) for look in looks), default=0.0) * 2**20 / 1e9
+    return JobRun(seconds, cpu, peak_gb, results, looks)
 
 
 def adopt_orphans() -> None:
@@ -375,7 +371,11 @@ def read_rows(database: Path, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
 
 
-def step_ends(timings: dict[str, Any]) -> list[float]:
+def step_spans(timings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the spans of the learner's steps, in their order."""
+    return sorted((s for s in timings["stages"] if s["stage"] == "step"), key=lambda s: int(s["number"]))
+
+
+def step_ends(timings: Mapping[str, Any]) -> list[float]:
     """Return when each learner step ended, seconds, in step order."""
-    spans = [s for s in timings["stages"] if s["stage"] == "step"]
-    return [s["ended_s"] for s in sorted(spans, key=lambda s: s["number"])]
+    return [span["ended_s"] for span in step_spans(timings)]

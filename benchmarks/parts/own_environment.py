@@ -14,14 +14,13 @@ class MissingToolError(Exception):
     """A tool cannot be had here; the text says why."""
 
 
-def python_with(packages: Sequence[str], beside_project: bool, whole: bool = False) -> Path:
+def python_with(packages: Sequence[str], beside_project: bool) -> Path:
     """Return the interpreter of an environment in the user's cache that has some packages, made if need be.
 
     Args:
         packages: as NAME==VERSION; the first one names the environment.
         beside_project: it sees the packages of the environment that runs this, so that both use the same
             libraries, and of `packages` none brings what it depends on.
-        whole: they bring it all the same, and it goes before the project's libraries.
 
     Raises:
         MissingToolError: when a package cannot be installed.
@@ -40,8 +39,7 @@ def python_with(packages: Sequence[str], beside_project: bool, whole: bool = Fal
         # Unlike a plain path, this also reads the .pth files there, by which the project itself is found.
         ours = sysconfig.get_paths()["purelib"]
         (site / "project.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-        if not whole:
-            command.insert(4, "--no-deps")
+        command.insert(4, "--no-deps")
     if made:
         return python
     done = subprocess.run(

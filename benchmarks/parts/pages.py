@@ -274,7 +274,7 @@ def measure(names: Sequence[str]) -> int:
     for name in names:
         words = shlex.split(MEASUREMENTS[name].arguments)
         print(f"== {name}: benchmarks/{shlex.join(words)}", flush=True)
-        begun, last = time.perf_counter(), ""
+        begun, lines = time.perf_counter(), list[str]()
         command = [sys.executable, "-P", str(PROJECT / "benchmarks" / words[0]), *words[1:]]
         with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -282,18 +282,13 @@ def measure(names: Sequence[str]) -> int:
             limit.start()
             for line in process.stdout:
                 print(line, end="", flush=True)
-                last = line if line.strip() else last
+                lines.append(line)
             limit.cancel()
-        if process.returncode != 0:
-            print(f"{name} ended with status {process.returncode} and is not recorded", file=sys.stderr)
-            status = 1
-            continue
-        try:
-            found = json.loads(last)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            print(f"{name} did not end with a JSON object and is not recorded", file=sys.stderr)
+        found = results.last_object(lines)
+        if process.returncode != 0 or found is None:
+            ended = f"ended with status {process.returncode}"
+            said = ended if process.returncode else "did not end with a JSON object"
+            print(f"{name} {said} and is not recorded", file=sys.stderr)
             status = 1
             continue
         took_s = time.perf_counter() - begun
@@ -315,10 +310,7 @@ def smoke(names: Sequence[str]) -> int:
             capture_output=True,
             text=True,
         )
-        try:
-            held = done.returncode == 0 and isinstance(json.loads(done.stdout.splitlines()[-1]), dict)
-        except (ValueError, IndexError):
-            held = False
+        held = done.returncode == 0 and results.last_object(done.stdout.splitlines()) is not None
         took_s = time.perf_counter() - begun_s
         said = "" if held else f"status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         print(f"{'held' if held else 'FAILED'} {name} in {took_s:.0f} s\n{said}".strip(), flush=True)

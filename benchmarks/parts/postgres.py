@@ -50,28 +50,16 @@ class PostgresServer:
         options = f"-p {self.port} -c listen_addresses={listen} -c max_connections=40"
         options += f" -c unix_socket_directories={self.folder}"
         self._run(
-            "pg_ctl",
-            "-D",
-            f"{self.folder}/data",
-            "-w",
-            "-t",
-            str(START_S),
-            "-l",
-            f"{self.folder}/log",
-            "-o",
-            options,
-            "start",
+            "pg_ctl", "-o", options, *f"-D {self.folder}/data -l {self.folder}/log".split(), "-w", "start"
         )
 
     def stop(self, mode: str = "fast") -> None:
         """Stop; `immediate` is what a crash is."""
-        self._run("pg_ctl", "-D", f"{self.folder}/data", "-w", "-t", str(START_S), "-m", mode, "stop")
+        self._run("pg_ctl", "-D", f"{self.folder}/data", "-w", "-m", mode, "stop")
 
     def create(self) -> None:
         """Make the data folder."""
-        self._run(
-            "initdb", "-D", f"{self.folder}/data", "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8"
-        )
+        self._run("initdb", *f"-D {self.folder}/data -U tester -A trust --no-sync -E UTF8".split())
         if self.network:
             with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
                 rules.write(f"host all all {self.network} trust\n")
@@ -81,7 +69,7 @@ class PostgresServer:
             [str(self.programs / program), *arguments],
             user=self.owner,
             cwd=self.folder,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C", "PGCTLTIMEOUT": str(START_S)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             timeout=LIMIT_S,

@@ -11,16 +11,17 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -95,6 +96,12 @@ def benchmark_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def execute(main: Callable[[], int]) -> NoReturn:
+    """Run a benchmark. SIGTERM ends it as an exit does: what it started is stopped, its folders go."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    sys.exit(main())
+
+
 def finish(
     result: Mapping[str, Any],
     *,
@@ -133,6 +140,28 @@ def finish(
         write(make(name or script.stem, f"benchmarks/{script.name} {shlex.join(words)}", whole, took_s))
     print(json.dumps(whole), flush=True)
     return 1 if violated else 0
+
+
+def add(samples: dict[str, list[float]], found: Mapping[str, float]) -> None:
+    """Add the figures of one more repetition to the samples, rounded to four digits."""
+    for name, value in found.items():
+        samples.setdefault(name, []).append(round(value, 4))
+
+
+def above(report: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
+    """Return a sentence for every figure of a report that is above its limit."""
+    return [
+        f"{name} is {report[name]:.3f}, above {most}" for name, most in limits.items() if report[name] > most
+    ]
+
+
+def last_object(lines: Sequence[str]) -> dict[str, Any] | None:
+    """Return the JSON object that the last line of a benchmark holds; None when that is none."""
+    try:
+        found = json.loads(next(line for line in reversed(lines) if line.strip()))
+    except (StopIteration, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ sooner than `hold_s` after any other order. So noise moves no worker back and fo
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,26 +17,12 @@ from antiphon.core.errors import InfeasibleError
 _SECONDS_PER_HOUR = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hysteresis:
-    """When a difference between supply and need counts."""
-
-    shortage: float = 0.05
-    """Share of the need that the supply must lack."""
-    surplus: float = 0.15
-    """Share of the need that must be left over without the worker that is drained."""
-    add_after_s: float = 30.0
-    hold_s: float = 600.0
-    smoothing_s: float = 120.0
-    """Time constant of the moving average of measured rates."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.shortage < 1.0 or self.surplus < 0.0 or not 0.0 <= self.add_after_s <= self.hold_s:
-            raise InfeasibleError(
-                f"shortage={self.shortage:g}, surplus={self.surplus:g}, add_after_s={self.add_after_s:g} and "
-                f"hold_s={self.hold_s:g} make workers come and go; a shortage is below 1, a surplus not "
-                "negative, and workers are held for no less time than they are waited for"
-            )
+SHORTAGE = 0.05
+"""Share of the need that the supply must lack."""
+SURPLUS = 0.15
+"""Share of the need that must be left over without the worker that is drained."""
+SMOOTHING_S = 120.0
+"""Time constant of the moving average of measured rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +35,19 @@ class Orders:
     """A sentence; empty when nothing changes."""
 
 
-@dataclass(slots=True)
 class Activator:
     """Decides from what is offered and measured; keeps the averages and the times of its last orders.
 
     Times are on the clock of the caller that passes `now`.
     """
 
-    redundancy: Redundancy = field(default_factory=lambda: Redundancy(confidence=0.5))
-    hysteresis: Hysteresis = field(default_factory=Hysteresis)
-    _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Worker -> its smoothed rate, and when it was last measured."""
-    _short_since: float = math.inf
-    _spare_since: float = math.inf
-    _ordered_at: float = -math.inf
+    def __init__(self, redundancy: Redundancy, add_after_s: float = 30.0, hold_s: float = 600.0) -> None:
+        """Begin without a measured rate; the seconds are those of the `provisioning` section."""
+        self._redundancy, self._add_after_s, self._hold_s = redundancy, add_after_s, hold_s
+        self._rates: dict[str, tuple[float, float]] = {}
+        """Worker -> its smoothed rate, and when it was last measured."""
+        self._short_since = self._spare_since = math.inf
+        self._ordered_at = -math.inf
 
     def measured(self, name: str, rate: float, now: float) -> None:
         """Take in the rate of a worker; what is no rate is refused and changes nothing.
@@ -73,7 +58,7 @@ class Activator:
         if not 0.0 <= rate < math.inf:
             raise InfeasibleError(f"worker {name} reports a rate of {rate:g}; it is not counted")
         smoothed, at_s = self._rates.get(name, (rate, now))
-        weight = -math.expm1(-max(0.0, now - at_s) / self.hysteresis.smoothing_s)
+        weight = -math.expm1(-max(0.0, now - at_s) / SMOOTHING_S)
         self._rates[name] = smoothed + weight * (rate - smoothed), now
 
     def decide(
@@ -106,59 +91,36 @@ class Activator:
             for one in offers
         ]
         mine = [one for one in known if one.name in active]
-        lacking = not self._is_enough(mine, need * (1.0 - self.hysteresis.shortage))
+        lacking = not self._is_enough(mine, need * (1.0 - SHORTAGE))
         self._short_since = min(self._short_since, now) if lacking else math.inf
-        if now - self._short_since >= self.hysteresis.add_after_s:
-            return self._add(now, known, mine, need)
-        return self._drain(now, mine, need, left_s, join_s, relays)
-
-    def _is_enough(self, workers: Sequence[WorkerOffer], need: float) -> bool:
-        everyone = np.ones(len(workers), dtype=np.bool_)
-        return bool(workers) and Fleet(workers, need, self.redundancy).is_enough(everyone)
-
-    def _add(
-        self, now: float, known: Sequence[WorkerOffer], mine: Sequence[WorkerOffer], need: float
-    ) -> Orders:
-        running = {one.name for one in mine}
-        # Those that run are paid for already: beside them, others are chosen by their price.
-        free = [replace(one, usd_per_hour=0.0) if one.name in running else one for one in known]
-        chosen = cover(free, need, self.redundancy) if free else None
-        added = tuple(name for name in chosen.names if name not in running) if chosen else ()
-        if not added:
-            return Orders()
-        self._short_since, self._spare_since, self._ordered_at = math.inf, math.inf, now
-        supply = sum(one.rate * one.availability for one in mine)
-        rest = "" if chosen is not None and chosen.enough else "; that is all there is, and not enough"
-        return Orders(added, (), f"{supply:.4g} are sampled where {need:.4g} are needed{rest}")
-
-    def _drain(
-        self,
-        now: float,
-        mine: Sequence[WorkerOffer],
-        need: float,
-        left_s: float,
-        join_s: float,
-        relays: Collection[str],
-    ) -> Orders:
-        wanted = need * (1.0 + self.hysteresis.surplus)
-        spare = next(
-            (
-                one
-                for one in sorted(mine, key=lambda one: (-one.usd_per_hour, one.rate, one.name))
-                if one.name not in relays and self._is_enough([o for o in mine if o is not one], wanted)
-            ),
-            None,
-        )
-        if spare is None:
+        if known and now - self._short_since >= self._add_after_s:
+            # Those that run are paid for already: beside them, others are chosen by their price.
+            free = [replace(one, usd_per_hour=0.0) if one.name in active else one for one in known]
+            chosen = cover(free, need, self._redundancy)
+            added = tuple(name for name in chosen.names if name not in active)
+            if not added:
+                return Orders()
+            self._short_since, self._spare_since, self._ordered_at = math.inf, math.inf, now
+            supply = sum(one.rate * one.availability for one in mine)
+            rest = "" if chosen.enough else "; that is all there is, and not enough"
+            return Orders(added, (), f"{supply:.4g} are sampled where {need:.4g} are needed{rest}")
+        for spare in sorted(mine, key=lambda one: (-one.usd_per_hour, one.rate, one.name)):
+            left = [one for one in mine if one is not spare]
+            if spare.name not in relays and self._is_enough(left, need * (1.0 + SURPLUS)):
+                break
+        else:
             self._spare_since = math.inf
             return Orders()
         self._spare_since = min(self._spare_since, now)
-        if now - max(self._spare_since, self._ordered_at) < self.hysteresis.hold_s:
-            return Orders()
+        held = now - max(self._spare_since, self._ordered_at) < self._hold_s
         # To fetch it back would cost its start; where less time is left than that, it may as well stay.
-        if left_s <= join_s:
+        if held or left_s <= join_s:
             return Orders()
         self._spare_since, self._ordered_at = math.inf, now
         usd = spare.usd_per_hour * left_s / _SECONDS_PER_HOUR
         saved = "" if math.isinf(left_s) else f", which saves ${usd:.2f}"
         return Orders((), (spare.name,), f"{need:.4g} are sampled without {spare.name} as well{saved}")
+
+    def _is_enough(self, workers: Sequence[WorkerOffer], need: float) -> bool:
+        everyone = np.ones(len(workers), dtype=np.bool_)
+        return bool(workers) and Fleet(workers, need, self._redundancy).is_enough(everyone)

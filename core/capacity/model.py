@@ -178,7 +178,8 @@ def largest_staleness(shape: LoopShape, publish_interval: int, run_ahead: float)
     >>> largest_staleness(LoopShape(64, 10.0, 25.0, 10.0), publish_interval=3, run_ahead=1.0)
     6
     """
-    return publish_interval + _floor(shape.broadcast_s / shape.train_s) + _ceil(run_ahead)
+    under_way = math.floor(shape.broadcast_s / shape.train_s + _SMALL)
+    return publish_interval + under_way + _ceil(run_ahead)
 
 
 def least_staleness(shape: LoopShape) -> int:
@@ -290,7 +291,3 @@ def availability(losses_per_s: float, replaced_s: float) -> float:
 
 def _ceil(value: float) -> int:
     return math.ceil(value - _SMALL)
-
-
-def _floor(value: float) -> int:
-    return math.floor(value + _SMALL)

@@ -23,7 +23,7 @@ class LearnerOffer(Section):
     gpus: int = Field(default=1, ge=1, le=65536)
     usd_per_hour: float | None = None
     """Price of all of it."""
-    train_s: float | None = None
+    train_s: float | None = Field(default=None, gt=0.0, lt=1e7)
     """Measured seconds of one learner step."""
     up_mbit_per_s: float = Field(default=1000.0, gt=0.0)
     down_mbit_per_s: float = Field(default=1000.0, gt=0.0)
@@ -42,7 +42,7 @@ class WorkerClass(Section):
     """How many can be had."""
     zones: int = Field(default=1, ge=1, le=256)
     """Zones that they are spread over; one may be reclaimed at once."""
-    tokens_per_s: float | None = None
+    tokens_per_s: float | None = Field(default=None, gt=0.0, lt=1e9)
     """Measured tokens per second of one worker; null estimates them."""
     losses_per_hour: float = Field(default=0.0, ge=0.0, le=3600.0)
     """Sudden ends of one worker per hour of its life."""
@@ -60,7 +60,7 @@ class TaskFacts(Section):
     """Mean length; null takes a half of sampling.max_tokens."""
     spread: float = Field(default=0.5, ge=0.0, le=3.0)
     """Standard deviation of the logarithm of the lengths of a group."""
-    acceptance: float = 1.0
+    acceptance: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of completions trained on, after filtering."""
     reward_s: float = Field(default=1.0, ge=0.0)
     """Seconds from a group's last token to its rewards."""
@@ -100,22 +100,9 @@ class Offers(Section):
                     f"{name} costs usd_per_hour={price:g}; a price is from 0 to "
                     f"{MOST_USD_PER_GPU_HOUR * gpus:g} for {gpus} GPU(s), so look at its unit"
                 )
-        for one in self.workers:
-            if one.tokens_per_s is not None and not 0.0 < one.tokens_per_s < 1e9:
-                raise ValueError(
-                    f"workers {one.name} sample tokens_per_s={one.tokens_per_s:g}; that is above 0 and below "
-                    "1e9: measure it again, or leave it out to have it estimated"
-                )
         names = [one.name for one in self.workers]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"workers {twice} stand there twice; give each class a name of its own")
-        if self.learner.train_s is not None and not 0.0 < self.learner.train_s < 1e7:
-            raise ValueError(f"learner.train_s={self.learner.train_s:g} is no number of seconds of a step")
-        if not 0.0 < self.task.acceptance <= 1.0:
-            raise ValueError(
-                f"task.acceptance={self.task.acceptance:g} is not above 0 and at most 1: no supply would "
-                "ever fill a batch"
-            )
         return self
 
 

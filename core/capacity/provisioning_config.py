@@ -5,7 +5,6 @@ from typing import Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from antiphon.core.capacity.activation import Hysteresis
 from antiphon.core.capacity.cover import MOST_USD_PER_HOUR, Redundancy
 from antiphon.core.config_sections import Section
 
@@ -80,11 +79,6 @@ class ProvisioningSection(Section):
     def redundancy(self) -> Redundancy:
         """Return what the active workers must survive."""
         return Redundancy(self.confidence, self.survives)
-
-    @property
-    def hysteresis(self) -> Hysteresis:
-        """Return when a difference between supply and need counts."""
-        return Hysteresis(add_after_s=self.add_after_s, hold_s=self.hold_s)
 
     def class_of(self, worker: str) -> PoolClass | None:
         """Return the class of a worker by its name; None for one that is not of the pool."""

@@ -5,7 +5,7 @@ sampling all of it at once slows the longest completions, for which a batch wait
 less: enough groups ahead to cover rollout, reward and broadcast. How much follows from what the run
 measured of itself: the lengths of its completions, the pace of its workers by how much they sample at once,
 the seconds of a learner step, of rewarding and of a broadcast. `choose` walks the loop with these
-numbers for several candidates (some ten thousand additions) and takes the least run-ahead whose seconds per
+numbers for several candidates (some thousand groups each) and takes the least run-ahead whose seconds per
 step are within `TOLERANCE` of the fastest.
 """
 
@@ -20,13 +20,14 @@ from antiphon.core.capacity.loop_measures import LoopPace, SampledGroup, token_s
 from antiphon.core.config_sections import LoopSection
 from antiphon.core.seeds import generator
 
-TOLERANCE = 0.005
+TOLERANCE = 0.01
 """Share of the fastest plan's seconds per step that less run-ahead may cost."""
 MARGIN, MARGIN_WITH_LOSSES = 1.05, 1.2
 """Completions are taken to be slower by this factor than they were: batches of unusual lengths come, and
 where leases were lost lately, groups that are begun again."""
-MEASURED_STEPS = 16
-"""Steps of a walk that count at least."""
+MEASURED_STEPS = 96
+"""Steps of a walk that count at least: which of the longest completions meet is chance, and of windows walked
+for fewer the least is at times the luckiest one, and too small."""
 WALKED_GROUPS = 64
 """Groups of a step that are walked one by one; in larger steps several are walked as one."""
 GAIN = 0.05
@@ -168,8 +169,8 @@ def walk(
     """Walk the loop and return (seconds per step, mean staleness), measured once it is under way.
 
     One pool has room for the completions of `places` groups and samples at most `at_once` groups; groups
-    are replaced as the filter says. Every measured group is sampled about twice, in two orders, and others
-    follow behind the last step that counts: while the loop runs empty, it is faster than it is.
+    are replaced as the filter says. Every measured group is sampled at least twice, in other orders, and
+    more follow behind the last step that counts: while the loop runs empty, it is faster than it is.
     """
     interval = loop.publish_interval
     merged = -(-loop.prompts_per_step // WALKED_GROUPS)
@@ -180,8 +181,8 @@ def walk(
     most_replaced = int((loop.refill_limit - 1.0) * size) if loop.filter == "refill" else 0
     begin = loop.max_staleness + 4
     steps = begin + max(MEASURED_STEPS, 2 * len(groups) // size)
-    order = generator("run-ahead").permutation(len(groups))
-    groups = (*groups, *(groups[index] for index in order))
+    random, orders = generator("run-ahead"), steps * size // len(groups)
+    groups = (*groups, *(groups[index] for _ in range(orders) for index in random.permutation(len(groups))))
     now = tokens = load = 0.0  # `tokens`: what a completion has got that ran from the beginning on
     # (value of `tokens` at its end, number) of each group's longest completion; of its others -1 - number
     running: list[tuple[float, int]] = []

@@ -10,12 +10,7 @@ from antiphon.core.capacity.run_ahead import RunAhead, choose, first_plan, is_du
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import InfeasibleError
 from antiphon.core.lengths.memory import LengthMemory, predicts
-from antiphon.core.lengths.order import (
-    LeaseOrder,
-    WaitingGroup,
-    order_by_length,
-    take,
-)
+from antiphon.core.lengths.order import LeaseOrder, order_by_length, take
 from antiphon.core.loop.admission import Waiting
 from antiphon.core.loop.events import JournalEvent
 from antiphon.core.loop.run_state import RunState
@@ -147,7 +142,7 @@ class OrderPlanner:
         known = [tokens for tokens in predicted if tokens is not None]
         usual = math.fsum(known) / len(known) if known else 0.0  # of a prompt that was never sampled
         groups = [
-            WaitingGroup(place, group.step, usual if tokens is None else tokens)
+            (place, group.step, usual if tokens is None else tokens)
             for place, (group, tokens) in enumerate(zip(waiting, predicted, strict=True))
         ]
         speeds = {name: speed for name, speed, _ in self._fleet()}

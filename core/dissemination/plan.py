@@ -12,15 +12,17 @@ The formulas are derived in shared/papers.md 1.4 and checked there with a simula
 publishes none.
 
 There is one rule: a worker fetches from the one of whom it has everything soonest, its own seconds and those
-counted that it costs the workers which fetch there already. Workers are taken by the slower of their two
-directions, fastest first, those that others cannot reach last. Equal links give a chain, a fast origin or a
-small payload over long ways a star. Places never change, and whom a worker falls back to holds or
-gets the same chunks earlier, so no two wait for each other.
+counted that it costs the workers which fetch there already, and those not far below them. Workers are taken
+by the slower of their two directions, fastest first, those that others cannot reach last. Equal links give a
+chain, a fast origin or a small payload over long ways a star. Places never change, and whom a worker falls
+back to holds or gets the same chunks earlier, so no two wait for each other.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import islice
 from math import ceil
 
 from antiphon.core.errors import ContractError
@@ -33,6 +35,10 @@ NEIGHBOURS = 8
 """Holders besides that a worker knows; they send what they hold of what it asks for."""
 CHUNK_OVERHEAD_S = 0.0005
 """Seconds that a chunk costs a receiver besides its bytes: a request, a digest, a write."""
+WEIGHED_HOPS = 32
+"""Hops down to which those below a worker count when it would be slowed down."""
+_ROUNDING = 1e-9
+"""Sums of the same seconds in another order differ by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,57 +104,36 @@ class Tree:
     size: Size
     parents: dict[str, str] = field(default_factory=dict)
     """Worker -> whom it fetches from; parents stand before their children."""
-    _arrives: dict[str, tuple[float, float]] = field(default_factory=lambda: {ORIGIN: (0.0, 0.0)})
+    arrives: dict[str, tuple[float, float]] = field(default_factory=lambda: {ORIGIN: (0.0, 0.0)})
     """Party -> seconds until its first chunk, and from one chunk to the next, as predicted when it came."""
-    _children: dict[str, list[str]] = field(default_factory=dict)
-    _below: Counter[str] = field(default_factory=Counter)
-    """Party -> workers that get all they get through it."""
+    below: Counter[str] = field(default_factory=Counter)
+    """Worker -> those at most `WEIGHED_HOPS` below it, which get all they get through it."""
 
-    def add(self, name: str, links: Mapping[str, Link], holders: Collection[str] = ()) -> None:
-        """Give a worker its place.
+    def add(self, names: Iterable[str], links: Mapping[str, Link], holders: Collection[str] = ()) -> None:
+        """Give workers their places, one after the other.
 
         Args:
-            name: the worker.
-            links: of the worker, of the origin, and of those that it may be placed below.
+            names: the workers.
+            links: of the workers, of the origin, and of those that they may be placed below.
             holders: workers that have the payload by now: they wait for nobody.
         """
-        here, chunk = links[name], min(self.size.chunk_bytes, self.size.payload_bytes)
-        chunks = self.size.payload_bytes / chunk
-        best: tuple[float, str, tuple[float, float]] | None = None
-        for above in (ORIGIN, *self.parents):
-            if above not in links or not links[above].reachable:
-                continue
-            busy = [one for one in self._children.get(above, ()) if one not in holders]
-            shared_s = chunk * (len(busy) + 1) / links[above].up_bytes_per_s + CHUNK_OVERHEAD_S
-            first_s, pace_s = (0.0, 0.0) if above in holders else self._arrives[above]
-            hop_s = max(shared_s, chunk / here.down_bytes_per_s + CHUNK_OVERHEAD_S)
-            first_s += hop_s + delay_s(links[above], here, above == ORIGIN)
-            pace_s = max(pace_s, hop_s)
-            costs_s = first_s + (chunks - 1) * pace_s
-            for one in busy:
-                slower_s = max(0.0, shared_s - self._arrives[one][1])
-                costs_s += chunks * slower_s * (1 + self._below[one])
-            if best is None or (costs_s, above) < best[:2]:
-                best = (costs_s, above, (first_s, pace_s))
-        assert best is not None  # the origin can always be asked
-        _, self.parents[name], self._arrives[name] = best
-        self._children.setdefault(self.parents[name], []).append(name)
-        self._below.update(self.ancestors(name))
+        places = _Places(self, links, holders)
+        for name in names:
+            places.add(name)
 
-    def ancestors(self, name: str) -> list[str]:
-        """Return those above a worker, its parent first and the origin last."""
-        found = [self.parents[name]]
-        while found[-1] != ORIGIN:
-            found.append(self.parents[found[-1]])
-        return found
+    def ancestors(self, name: str) -> Iterator[str]:
+        """Yield those above a worker, its parent first and the origin last."""
+        while name != ORIGIN:
+            name = self.parents[name]
+            yield name
 
     def rate(self, name: str) -> float:
         """Return the bytes per second that a worker was predicted to receive."""
-        return min(self.size.chunk_bytes, self.size.payload_bytes) / self._arrives[name][1]
+        return min(self.size.chunk_bytes, self.size.payload_bytes) / self.arrives[name][1]
 
     def assignment(self, name: str, serving: Collection[str], holders: Collection[str] = ()) -> Assignment:
         """Return whom a worker is to ask, among those in `serving`; each gets a different few others."""
-        above = self.ancestors(name)
+        above = list(self.ancestors(name))
         parents = (*[one for one in above[:-1] if one in serving][: 1 + FALLBACKS], ORIGIN)
         names = list(self.parents)
         place = names.index(name)
@@ -156,6 +141,110 @@ class Tree:
         around = [one for one in around if one != name]
         others = sorted(around, key=lambda one: one not in holders)[:NEIGHBOURS]
         return Assignment(parents, tuple(others), len(above), self.rate(name))
+
+
+@dataclass(slots=True)
+class _Place:
+    """A party that workers may be placed below."""
+
+    link: Link
+    delay_s: float
+    """Of a byte on its way to a worker, but for that worker's half of a round trip."""
+    first_s: float
+    pace_s: float
+    fetching: int = 0
+    """Workers that fetch there and wait for it."""
+    unslowed: list[tuple[float, str]] = field(default_factory=list)
+    """Seconds from one chunk to the next, and name, of those that one more would not slow down: a heap."""
+    slowed: int = 0
+    """The others, each with those below it."""
+    slowed_s: float = 0.0
+    """Their seconds from one chunk to the next, all together."""
+
+
+class _Places:
+    """Where workers may be placed while some are added.
+
+    A place only becomes dearer while others are taken, so what it cost at least when last looked at still
+    holds. By that all wait in two heaps: what it costs a worker whose downlink is endless, and one whose
+    downlink is slower than all else. A worker looks at the cheapest until those left must cost it more.
+    """
+
+    def __init__(self, tree: Tree, links: Mapping[str, Link], holders: Collection[str]) -> None:
+        self._tree, self._links, self._holders = tree, links, holders
+        self._chunk = min(tree.size.chunk_bytes, tree.size.payload_bytes)
+        self._chunks = tree.size.payload_bytes / self._chunk
+        self._open: dict[str, _Place] = {}
+        self._slowed: set[str] = set()
+        self._heaps: tuple[list[tuple[float, str]], ...] = [], []
+        for name in tree.arrives:
+            self._offer(name)
+
+    def add(self, name: str) -> None:
+        """Place a worker where it has everything soonest, counting what that costs others."""
+        tree, here = self._tree, self._links[name]
+        own_s, way_s = self._chunk / here.down_bytes_per_s + CHUNK_OVERHEAD_S, here.round_trip_s / 2
+        besides_s = way_s, way_s + self._chunks * own_s
+        best: tuple[float, str, tuple[float, float]] | None = None
+        looked: tuple[set[str], ...] = set(), set()
+        turn = 0
+        while heap := self._heaps[turn]:
+            if best is not None and heap[0][0] + besides_s[turn] > best[0] * (1 + _ROUNDING):
+                break
+            above = heappop(heap)[1]
+            looked[turn].add(above)
+            place = self._open[above]
+            shared_s, costs_s = self._costs_s(place)
+            first_s = place.first_s + max(shared_s, own_s) + place.delay_s + way_s
+            pace_s = max(place.pace_s, shared_s, own_s)
+            costs_s += first_s + (self._chunks - 1) * pace_s
+            best = min(best or (costs_s, above, (first_s, pace_s)), (costs_s, above, (first_s, pace_s)))
+            turn = 1 - turn
+        assert best is not None  # the origin can always be asked
+        _, tree.parents[name], tree.arrives[name] = best
+        for one in islice(tree.ancestors(name), WEIGHED_HOPS):
+            if one == ORIGIN:
+                break
+            tree.below[one] += 1
+            if one in self._slowed:
+                above_it = self._open[tree.parents[one]]
+                above_it.slowed += 1
+                above_it.slowed_s += tree.arrives[one][1]
+        self._offer(name)
+        for turn, names in enumerate(looked):
+            for one in names:
+                self._wait(one, turn)
+
+    def _offer(self, name: str) -> None:
+        """Take in a party that has its place: it slows others down, and others may be placed below it."""
+        above = self._open.get(self._tree.parents.get(name, name))
+        if above is not None and name not in self._holders:
+            above.fetching += 1
+            heappush(above.unslowed, (self._tree.arrives[name][1], name))
+        if (link := self._links.get(name)) is not None and link.reachable:
+            arrives = (0.0, 0.0) if name in self._holders else self._tree.arrives[name]
+            self._open[name] = _Place(link, 0.0 if name == ORIGIN else link.round_trip_s / 2, *arrives)
+            for turn in range(len(self._heaps)):
+                self._wait(name, turn)
+
+    def _wait(self, name: str, turn: int) -> None:
+        """Put a place into a heap by the least that it costs."""
+        place = self._open[name]
+        shared_s, costs_s = self._costs_s(place)
+        costs_s += place.first_s + place.delay_s
+        if turn == 0:
+            costs_s += shared_s + (self._chunks - 1) * max(place.pace_s, shared_s)
+        heappush(self._heaps[turn], (costs_s, name))
+
+    def _costs_s(self, place: _Place) -> tuple[float, float]:
+        """Return the seconds of a chunk when one more fetches there, and those that it costs the others."""
+        shared_s = self._chunk * (place.fetching + 1) / place.link.up_bytes_per_s + CHUNK_OVERHEAD_S
+        while place.unslowed and place.unslowed[0][0] < shared_s:
+            pace_s, name = heappop(place.unslowed)
+            self._slowed.add(name)
+            place.slowed += 1 + self._tree.below[name]
+            place.slowed_s += pace_s * (1 + self._tree.below[name])
+        return shared_s, self._chunks * (shared_s * place.slowed - place.slowed_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +265,7 @@ def plan_tree(size: Size, origin: Link, workers: Mapping[str, Link]) -> Plan:
     if ORIGIN in workers:
         raise ContractError("a worker has an empty name, which stands for the origin; name it")
     tree, links = Tree(size), {**workers, ORIGIN: origin}
-    for name in fastest_first(workers):
-        tree.add(name, links)
+    tree.add(fastest_first(workers), links)
     times = tree_seconds(size, tree.parents, links)
     serving = {name for name, link in workers.items() if link.reachable}
     found = {name: tree.assignment(name, serving) for name in tree.parents}

@@ -153,14 +153,12 @@ class TransferPlans:
         if digest in self._retired:
             return FROM_ORIGIN
         holders = {one for one in peers if digest in self._known[one].held}
-        links = {one: self._link(one, address) for one, address in peers.items()} | {ORIGIN: self._origin()}
+        links = self._links(peers)
         if digest not in self._plans:
             tree = Tree(Size(payload.payload_bytes, payload.chunk_bytes))
             self._plans[digest] = _PayloadPlan(name_of_worker(worker_id), tree)
-            for one in fastest_first(
-                {one: links[one] for one in {worker_id, *likely, *holders} & peers.keys()}
-            ):
-                tree.add(one, links, holders)
+            first = {one: links[one] for one in {worker_id, *likely, *holders} & peers.keys()}
+            tree.add(fastest_first(first), links, holders)
             if len(self._plans) > PLANS_KEPT:
                 self._retire()
             if digest in self._retired:
@@ -169,7 +167,7 @@ class TransferPlans:
         serving = {one for one in peers if peers[one] and name_of_worker(one) not in shunned}
         if worker_id not in tree.parents:
             near = {one: link for one, link in links.items() if one in {*serving, worker_id, ORIGIN}}
-            tree.add(worker_id, near, holders | (tree.parents.keys() - peers.keys()))
+            tree.add([worker_id], near, holders | (tree.parents.keys() - peers.keys()))
         found = tree.assignment(worker_id, serving, holders)
         named = (*found.parents[:-1], *found.others)
         self._known[worker_id].named.update(named)
@@ -189,22 +187,18 @@ class TransferPlans:
         own = {accused for accused, said in self._accused.items() if name in said}
         return own | self.excluded().keys() | {name}
 
-    def _origin(self) -> Link:
-        return Link(min(self._cap, self._uplink(ORIGIN)), FASTEST_BYTES_PER_S)
-
-    def _link(self, worker_id: str, address: str) -> Link:
-        known = self._known[worker_id]
-        reachable = bool(address) and name_of_worker(worker_id) not in self.excluded()
-        return Link(self._uplink(worker_id), known.down_bytes_per_s, known.round_trip_s, reachable)
-
-    def _uplink(self, source: str) -> float:
-        """Return what a source sends, or what is usual among the workers where nobody reported it."""
-        if said := self._up.get(source):
-            return _agreed(said)
-        measured = [said for one, said in self._up.items() if said and one != ORIGIN]
-        if source == ORIGIN or len({name for said in measured for name in said}) < WITNESSES:
-            return UNMEASURED_UP_BYTES_PER_S
-        return median_low(map(_agreed, measured))
+    def _links(self, peers: Mapping[str, str]) -> dict[str, Link]:
+        """Return the links of the workers and of the origin; where no one reported a rate, the usual one."""
+        rates = {one: _agreed(said) for one, said in self._up.items() if said}
+        origin = rates.pop(ORIGIN, UNMEASURED_UP_BYTES_PER_S)
+        reporters = {name for one, said in self._up.items() if one != ORIGIN for name in said}
+        usual = median_low(rates.values()) if len(reporters) >= WITNESSES else UNMEASURED_UP_BYTES_PER_S
+        excluded = self.excluded()
+        links = {ORIGIN: Link(min(self._cap, origin), FASTEST_BYTES_PER_S)}
+        for one, address in peers.items():
+            known, reachable = self._known[one], bool(address) and name_of_worker(one) not in excluded
+            links[one] = Link(rates.get(one, usual), known.down_bytes_per_s, known.round_trip_s, reachable)
+        return links
 
 
 def _agreed(said: Mapping[str, float]) -> float:

@@ -1,6 +1,6 @@
 """Length memory: how long the completions of each prompt were, and whether that says how long they will be.
 
-Of each prompt the mean and the longest completion of its groups are kept, the newer ones counting more. A
+Of each prompt the longest completion of its groups is kept, the newer ones counting more. A
 prediction is only worth something if it ranks groups as they then turn out: `correlation` is Spearman's rank
 correlation of the longest completion as predicted and as seen, over the newest groups that had a prediction.
 
@@ -28,15 +28,6 @@ NEWEST = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLengths:
-    """Completion lengths of one prompt, tokens."""
-
-    mean: float
-    longest: float
-    """Of a group: the completion that the others wait for."""
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedGroup:
     """One group as it was predicted and as it was."""
 
@@ -54,8 +45,9 @@ class ComparedGroup:
 class LengthMemory:
     """What is remembered of the lengths of a run's training groups."""
 
-    prompts: dict[int, PromptLengths] = field(default_factory=dict)
-    """By prompt, the one that was sampled longest ago first."""
+    prompts: dict[int, float] = field(default_factory=dict)
+    """Prompt -> tokens of the longest completion of its groups, for which the others wait; the
+    prompt that was sampled longest ago first."""
     compared: list[ComparedGroup] = field(default_factory=list)
     """Oldest first."""
     added: int = 0
@@ -70,22 +62,19 @@ class LengthMemory:
         """
         if not counts:
             return
-        mean, longest = math.fsum(counts) / len(counts), float(max(counts))
-        before = self.prompts.pop(prompt_index, None)
+        longest, before = float(max(counts)), self.prompts.pop(prompt_index, None)
         if before is not None:
-            self.compared = [*self.compared, ComparedGroup(before.longest, tuple(counts))][-GROUPS_COMPARED:]
-            mean = NEWEST * mean + (1.0 - NEWEST) * before.mean
-            longest = NEWEST * longest + (1.0 - NEWEST) * before.longest
+            self.compared = [*self.compared, ComparedGroup(before, tuple(counts))][-GROUPS_COMPARED:]
+            longest = NEWEST * longest + (1.0 - NEWEST) * before
         elif len(self.prompts) >= PROMPTS_REMEMBERED:
             del self.prompts[next(iter(self.prompts))]
-        self.prompts[prompt_index] = PromptLengths(mean, longest)
+        self.prompts[prompt_index] = longest
         self.added += 1
 
     def predict(self, prompt_index: int) -> float | None:
         """Return the tokens that the longest completion of a prompt's next group should have; None when the
         prompt was never sampled."""
-        known = self.prompts.get(prompt_index)
-        return None if known is None else known.longest
+        return self.prompts.get(prompt_index)
 
     def correlation(self) -> float | None:
         """Return Spearman's rank correlation of predicted and seen lengths, -1..1.

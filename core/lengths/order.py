@@ -15,7 +15,6 @@ A worker much slower than the fastest begins at the short end.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 
 SLOW = 0.5
@@ -39,34 +38,26 @@ def order_by_length(max_staleness: int) -> LeaseOrder:
     return LeaseOrder.ALTERNATING if max_staleness else LeaseOrder.LONGEST_FIRST
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingGroup:
-    """A group that may be leased."""
-
-    number: int
-    """Its place among those that may be leased: the lower, the earlier it trains."""
-    step: int
-    """At which it trains."""
-    tokens: float
-    """That its longest completion is predicted to need."""
-
-
 def take(
-    order: LeaseOrder, groups: Iterable[WaitingGroup], most: int, workers: int = 1, share: float = 1.0
+    order: LeaseOrder,
+    groups: Iterable[tuple[int, int, float]],
+    most: int,
+    workers: int = 1,
+    share: float = 1.0,
 ) -> list[int]:
     """Return the numbers of up to `most` groups for a worker that asks, the first to sample first.
 
     Args:
         order: how groups are ordered.
-        groups: those that may be leased.
+        groups: those that may be leased: number (the lower, the earlier it trains), step at which it trains,
+            and tokens that its longest completion is predicted to need.
         most: how many it may have.
         workers: how many are active.
         share: its pace over that of the fastest.
     """
     steps: dict[int, list[tuple[float, int]]] = {}
-    for group in groups:
-        tokens = 0.0 if order is LeaseOrder.ARRIVAL else group.tokens
-        steps.setdefault(group.step, []).append((-tokens, group.number))
+    for number, step, tokens in groups:
+        steps.setdefault(step, []).append((0.0 if order is LeaseOrder.ARRIVAL else -tokens, number))
     taken = list[int]()
     for _, line in sorted(steps.items()):
         if not (count := min(most - len(taken), len(line))):

@@ -1,18 +1,19 @@
 """Pins: every artifact of a run as an entry of a DVC-tracked directory, appended in process.
 
 A run's ledger is the directory ``<folder>/<run>`` with a pointer beside it that names the tree of its
-entries. An entry is first in DVC's cache and then, under its name, in the directory, each by one call of the
-file system; so what a process had not published yet lies there whole, and the next one to open the ledger
-enters it. Publishing writes the tree, flushed to the disk, before the pointer. Appending takes about a
-millisecond, where the command needs seconds. ``dvc status``, ``push``, ``pull``, ``checkout`` and ``gc`` work
-on ledgers that are kept.
+entries. An entry is first a line of the journal, name and md5, then in DVC's cache and then, under its name,
+in the directory. So the next process that opens the ledger knows what a killed one had not published, and
+takes nothing else that lies there for it. Publishing writes the tree, flushed to the disk, before the pointer
+and empties the journal. Appending takes a few milliseconds, where the command needs seconds. ``dvc status``,
+``push``, ``pull``, ``checkout`` and ``gc`` work on ledgers that are kept.
 
-Entries never change; those that retention takes away leave in the opposite order: the tree and the pointer
-without them, then DVC's cache, and the file last. A long run of an earlier release has further directories
-of the same form, its shards; they are read, and the last one is written on.
+Entries never change; those that retention takes away leave in the same order: a line of the journal, the tree
+and the pointer without them, DVC's cache, and the file last. A long run of an earlier release has further
+directories of the same form, its shards; they are read, and the last one is written on.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,16 +35,19 @@ from antiphon.lineage.layout import (
     GITIGNORE,
     check_rel,
     files_in,
+    journal_line,
+    journal_of,
     keep,
     kept_pointer_of,
     pointer_bytes,
     pointer_of,
+    read_journal,
     read_pointer,
     read_tree,
     shard_directories,
     tree_name,
 )
-from antiphon.system.files import PREFIX, hold, write_atomically
+from antiphon.system.files import PREFIX, flush_folder, hold, write_atomically
 
 _PROTECTED = 0o444
 """DVC trusts a cached file of this mode without reading it again."""
@@ -140,6 +144,8 @@ class Ledger:
                     f"ledger entry {rel} of {shard.directory.name} is pinned as {known}, not {md5}; "
                     "entries never change"
                 )
+            if known is None:
+                self._note(shard, rel, md5)
             if known is None or not target.exists():
                 self._place(payload, target, HashInfo("md5", md5))
                 shard.entries[rel] = Meta(size=target.stat().st_size), HashInfo("md5", md5)
@@ -164,18 +170,24 @@ class Ledger:
         with _explained(self.directory):
             gone, published = [], False
             for rel in rels:
-                shard = self._homes.pop(rel)
-                gone.append((shard.directory / rel, str(shard.entries.pop(rel)[1].value)))
-                published |= rel not in shard.unpublished
+                shard = self._homes[rel]
+                info = shard.entries[rel][1]
+                if rel not in shard.unpublished:
+                    self._note(shard, rel, str(info.value))
+                    published = True
                 shard.unpublished ^= {rel}
+                del self._homes[rel], shard.entries[rel]
+                gone.append((shard.directory / rel, str(info.value)))
             if published:
-                self.publish()
+                self._write_trees()
             needed = {info.value for shard in self._shards for _, info in shard.entries.values()}
             for place, md5 in gone:
                 if place.exists():
                     if md5 not in needed and release(place):
                         self._cached(md5).unlink(missing_ok=True)
                     place.unlink()
+            if published:
+                self._empty_journals()
 
     def publish(self) -> None:
         """Write what is new as a tree and its pointer.
@@ -184,22 +196,37 @@ class Ledger:
             UnavailableError: when there is no space left.
         """
         with _explained(self.directory):
-            for shard in self._shards:
-                pointer = pointer_of(shard.directory)
-                if not shard.unpublished and pointer.exists():
-                    continue
-                tree = Tree()
-                for rel, (meta, info) in shard.entries.items():
-                    tree.add(tuple(rel.split("/")), meta, info)
-                body = tree.as_bytes()
-                before, shard.tree = shard.tree, tree_name(body)
-                write_atomically(self._cached(shard.tree), body, _PROTECTED)
-                size = sum(meta.size or 0 for meta, _ in shard.entries.values())
-                place = kept_pointer_of(shard.directory) if self._kept else pointer
-                write_atomically(place, pointer_bytes(shard.directory, shard.tree, size, len(tree)))
-                shard.unpublished.clear()
-                if before not in ("", shard.tree) and place.suffix != ".dvc":  # which git may know as it was
-                    self._cached(before).unlink(missing_ok=True)
+            self._write_trees()
+            self._empty_journals()
+
+    def _write_trees(self) -> None:
+        for shard in self._shards:
+            pointer = pointer_of(shard.directory)
+            if not shard.unpublished and pointer.exists():
+                continue
+            tree = Tree()
+            for rel, (meta, info) in shard.entries.items():
+                tree.add(tuple(rel.split("/")), meta, info)
+            body = tree.as_bytes()
+            before, shard.tree = shard.tree, tree_name(body)
+            write_atomically(self._cached(shard.tree), body, _PROTECTED)
+            size = sum(meta.size or 0 for meta, _ in shard.entries.values())
+            place = kept_pointer_of(shard.directory) if self._kept else pointer
+            write_atomically(place, pointer_bytes(shard.directory, shard.tree, size, len(tree)))
+            shard.unpublished.clear()
+            if before not in ("", shard.tree) and place.suffix != ".dvc":  # which git may know as it was
+                self._cached(before).unlink(missing_ok=True)
+
+    def _empty_journals(self) -> None:
+        for shard in self._shards:
+            journal_of(shard.directory).write_bytes(b"")
+
+    def _note(self, shard: _Shard, rel: str, md5: str) -> None:
+        """Write to the journal that an entry comes or leaves, before anything of it happens."""
+        with journal_of(shard.directory).open("a", encoding="utf-8") as journal:
+            journal.write(journal_line(rel, md5))
+            journal.flush()
+            os.fsync(journal.fileno())
 
     def close(self) -> None:
         """Publish what is new and let go of the project's databases and of the ledger."""
@@ -223,8 +250,10 @@ class Ledger:
         incoming = target.with_name(f"{PREFIX}{target.name}")
         links = [*self._cache.cache_types, "copy"]
         generic.transfer(self._cache.fs, str(cached), localfs, str(incoming), links=links)
+        _flush(incoming)
         target.unlink(missing_ok=True)  # it was altered
         incoming.rename(target)
+        flush_folder(target.parent)
         self._repo.state.save(str(target), localfs, info)
 
     def _cache_file(self, path: Path, info: HashInfo) -> Path:
@@ -233,27 +262,41 @@ class Ledger:
         if place.is_file() and place.stat().st_size != path.stat().st_size:
             place.unlink()
         self._cache.add(str(path), localfs, info.value, hardlink=True)
+        _flush(place)
         return place
 
     def _opened(self, directory: Path) -> _Shard:
-        """Read what was published, and enter what lies in the directory besides."""
+        """Read what was published, and enter what the journal has besides.
+
+        What lies in the directory counts by itself only where an earlier release left no journal, or the tree
+        was lost.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         for path in directory.rglob(".*"):  # what a killed process left half-written
             if path.name.startswith(PREFIX) or path.suffix == ".tmp":
                 path.unlink()
-        shard, files = _Shard(directory), files_in(directory)
-        for rel, md5 in self._published(shard, files).items():
-            place = files.get(rel, self._cached(md5))
-            size = place.stat().st_size if place.is_file() else 0
-            shard.entries[rel] = Meta(size=size), HashInfo("md5", md5)
-        for rel in files.keys() - shard.entries.keys():
-            meta, info = hash_file(str(files[rel]), localfs, "md5", state=self._repo.state)
-            self._cache_file(files[rel], info)
-            shard.entries[rel] = Meta(size=meta.size), info
-            shard.unpublished.add(rel)
+        shard, files, noted = _Shard(directory), files_in(directory), read_journal(directory)
+        tree = self._published(shard, files)
+        if noted is None or tree is None:
+            lying = files.keys() - (tree or {}).keys()
+            noted = {rel: self._md5(files[rel]) for rel in lying} | (noted or {})
+        for rel, md5 in ({rel: noted[rel] for rel in noted if rel in files} | (tree or {})).items():
+            info, file, place = HashInfo("md5", md5), files.get(rel), self._cached(md5)
+            if rel not in (tree or {}):
+                shard.unpublished.add(rel)
+                if file and self._md5(file) == md5:  # a verification names one that was altered
+                    self._cache_file(file, info)
+            size = next((known.stat().st_size for known in (place, file) if known and known.is_file()), 0)
+            shard.entries[rel] = Meta(size=size), info
+        lines = [journal_line(rel, str(shard.entries[rel][1].value)) for rel in shard.unpublished]
+        write_atomically(journal_of(directory), "".join(lines).encode())
         return shard
 
-    def _published(self, shard: _Shard, files: dict[str, Path]) -> dict[str, str]:
+    def _md5(self, path: Path) -> str:
+        return str(hash_file(str(path), localfs, "md5", state=self._repo.state)[1].value)
+
+    def _published(self, shard: _Shard, files: dict[str, Path]) -> dict[str, str] | None:
+        """Return the tree that the pointer names, {} without a pointer; None where the files stand for it."""
         pointer = pointer_of(shard.directory)
         if not pointer.is_file():
             return {}
@@ -272,7 +315,7 @@ class Ledger:
                 f"{pointer} names a tree that is not in the DVC cache; run `dvc pull {pointer}` first"
             )
         _log.warning("ledger.tree_rebuilt", shard=shard.directory.name, entries=len(files))
-        return {}
+        return None
 
     def _cached(self, name: Any) -> Path:
         return Path(self._cache.oid_to_path(name))
@@ -290,6 +333,11 @@ def dvc_cache(project: Path) -> Iterator[Callable[[str], Path]]:
         yield lambda md5: Path(repo.cache.local.oid_to_path(md5))
     finally:
         repo.close()
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _lock(directory: Path, place: Path) -> IO[bytes]:

@@ -32,7 +32,6 @@ from antiphon.lineage.documents.artifacts import (
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.export import Export, export_version
-from antiphon.lineage.layout import PUBLISH_ENTRIES
 from antiphon.lineage.names import (
     CHECKPOINTS,
     MODEL_FILES,
@@ -58,6 +57,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("antiphon.lineage")
 
+PUBLISH_ENTRIES = 16
+"""New entries after which the tree is published."""
 PUBLISH_SHARE = 0.05
 """Publishing waits for this share of all entries, so that publishing stays cheap in long runs."""
 

@@ -17,6 +17,8 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,9 @@ _log = structlog.get_logger(__name__)
 
 HOST = "127.0.0.1"
 
+APPLICATION = ("--factory", "prefect.server.api.server:create_app")
+"""What `prefect server start` has uvicorn serve, without the half CPU second that its command line takes."""
+
 STOP_GRACE_S = 10.0
 """Seconds a server gets between SIGTERM and SIGKILL."""
 
@@ -48,6 +53,10 @@ a third of the CPU seconds for a task; what became of a task is kept all the sam
 
 KEEP_S = 0.5
 """Pause between two looks at a server that is kept."""
+
+_CATALOGUE = ("API_BLOCKS_REGISTER_ON_START", "MEMOIZE_BLOCK_AUTO_REGISTRATION")
+"""The list of block types, which only deployments and automations need: writing it into the database takes a
+fifth of the CPU seconds of a start. Without the second one the next server would take it for written."""
 
 _IN_BATCHES = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
@@ -117,40 +126,36 @@ class PrefectServer:
         self.process.stop(grace_s)
 
 
-class PrefectSupervisor:
-    """Starts a server again, on the same port and database, when it ends before it should."""
+@contextmanager
+def kept_running(server: PrefectServer, home: Path, grace_s: Callable[[], float]) -> Iterator[None]:
+    """Start the server of a home again, on the same port and database, when it ends before the block does.
 
-    def __init__(self, server: PrefectServer, home: Path) -> None:
-        """Begin to watch a server that answers and was started for `home`."""
-        self._server = server
-        self._home = home
-        self._over = threading.Event()
-        self._grace_s = STOP_GRACE_S
-        self.restarts = 0
-        # The thread outlives every server it starts, as they are tied to it.
-        self._thread = threading.Thread(target=self._watch, name="prefect", daemon=True)
-        self._thread.start()
+    It answers already. At the end of the block it is stopped, with `grace_s()` seconds to end in order.
+    """
+    over, port = threading.Event(), int(server.page.rpartition(":")[2])
 
-    def close(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop watching, then the server."""
-        self._grace_s = grace_s
-        self._over.set()
-        self._thread.join(2 * STOP_GRACE_S)
-
-    def _watch(self) -> None:
-        port = int(self._server.page.rpartition(":")[2])
-        while not self._over.wait(KEEP_S):
-            status = self._server.process.poll()
-            if status is None or self.restarts >= RESTARTS:
+    def watch() -> None:
+        kept, restarts = server, 0
+        while not over.wait(KEEP_S):
+            status, log = kept.process.poll(), kept.process.log
+            if status is None or restarts >= RESTARTS:
                 continue
-            self.restarts += 1
-            log = self._server.process.log
-            _log.warning("prefect.restarted", status=status, start=self.restarts + 1, log=str(log))
+            restarts += 1
+            _log.warning("prefect.restarted", status=status, start=restarts + 1, log=str(log))
             try:
-                self._server = begin_prefect_server(self._home, port, log)
+                kept = begin_prefect_server(home, port, log)
             except ConfigError as error:  # the port was given away; it may become free again
                 _log.warning("prefect.unstarted", reason=str(error))
-        self._server.stop(self._grace_s)
+        kept.stop(grace_s())
+
+    # The thread outlives every server it starts, as they are tied to it.
+    thread = threading.Thread(target=watch, name="prefect", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(2 * STOP_GRACE_S)
 
 
 def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False) -> PrefectServer:
@@ -175,8 +180,8 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
         begin_with_empty_database(home / "prefect")
         # Prefect's own default puts the path into a URL as it is.
         environment[_DATABASES[1]] = sqlite_url(home / "prefect" / "prefect.db", "sqlite+aiosqlite")
-    arguments = [sys.executable, "-P", "-m", "antiphon.system.collecting", "prefect", "server", "start"]
-    arguments += ["--host", HOST, "--port", str(port)]
+    arguments = [sys.executable, "-P", "-m", "antiphon.system.collecting", "uvicorn", *APPLICATION]
+    arguments += ["--host", HOST, "--port", str(port), "--log-level", "warning"]
     arguments = arguments if outlive else tied_command(arguments)
     return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive))
 
@@ -250,12 +255,14 @@ def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT__SERVER_FINAL": "1",  # as Prefect sets it: no second application is made in the process
         "DO_NOT_TRACK": "1",
         **_IN_BATCHES,
     }
-    idle = _UNUSED if schedules else (*_UNUSED, *_SCHEDULING)
-    environment |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in idle}
-    return environment
+    idle = [
+        f"SERVER_SERVICES_{name}_ENABLED" for name in (_UNUSED if schedules else (*_UNUSED, *_SCHEDULING))
+    ]
+    return environment | {f"PREFECT_{name}": "false" for name in (*idle, *(() if schedules else _CATALOGUE))}
 
 
 def client_environment(url: str, home: Path) -> dict[str, str]:

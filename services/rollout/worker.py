@@ -21,7 +21,7 @@ from typing import Literal
 import structlog
 
 from antiphon.api.coordinator import Coordinator
-from antiphon.api.engine import Engine
+from antiphon.api.engine import DriveEngine, Engine, EngineDriver
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.errors import RefusedError, UnavailableError
 from antiphon.core.loop.leases import finishes_in_time
@@ -34,7 +34,6 @@ from antiphon.core.requests import (
     WorkerWelcome,
 )
 from antiphon.net.rpc.retry import retry_unavailable
-from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
 from antiphon.services.rollout.work import GroupInFlight, WorkInFlight, gather
@@ -240,7 +239,7 @@ class RolloutWorker:
     async def _register_again(self) -> None:
         """Register with a coordinator that forgot the worker; work in flight continues under the new name."""
         await self._register()
-        self._weights.network.forgotten()
+        self._weights.source.network.forgotten()
 
     async def _leave_when_asked(self) -> None:
         """Wait for `stop`; then finish what is finished soon, hand over the rest, and leave."""
@@ -292,7 +291,7 @@ class RolloutWorker:
             await retry_unavailable("coordinator.heartbeat", heartbeat, HAND_OVER_S, self._name)
 
     async def _heartbeats(self, pause_s: float) -> None:
-        work, network = self._work, self._weights.network
+        work, network = self._work, self._weights.source.network
 
         async def heartbeat() -> HeartbeatReply:
             # Made again for each attempt: what is sampled and what is held keeps changing.
@@ -354,11 +353,11 @@ class RolloutWorker:
             progress=progress,
             released_leases=released,
             leaving=leaving,
-            bytes_fetched=self._prepared_bytes + weights.bytes_fetched,
+            bytes_fetched=self._prepared_bytes + weights.source.bytes_fetched,
             numerics=engine.numerics,
             swap_error="" if failing is None else failing.reason[:MOST_REASON],
             swap_failing_s=0.0 if failing is None else now - failing.since_s,
-            network=weights.network.report(),
+            network=weights.source.network.report(),
         )
 
     def _apply_reply(self, reply: HeartbeatReply) -> None:

@@ -19,7 +19,7 @@ from antiphon.api.manifest import check_manifest, full_payload
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
-from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
 from antiphon.core.spans import spans_of_changes
@@ -27,7 +27,7 @@ from antiphon.environments.environment import Problem
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
-from antiphon.weights.client import BroadcastClient
+from antiphon.weights.rpc import BroadcastClient
 from antiphon.weights.service import Arrivals
 from antiphon.weights.transport import AskPlan, RelayTransport
 

@@ -21,6 +21,8 @@ RESOLUTION_S = 1e-9
 """Shortest delay of a timer that has one; real clocks have such a grain, too."""
 STILL_LIMIT = 200_000
 """Callbacks run within one instant before the clock counts as standing still."""
+ENDINGS = 8
+"""Times that a task is cancelled which does not end."""
 _T = TypeVar("_T")
 _current: "ContextVar[Process | None]" = ContextVar("process", default=None)
 
@@ -326,22 +328,25 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """End every task that is left, so that none is found dead later; one that will not end is left."""
         asyncio._set_running_loop(self)
         try:
-            for task in self._living:
-                task.cancel()
-            until = self.callbacks + STILL_LIMIT
-            while self._ready and self.callbacks < until:
-                self.callbacks += 1
-                handle = self._ready.popleft()
-                if handle.callback is not None:
-                    handle.context.run(handle.callback, *handle.arguments)
+            for _ in range(ENDINGS):
+                # A task that waits for something on its way out is cancelled there once more.
+                for task in self._unfinished():
+                    task.cancel()
+                until = self.callbacks + STILL_LIMIT
+                while self._ready and self.callbacks < until:
+                    self.callbacks += 1
+                    handle = self._ready.popleft()
+                    if handle.callback is not None:
+                        handle.context.run(handle.callback, *handle.arguments)
         finally:
             asyncio._set_running_loop(None)
 
+    def _unfinished(self) -> list[asyncio.Task[Any]]:
+        return sorted(asyncio.all_tasks(self), key=hash)
+
     def _waiters(self) -> str:
-        tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
-        tasks.sort(key=lambda task: task.number if isinstance(task, _Task) else 0)
         places = []
-        for task in tasks:
+        for task in self._unfinished():
             stack = task.get_stack(limit=1)
             where = f" at {stack[0].f_code.co_name}:{stack[0].f_lineno}" if stack else ""
             coroutine = getattr(task.get_coro(), "__qualname__", task.get_name())

@@ -141,7 +141,8 @@ class Network:
             process_ended(process)
         for call in list(self._calls):
             if call.sender is process:
-                self._abandon(call)
+                self._calls.pop(call, None)
+                self._hang_up(call)
                 continue
             for server, task in list(call.tasks):
                 if server is process:
@@ -200,10 +201,6 @@ class Network:
     def _fail(self, call: _Call, status: str, details: str) -> None:
         if not call.reply.done():
             call.reply.set_exception(CallFailed(status, details))
-
-    def _abandon(self, call: _Call) -> None:
-        self._calls.pop(call, None)
-        self._hang_up(call)
 
     def _hang_up(self, call: _Call) -> None:
         """Cancel the server's work: no one waits any more."""

@@ -22,9 +22,8 @@ from antiphon.net.security.guard import CALLS_AT_ONCE, Guard
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.protos import rollout_pb2
 from antiphon.system.clock import wall_clock
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import register_broadcast
+from antiphon.weights.rpc import BroadcastClient, register_broadcast
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.signature import sign_manifest
 from tests.support.artifacts import light_snapshot

@@ -1,6 +1,5 @@
 """The arithmetic of the races: link rates, levels, intervals, and what breaks a promise."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.benchmarks.end_to_end import MECHANISMS, compare
-from antiphon.benchmarks.parts.own_environment import MissingToolError
-from antiphon.benchmarks.parts.parity.trl_server import missing_server, served
 from antiphon.benchmarks.parts.race.runs import (
     covered,
     half_interval,
@@ -171,15 +168,3 @@ def test_versus_trl_without_trl_has_no_ratios_and_one_never_reached_is_said() ->
     assert result["cpu_seconds_ratio"] is None and violated == [
         "held-out reward 0.7 was reached by TRL and not here"
     ]
-
-
-@pytest.mark.parametrize(("gpus", "said"), [(0, "this machine has 0; so"), (1, "has 1; so"), (2, "")])
-def test_why_trl_has_no_server_is_one_sentence(
-    gpus: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    reason = missing_server()
-    assert said in reason and bool(reason) == bool(said)
-    if reason:
-        with pytest.raises(MissingToolError, match="NCCL"), served(tmp_path, tmp_path):
-            pass

@@ -1,7 +1,9 @@
 """`lineage --verify` looks at every run and every ledger that is here, and never passes on nothing."""
 
+import hashlib
 import json
 import shutil
+from itertools import starmap
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from antiphon.cli.app import execute
 from antiphon.cli.lineage import verify_all
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.lineage.layout import files_in, journal_line, journal_of
 from antiphon.runs.finding import find_run, pulled_runs
 from tests.support.artifacts import RecordedRun
 
@@ -69,16 +72,14 @@ def test_a_run_killed_before_its_ledger_was_published_is_sound(tmp_path: Path) -
     killed = RecordedRun(tmp_path / "home")
     killed.log.announce(killed.snapshot(0))
     killed.records().close(60.0)
-    pointer = killed.ledger / "demo-1.dvc"
-    body = pointer.read_bytes()
+    directory, pointer = killed.ledger / "demo-1", killed.ledger / "demo-1.dvc"
     pointer.unlink()
+    (found, _) = verify_all(killed.home, None)  # it was published, and is missed
+    assert found.result is not None and "is missing" in found.result.findings[0].problem
+    files = {rel: hashlib.md5(path.read_bytes()).hexdigest() for rel, path in files_in(directory).items()}
+    journal_of(directory).write_text("".join(starmap(journal_line, files.items())))
     results = [entry.result for entry in verify_all(killed.home, None)]
     assert all(result is not None and not result.findings for result in results)
-    pointer.write_bytes(body)
-    (killed.run_dir / "outcome.json").write_text("{}")
-    pointer.unlink()  # that of a finished run is missed
-    (found, _) = verify_all(killed.home, None)
-    assert found.result is not None and "is missing" in found.result.findings[0].problem
 
 
 def test_a_missing_ledger_of_a_recorded_run_is_no_such_case(run: RecordedRun) -> None:

@@ -18,7 +18,7 @@ from tests.support.main_job import SMALL, Job, all_gone, check_batches, command,
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
 STALENESS = 2
-STEPS = 16
+STEPS = 12
 """Enough that no interruption below comes after the end: what takes long has the learner stopped."""
 QUIET = ("record.mlflow=false", "record.dvc=false")
 

@@ -10,7 +10,7 @@ import pytest
 from antiphon.services.rollout.engine.environment import child_environment
 from tests.support.main_job import PROJECT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 
 STEPS = 4
 Run = dict[str, Any]
@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, test_seed: int) -> dict[str, 
             env=child_environment(threads=1),
             stdout=log,
             stderr=subprocess.STDOUT,
-            timeout=280.0,
+            timeout=360.0,
             check=False,
         )
     assert done.returncode == 0, (folder / "log").read_text(errors="replace")[-6000:]
@@ -65,3 +65,11 @@ def test_the_settings_that_may_matter_do(runs: dict[str, Run]) -> None:
     # Under S=2 the first three batches all come from the base model; only what trains between differs.
     assert runs["S2k1-calm"]["batches"][:3] == runs["S2k2-calm"]["batches"][:3]
     assert runs["S0k1-calm"]["batches"][1] != runs["S2k1-calm"]["batches"][1]
+
+
+def test_patches_carry_a_run_and_change_no_bit_of_it(runs: dict[str, Run]) -> None:
+    off, on = runs["patches-off"], runs["patches-on"]
+    assert on["weights"] == off["weights"] and on["batches"] == off["batches"]
+    # The last version is not waited for: the run may end before it was fetched.
+    assert off["bytes_fetched"] >= STEPS * off["full_bytes"]
+    assert on["full_bytes"] <= on["bytes_fetched"] < 1.5 * on["full_bytes"]

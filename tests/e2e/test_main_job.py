@@ -16,9 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import antiphon
 from antiphon.core.digests import digest_bytes
-from antiphon.lineage.ledger.findings import identity
 from antiphon.lineage.ledger.pins import Ledger, dvc_cache
-from antiphon.lineage.ledger.verify import check_run
+from antiphon.lineage.ledger.verify import RunCheck, identity
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.support.damage import files_of_run, flipped
 from tests.support.figure_views import check_against_the_journal, check_views
@@ -180,7 +179,7 @@ def test_one_altered_bit_is_found_and_named(job: Job) -> None:
             position, bit = chance.randrange(path.stat().st_size), chance.randrange(8)
             with flipped(path, position, bit):
                 place = identity(path)
-                found = check_run(job.run_dir, job.home / "store", job.home / "ledger", cached).findings
+                found = RunCheck(job.run_dir, job.home / "store").check(job.home / "ledger", cached).findings
             names = [p for finding in found for p in finding.paths if p.exists()]
             assert any(identity(p) == place for p in names), f"seed {FLIP_SEED}, flip {number} of {path}"
 

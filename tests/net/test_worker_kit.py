@@ -20,8 +20,8 @@ from antiphon.net.worker_kit import (
     KIT_FILE,
     KIT_FILES,
     KIT_PART_BYTES,
-    KitFile,
     fetch_kit,
+    kit_part,
     pack_kit,
     read_kit,
     write_kit,
@@ -114,18 +114,18 @@ def test_no_more_than_a_kit_may_hold_is_inflated(monkeypatch: pytest.MonkeyPatch
         read_kit(zlib.compress(Kit(files=[content]).SerializeToString()))
 
 
-def offered(folder: Path, signer: object = KEY) -> KitFile:
+def offered(folder: Path, signer: object = KEY) -> Path:
     write_kit(MODEL, RUN, folder, signer)  # type: ignore[arg-type]
-    return KitFile(folder / KIT_FILE)
+    return folder / KIT_FILE
 
 
 def fetched(ask: Ask, root: Path, arrived: list[int], stall_s: float = 0.0, run: str = RUN) -> Path:
     return asyncio.run(fetch_kit(ask, run, KEY.public, root, stall_s, arrived.append))
 
 
-def asking(kit: KitFile, change: Callable[[KitPart], KitPart | None] = lambda part: part) -> Ask:
+def asking(kit: Path, change: Callable[[KitPart], KitPart | None] = lambda part: part) -> Ask:
     async def ask(offset: int) -> KitPart | None:
-        part = kit.part(offset)
+        part = kit_part(kit, offset)
         return None if part is None else change(part)
 
     return ask
@@ -135,7 +135,7 @@ def test_a_kit_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worker_kit, "KIT_PART_BYTES", 100)
     kit, arrived = offered(tmp_path), list[int]()
     folder = fetched(asking(kit), tmp_path / "kits", arrived)
-    archive = (tmp_path / KIT_FILE).read_bytes()[64:]
+    archive = (tmp_path / KIT_FILE).read_bytes()[96:]
     assert sum(arrived) == len(archive) and max(arrived) == 100
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == read_kit(archive)
     assert list(expected_tensors(folder)) == list(expected_tensors(MODEL))
@@ -180,17 +180,17 @@ def test_a_coordinator_without_a_kit_is_waited_for_and_then_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_kit, "MOST_PAUSE_S", 0.0)
-    kit, asked = KitFile(tmp_path / KIT_FILE), list[int]()
+    kit, asked = tmp_path / KIT_FILE, list[int]()
 
     async def ask(offset: int) -> KitPart | None:
         asked.append(offset)
         if len(asked) == 4:
             write_kit(MODEL, RUN, tmp_path, KEY)
-        return kit.part(offset)
+        return kit_part(kit, offset)
 
     assert fetched(ask, tmp_path / "kits", [], stall_s=60.0).is_dir()
     with pytest.raises(UnavailableError, match="no worker kit"):
-        fetched(asking(KitFile(tmp_path / "none")), tmp_path / "kits", [])
+        fetched(asking(tmp_path / "none"), tmp_path / "kits", [])
 
 
 def test_a_table_that_is_none_is_named(tmp_path: Path) -> None:
@@ -198,3 +198,10 @@ def test_a_table_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / TENSOR_TABLE).write_text(json.dumps([["a", "F32"]]))
     with pytest.raises(ConfigError, match="no table of tensors"):
         expected_tensors(tmp_path)
+
+
+def test_an_offset_beyond_the_end_brings_nothing(tmp_path: Path) -> None:
+    part = kit_part(offered(tmp_path), 2**62)
+    assert (
+        part is not None and not part.data and part.total_bytes == (tmp_path / KIT_FILE).stat().st_size - 96
+    )

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.lineage.ledger.findings import FileReader, Findings, identity
-from antiphon.lineage.ledger.verify import Verification, check_run, verify_run, verify_store
-from antiphon.lineage.ledger.verify_ledger import ShardCheck
+from antiphon.lineage.ledger.verify import (
+    Findings,
+    RunCheck,
+    ShardCheck,
+    Verification,
+    identity,
+    verify_run,
+    verify_store,
+)
 from tests.support.artifacts import RecordedRun
 from tests.support.damage import files_of_run, flipped
 
@@ -32,7 +38,7 @@ def cached(run: RecordedRun) -> Callable[[str], Path]:
 
 
 def check(run: RecordedRun) -> Verification:
-    return check_run(run.run_dir, run.store.root, run.ledger, cached(run))
+    return RunCheck(run.run_dir, run.store.root).check(run.ledger, cached(run))
 
 
 def test_every_flipped_bit_is_found_and_named(run: RecordedRun) -> None:
@@ -66,8 +72,8 @@ def test_no_byte_of_the_pointer_slips_through(run: RecordedRun) -> None:
         bit = position % 8
         with flipped(pointer, position, bit):
             findings = Findings()
-            ShardCheck(run.ledger / run.run_id, cached(run), FileReader(), findings).check()
-            named = any(pointer in finding.paths for finding in findings.all())
+            ShardCheck(run.ledger / run.run_id, cached(run), findings).check()
+            named = any(pointer in finding.paths for finding in findings.result().findings)
             assert named, f"bit {bit} of byte {position}"
 
 

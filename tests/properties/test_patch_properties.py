@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import TensorEntry
-from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.weights.patch import apply_patch, encode_patch
 
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "uint8": 1, "bool": 1}
 OLD, NEW = "a" * 64, "b" * 64
@@ -94,7 +94,7 @@ def patch_of(pair: Pair, threads: int = 1) -> bytes:
 def full_of(pair: Pair, threads: int = 1) -> bytes:
     pieces: list[bytes] = []
     options = {"result_digest": NEW, "threads": threads, "block_bytes": pair.block_bytes}
-    encode_full(pair.new, pair.tensors, pieces.append, **options)
+    encode_patch(None, pair.new, pair.tensors, pieces.append, **options)
     return b"".join(pieces)
 
 
@@ -111,7 +111,7 @@ def test_every_bit_comes_back(pair, threads) -> None:
     assert patch == patch_of(pair, threads)
     assert patched(pair, patch, threads) == pair.new
     out = bytearray()
-    decode_full(full_of(pair, threads), pair.tensors, out.extend, result_digest=NEW, threads=threads)
+    apply_patch(None, full_of(pair, threads), pair.tensors, out.extend, result_digest=NEW, threads=threads)
     assert out == pair.new
 
 
@@ -129,7 +129,7 @@ def test_a_file_changed_on_the_way_is_refused(pair, full, data) -> None:
     out = bytearray()
     with pytest.raises(IntegrityError):
         if full:
-            decode_full(file, pair.tensors, out.extend, result_digest=NEW)
+            apply_patch(None, file, pair.tensors, out.extend, result_digest=NEW)
         else:
             apply_patch(pair.parent, file, pair.tensors, out.extend, parent_digest=OLD, result_digest=NEW)
     assert not out  # nothing was written
@@ -148,7 +148,7 @@ def test_a_hostile_sender_reaches_nothing_beyond_the_result(pair, full, data) ->
     out = bytearray()
     try:
         if full:
-            decode_full(file, pair.tensors, out.extend, result_digest=NEW)
+            apply_patch(None, file, pair.tensors, out.extend, result_digest=NEW)
         else:
             apply_patch(pair.parent, file, pair.tensors, out.extend, parent_digest=OLD, result_digest=NEW)
     except IntegrityError as error:

@@ -37,7 +37,7 @@ def _plan(workers: int, topology: Any) -> Plan:
     tree, names = Tree(SIZE), [f"w{number}" for number in range(workers)]
     for number, name in enumerate(names):
         above = {"star": -1, "chain": number - 1, "tree": number // 2 - 1 if number > 1 else -1}[topology]
-        tree.add(name, {name: LINK, (names[above] if above >= 0 else ORIGIN): LINK})
+        tree.add([name], {name: LINK, (names[above] if above >= 0 else ORIGIN): LINK})
     return Plan(
         tree_seconds(SIZE, tree.parents, dict.fromkeys([*names, ORIGIN], LINK))[names[-1]][0],
         {name: tree.assignment(name, names) for name in names},

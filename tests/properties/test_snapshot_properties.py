@@ -30,8 +30,13 @@ from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.weights import snapshot
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.snapshot import published_entries, weights_digest, weights_of, write_snapshot
-from antiphon.weights.verified_weights import open_snapshot
+from antiphon.weights.snapshot import (
+    open_snapshot,
+    published_entries,
+    weights_digest,
+    weights_of,
+    write_snapshot,
+)
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
 NAMES = st.text("abcxyz._0", min_size=1, max_size=8).filter(lambda name: name[0] not in ".-")

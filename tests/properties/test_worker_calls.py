@@ -91,8 +91,8 @@ class Site:
             "lease": lambda: self.lease(worker),
             "submit": lambda: self.submit(worker),
             "manifest": lambda: service.latest_manifest(None),
-            "plan": lambda: service.plan_transfer(worker, 0, 0),
-            "plan_more": lambda: service.plan_transfer(worker, 3, 1),
+            "plan": lambda: service.plan_transfer(worker, 0, PAYLOAD.digest),
+            "plan_more": lambda: service.plan_transfer(worker, 3, "f" * 64),
             "kit": lambda: service.worker_kit(2**62),
             "drain": lambda: service.drain(name),
             "revoke": lambda: service.revoke(name, "a test"),
@@ -140,7 +140,7 @@ def test_who_leaves_while_it_asks_for_a_transfer_is_sent_to_the_origin() -> None
     async def act() -> None:
         site = Site(MemoryStore())
         await site.begin()
-        asking = asyncio.ensure_future(site.service.plan_transfer("w-1", 0, 0))
+        asking = asyncio.ensure_future(site.service.plan_transfer("w-1", 0, PAYLOAD.digest))
         await asyncio.sleep(0)
         await site.lose("w-1")
         assert (await asking).assignment.parents == ("",)

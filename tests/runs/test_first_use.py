@@ -8,12 +8,12 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from antiphon.core.broadcast import patch_kernels
-from antiphon.lineage.tracking.mlflow_sink import make_own_database
+from antiphon.lineage.tracking.mlflow_sink import make_empty_database, make_own_database
 from antiphon.runs.first_use import (
     compile_kernels,
     compile_modules,
-    make_empty_mlflow,
-    make_empty_prefect,
+    make_empty,
+    make_prefect_database,
 )
 from antiphon.runs.servers.prefect_server import begin_with_empty_database
 from antiphon.system.set_up import empty_database
@@ -28,7 +28,7 @@ def test_new_homes_begin_with_the_tables_that_prefect_made(
     home.mkdir()
     begin_with_empty_database(first)
     assert not list(first.iterdir()), "without set-up's database the server makes its own"
-    make_empty_prefect()
+    make_empty("prefect", make_prefect_database)
     kept = empty_database("prefect")
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
     begin_with_empty_database(home)
@@ -47,7 +47,7 @@ def test_new_homes_begin_with_the_tables_that_mlflow_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    make_empty_mlflow()
+    make_empty("mlflow", make_empty_database)
     kept = empty_database("mlflow")
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
     with sqlite3.connect(kept) as database:

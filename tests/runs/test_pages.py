@@ -146,9 +146,13 @@ def test_the_server_reports_to_nobody_and_forgets_foreign_settings(
     assert "PREFECT_API_URL" not in environment
     assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
     assert environment["PREFECT_SERVER_UI_API_URL"] == "http://127.0.0.1:1/api"
-    scheduler = "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED"
-    assert environment[scheduler] == "false"
-    assert scheduler not in server_environment(tmp_path, "http://127.0.0.1:1/api", schedules=True)
+    served = server_environment(tmp_path, "http://127.0.0.1:1/api", schedules=True)
+    for name in (
+        "SERVER_SERVICES_SCHEDULER_ENABLED",
+        "API_BLOCKS_REGISTER_ON_START",
+        "MEMOIZE_BLOCK_AUTO_REGISTRATION",
+    ):
+        assert environment[f"PREFECT_{name}"] == "false" and f"PREFECT_{name}" not in served
 
 
 def test_a_page_is_its_process_and_no_later_one_with_the_same_id(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from antiphon.core.capacity.provisioning_config import PoolClass, ProvisioningSe
 from antiphon.core.config import build_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.status import CapacityRecord, RunStatus, WorkerRecord, WorkerState
-from antiphon.runs.provisioning.launcher import LocalLauncher
-from antiphon.runs.provisioning.provisioner import Provisioner
+from antiphon.runs.provisioner import LocalLauncher, Provisioner
 from antiphon.runs.supervisor import ServiceSpec
 
 POOL = (
@@ -33,7 +32,7 @@ class Site:
         self.stops: list[str] = []
         self.told: list[str] = []
         self.need = 150.0
-        self.provisioner = Provisioner(SECTION, self, self.told.append, grace_s=20.0)
+        self.provisioner = Provisioner(SECTION, self, self.told.append, grace_s=20.0)  # type: ignore[arg-type]
 
     def offers(self) -> list[WorkerOffer]:
         return [WorkerOffer(n, one.usd_per_hour, 1.0, 1.0, one.zone) for one in POOL for n in one.workers]

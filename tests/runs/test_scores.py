@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.runs.scores import _score
+from antiphon.runs.attach import _score
 from tests.support.light_parties import run_parties, served
 from tests.support.loop_model import RUN_ID, light_manifest, make_config
 

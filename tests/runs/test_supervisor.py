@@ -43,14 +43,14 @@ def watched(tmp_path: Path) -> Iterator[tuple[Supervisor, ServiceSpec, list[str]
     (tmp_path / "config.yaml").write_text(dump_config(config))
     complaints: list[str] = []
     supervisor = Supervisor(tmp_path, 2, 3600.0, complaints.append)
-    spec = service_spec("coordinator", "run-1", tmp_path, tmp_path / "store", "127.0.0.1")
+    spec = service_spec("run-1", tmp_path, tmp_path / "store", "127.0.0.1", "coordinator")
     yield supervisor, spec, complaints
     supervisor.close()
 
 
 def test_threads_of_a_learner_that_wait_leave_the_cores_to_workers(tmp_path, monkeypatch):
     def started():
-        spec = service_spec("learner", "run-1", tmp_path, tmp_path / "store", "127.0.0.1", "127.0.0.1:1")
+        spec = service_spec("run-1", tmp_path, tmp_path / "store", "127.0.0.1", "learner", "127.0.0.1:1")
         return spec.environment["OMP_WAIT_POLICY"]
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -118,7 +118,7 @@ def test_a_coordinator_whose_database_is_away_waits_for_it(
         complaints: list[str] = []
         supervisor = Supervisor(tmp_path, 1, 3600.0, complaints.append)
         try:
-            supervisor.start(service_spec("coordinator", "run-1", tmp_path, tmp_path / "store", "127.0.0.1"))
+            supervisor.start(service_spec("run-1", tmp_path, tmp_path / "store", "127.0.0.1", "coordinator"))
             port = supervisor.wait_ready("coordinator", START_S)
             server.stop()
             os.kill(supervisor.process_ids()["coordinator"], signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_what_does_not_start_says_why_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "logs" / "coordinator.log").write_text("antiphon: what an earlier process complained of\n")
     supervisor = Supervisor(tmp_path, 2, 3600.0, [].append)
     try:
-        supervisor.start(service_spec("coordinator", "run-1", tmp_path, tmp_path / "store", "127.0.0.1"))
+        supervisor.start(service_spec("run-1", tmp_path, tmp_path / "store", "127.0.0.1", "coordinator"))
         with pytest.raises(AntiphonError, match=r"coordinator did not start: unknown key run\.stepz"):
             supervisor.wait_ready("coordinator", START_S)
     finally:
@@ -317,7 +317,7 @@ def test_only_a_service_that_was_ready_is_told_that_it_is_started_again(
     monkeypatch.setattr(supervisor_module, "ChildProcess", start)
     supervisor = Supervisor(tmp_path, 3, 3600.0, [].append)
     try:
-        supervisor.start(service_spec("coordinator", "run-1", tmp_path, tmp_path / "store", "127.0.0.1"))
+        supervisor.start(service_spec("run-1", tmp_path, tmp_path / "store", "127.0.0.1", "coordinator"))
         supervisor.wait_ready("coordinator", START_S)
         os.kill(supervisor.process_ids()["coordinator"], signal.SIGKILL)
         until(lambda: len(started) == 3)

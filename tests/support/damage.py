@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from antiphon.lineage.layout import pointer_of
-from antiphon.lineage.ledger.findings import identity
+from antiphon.lineage.ledger.verify import identity
 
 
 def files_of_run(home: Path, run_id: str) -> list[Path]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -38,7 +39,7 @@ from antiphon.services.rollout.process import engine_settings
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
 from tests.support.snapshots import FarService
 
@@ -91,6 +92,15 @@ def make_config(max_staleness: int, publish_interval: int) -> RunConfig:
             "evaluation": {"prompts": 8},
         }
     )
+
+
+def make_patched(patches: str) -> RunConfig:
+    """Return a run in bfloat16 at a small learning rate, whose patches are "on" or "off"."""
+    tree: dict[str, Any] = make_config(2, 1).model_dump(mode="json")
+    tree["model"]["dtype"] = "bfloat16"
+    tree["learner"]["learning_rate"] = 1e-5
+    tree["broadcast"]["patches"] = patches
+    return build_config(tree)
 
 
 class KeptEngine(VllmEngine):
@@ -216,22 +226,28 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
 
 
 def main() -> None:
-    """Live every case calmly and disturbed, and one of them with evaluations."""
+    """Live every case calmly and disturbed, one of them with evaluations, one over a link with patches."""
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+    results: dict[str, dict[str, object]] = {}
+
+    def live(name: str, config: RunConfig, engine: KeptEngine, manner: Manner) -> None:
+        results[name] = asyncio.run(run_once(config, folder / name, engine, manner))
+        print(name, results[name], flush=True)
+
     # Whether drafts pay is a matter of time; here they are made whatever the machine is busy with.
     DraftGate.plan = lambda self, requests: StepPlan(draft=True, floor=0.2)  # type: ignore[method-assign]
     engine = KeptEngine(engine_settings(make_config(0, 1), str(MODEL)))
-    results = {}
     for max_staleness, publish_interval in CASES:
         config = make_config(max_staleness, publish_interval)
-        case = f"S{max_staleness}k{publish_interval}"
         manners = {"calm": Manner(), "disturbed": Manner(concurrent_groups=3, delays=seed)}
         if (max_staleness, publish_interval) == (2, 1):
             manners["evaluated"] = Manner(concurrent_groups=8, evaluates=True)
             manners["undrafted"] = Manner(drafts=False)
         for name, manner in manners.items():
-            results[f"{case}-{name}"] = asyncio.run(run_once(config, folder / case / name, engine, manner))
-            print(case, name, results[f"{case}-{name}"], flush=True)
+            live(f"S{max_staleness}k{publish_interval}-{name}", config, engine, manner)
+    engine = KeptEngine(engine_settings(make_patched("on"), str(MODEL)))
+    for patches in ("off", "on"):
+        live(f"patches-{patches}", make_patched(patches), engine, Manner(far=True, drafts=False))
     (folder / "results.json").write_text(json.dumps(results))
 
 

@@ -48,7 +48,7 @@ from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.server import register_broadcast
+from antiphon.weights.rpc import register_broadcast
 from antiphon.weights.service import BroadcastService
 
 RUN_ID = "run-1"

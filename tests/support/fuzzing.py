@@ -55,8 +55,7 @@ from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.snapshot import weights_of, write_snapshot
-from antiphon.weights.verified_weights import open_snapshot
+from antiphon.weights.snapshot import open_snapshot, weights_of, write_snapshot
 from tests.support.fuzzed_services import (
     KINDS,
     ClaimedRun,

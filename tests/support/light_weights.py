@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.digests import digest_bytes
-from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.records import SnapshotManifest
 from antiphon.core.seeds import generator
 from tests.support.light_engine import END_TOKEN, VOCABULARY

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.runs.servers.s3_server import S3Server, serve_s3, weed_binary
+from antiphon.runs.servers.s3_server import S3Server, begin_s3, weed_binary
 
 
 @contextmanager
@@ -18,8 +18,13 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         if os.environ.get("ANTIPHON_CI") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    with serve_s3(folder) as server, environment(server):
-        yield server
+    server = begin_s3(folder)
+    try:
+        server.wait_ready()
+        with environment(server):
+            yield server
+    finally:
+        server.stop()
 
 
 @contextmanager
@@ -32,6 +37,17 @@ def environment(server: S3Server) -> Iterator[None]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         yield
+
+
+def variables(server: S3Server) -> dict[str, str]:
+    """Return variables that let any S3 client, DVC and MLflow included, use the server."""
+    return {
+        "AWS_ACCESS_KEY_ID": server.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL_S3": server.endpoint_url,
+        "MLFLOW_S3_ENDPOINT_URL": server.endpoint_url,
+    }
 
 
 def remote_objects(server: S3Server, prefix: str) -> Sequence[str]:

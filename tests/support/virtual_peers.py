@@ -18,8 +18,8 @@ from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.simulator.virtual.loop import VirtualLoop
-from antiphon.weights.relay import Receiver, TransferLimits
 from antiphon.weights.service import Arrivals, BroadcastService
+from antiphon.weights.transport import Receiver, TransferLimits
 
 NEVER = 1e9
 
@@ -121,7 +121,7 @@ class Line(Broadcast):
     ) -> AsyncIterator[tuple[int, bytes]]:
         target, faults = self._target, self._target.faults
         await self._pass(2 * self._delay_s)
-        sent = 0
+        sent, broken_off = 0, False
         asked = list(indices)
         if faults.kind == "refuse":
             raise UnavailableError(f"{target.name} refuses")
@@ -146,7 +146,11 @@ class Line(Broadcast):
             target.sent_bytes += len(piece)
             spoiled = index % faults.every == 0 and faults.lies
             # What comes in one by one is sent in the order in which it came, whatever was asked for.
-            target.sent_wrong |= index != next(due) if faults.kind == "reorder" else spoiled
+            target.sent_wrong |= broken_off or (
+                index != next(due) if faults.kind == "reorder" else spoiled and faults.kind != "truncate"
+            )
+            # Seen with what follows; who has the chunk of another by then does not wait for that.
+            broken_off = spoiled and faults.kind == "truncate"
             if spoiled and faults.kind == "corrupt":
                 piece = bytes([piece[0] ^ 1]) + piece[1:]
             if spoiled and faults.kind == "oversize":
@@ -156,6 +160,7 @@ class Line(Broadcast):
             yield index, piece
             if spoiled and faults.kind == "repeat":
                 yield index, piece
+        target.sent_wrong |= broken_off
 
     async def _pieces(
         self, payload_digest: str, asked: Sequence[int], held_only: bool

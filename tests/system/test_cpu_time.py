@@ -6,6 +6,7 @@ import sys
 import psutil
 import pytest
 
+from antiphon.runs.servers.prefect_server import APPLICATION
 from antiphon.system.cpu_time import KINDS, FamilyTimes, kind_of
 
 APP = ("python", "-P", "-m", "antiphon.cli.app")
@@ -18,8 +19,9 @@ APP = ("python", "-P", "-m", "antiphon.cli.app")
         ((*APP, "serve", "learner"), "learner"),
         ((*APP, "serve", "reward"), "reward"),
         ((*APP, "worker", "--name", "worker-0"), "workers"),
-        (("python", "-P", "-m", "antiphon.system.collecting", "prefect", "server", "start"), "prefect"),
-        (("python", "-P", "-m", "antiphon.system.processes", "python", "-m", "prefect", "server"), "prefect"),
+        (("python", "-P", "-m", "antiphon.system.collecting", "uvicorn", *APPLICATION), "prefect"),
+        (("python", "-P", "-m", "antiphon.system.processes", "python", "uvicorn", *APPLICATION), "prefect"),
+        (("python", "-P", "-m", "uvicorn", "--factory", "another:application"), "flow"),
         ((*APP, "run", "x.yaml"), "flow"),
         ((), "flow"),
     ],

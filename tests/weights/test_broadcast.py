@@ -19,12 +19,10 @@ from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.simulator.virtual.loop import VirtualLoop
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, BroadcastClient, register_broadcast
 from antiphon.weights.service import BroadcastService
-from antiphon.weights.snapshot import weights_of, write_snapshot
-from antiphon.weights.verified_weights import VerifiedWeights, open_snapshot, verify
+from antiphon.weights.snapshot import VerifiedWeights, open_snapshot, verify, weights_of, write_snapshot
 from tests.support import snapshots
 from tests.support.snapshots import FarService, fetch_snapshot
 

@@ -16,19 +16,19 @@ from antiphon.core.config import build_config
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.net.rpc.serving import start_server, stop_server
-from antiphon.services.rollout.snapshot_source import MeasuredTransport, SnapshotSource
+from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.system.ports import free_port
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.origin import OriginOrder, serving_origin
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, BroadcastClient, register_broadcast
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.transports.lattica import (
     FOLDER,
+    LatticaNode,
     LatticaService,
     LatticaTransport,
+    missing_reason,
 )
-from antiphon.weights.transports.lattica_node import LatticaNode, missing_reason
 from tests.support.snapshots import publish
 
 LIMIT_S = 120.0
@@ -59,8 +59,8 @@ class FalseBlocks(LatticaService):
 
     kept: int | None = None
 
-    async def blocks(self, payload_digest: str) -> Blocks:
-        found = await super().blocks(payload_digest)
+    async def get_blocks(self, payload_digest: str) -> Blocks:
+        found = await super().get_blocks(payload_digest)
         false = self._node.put(b"\0" * 8192)
         addresses = (*found.addresses[:3], false, *found.addresses[4:])[: self.kept]
         return Blocks(found.peer_id, found.port, addresses)
@@ -77,17 +77,17 @@ def test_workers_take_blocks_from_the_origins_process_and_what_is_dropped_leaves
             source = SnapshotSource(
                 PayloadStore(tmp_path / "w0"), build_config({"broadcast": {"lattica_port": port}})
             )
-            assert isinstance(source._transport, MeasuredTransport)
-            stack.push_async_callback(source._transport.close)
+            assert isinstance(source._transport, LatticaTransport)
+            stack.push_async_callback(source.close)
             await source.fetch(manifest)
             assert source.bytes_fetched == payload.payload_bytes
             assert (source.open(manifest)["a"] < 1).all()
             client = BroadcastClient(manifest.origin)
             stack.push_async_callback(client.close)
-            assert len((await client.blocks(payload.digest)).addresses) == len(payload.chunk_digests)
+            assert len((await client.get_blocks(payload.digest)).addresses) == len(payload.chunk_digests)
             origin.prune([])
             with pytest.raises(UnavailableError, match="not held"):
-                await client.blocks(payload.digest)
+                await client.get_blocks(payload.digest)
 
     asyncio.run(asyncio.wait_for(body(), LIMIT_S))
 
@@ -134,7 +134,7 @@ def test_a_block_has_one_address_and_one_that_nobody_has_is_given_up(tmp_path: P
 def test_the_part_of_the_package_that_unpickles_is_never_imported(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; "
-        "from antiphon.weights.transports.lattica_node import LatticaNode; "
+        "from antiphon.weights.transports.lattica import LatticaNode; "
         f"node = LatticaNode(Path({str(tmp_path)!r}), {HOST!r}, {free_port(HOST)}); "
         "node.get(node.put(b'x'), 1); node.close(); "
         "print([name for name in sys.modules if name.partition('.')[0] == 'lattica'])"

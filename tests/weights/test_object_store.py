@@ -18,14 +18,13 @@ from antiphon.lineage.store.remote_place import RemotePlace
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.runs.servers.s3_server import S3Server
 from antiphon.services.rollout.snapshot_source import (
-    MeasuredTransport,
     OriginOrObjectStore,
     SnapshotSource,
     configured_transport,
 )
 from antiphon.weights.origin import OriginOrder, serving_origin
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.transport import Connections, RelayTransport
 from antiphon.weights.transports import object_store
@@ -353,7 +352,7 @@ def test_a_run_may_have_all_workers_use_the_store_and_none_without_one(tmp_path:
     direct = RelayTransport(store, Connections(1, 1.0), 1.0)
     assert configured_transport(direct, store, config()) is direct
     first = config(object_store=str(tmp_path), object_store_first=True)
-    assert isinstance(configured_transport(direct, store, first), MeasuredTransport)
+    assert isinstance(configured_transport(direct, store, first), ObjectStoreTransport)
     with pytest.raises(ConfigError, match=r"broadcast\.object_store_first is set, but"):
         config(object_store_first=True)
     with pytest.raises(ConfigError, match=r"broadcast\.object_store is neither s3://"):

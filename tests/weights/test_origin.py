@@ -9,9 +9,9 @@ import torch
 
 from antiphon.api.manifest import full_payload
 from antiphon.core.errors import UnavailableError
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.origin import LASTED_S, OriginOrder, next_pause_s, serving_origin
 from antiphon.weights.payload_store import PayloadStore
+from antiphon.weights.rpc import BroadcastClient
 from tests.support.snapshots import publish
 
 DEADLINE_S = 240.0

@@ -11,7 +11,7 @@ from blake3 import blake3
 from antiphon.core.broadcast.patches import MOST_SHARE
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import TensorEntry
-from antiphon.weights.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.weights.patch import apply_patch, encode_patch
 from antiphon.weights.patch_payloads import (
     FullWeights,
     PayloadChoice,
@@ -66,11 +66,11 @@ def test_a_patch_for_something_else_is_refused(patch, change, words) -> None:
 
 def test_each_kind_of_payload_is_read_by_its_own_function(patch) -> None:
     pieces: list[bytes] = []
-    encode_full(weights().tobytes(), TENSORS, pieces.append, result_digest=NEW)
+    encode_patch(None, weights().tobytes(), TENSORS, pieces.append, result_digest=NEW)
     out = bytearray()
     full, options = b"".join(pieces), {"parent_digest": OLD, "result_digest": NEW}
     with pytest.raises(IntegrityError, match="not a full one"):
-        decode_full(patch, TENSORS, out.extend, result_digest=NEW)
+        apply_patch(None, patch, TENSORS, out.extend, result_digest=NEW)
     with pytest.raises(IntegrityError, match="it is a full one"):
         apply_patch(weights().tobytes(), full, TENSORS, out.extend, **options)
 
@@ -193,7 +193,7 @@ def test_payloads_of_the_ladder_are_written_where_they_are_worth_it() -> None:
         assert len(payload.data) < len(new.data)
         out = bytearray()
         if payload.parent is None:
-            decode_full(payload.data, TENSORS, out.extend, result_digest=new.weights_digest)
+            apply_patch(None, payload.data, TENSORS, out.extend, result_digest=new.weights_digest)
         else:
             parent = stored[payload.parent]
             digests = {"parent_digest": parent.weights_digest, "result_digest": new.weights_digest}

@@ -20,11 +20,10 @@ from antiphon.net.rpc.serving import Security, open_channel, start_server, stop_
 from antiphon.net.security.credentials import Credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import Receiver, TransferLimits
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, BroadcastClient, register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
+from antiphon.weights.transport import Receiver, TransferLimits
 from tests.support.loop_model import RUN_ID
 from tests.support.secured import House, make_house
 

@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from antiphon.core.digests import check_digest
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace
 from antiphon.weights.payload_store import IncomingPayload, PayloadStore
-from antiphon.weights.transport import Transport
+from antiphon.weights.transport import MeasuredTransport
 
 SPAN_BYTES = 8 << 20
 """Chunks that lie beside each other are read together up to this size; one that is larger is read alone."""
@@ -43,23 +44,29 @@ def object_name(run_id: str, payload_digest: str) -> str:
     return f"{run_id}/{check_digest(payload_digest)}"
 
 
-class ObjectStoreTransport(Transport):
+class ObjectStoreTransport(MeasuredTransport):
     """Payloads from an object store."""
 
     def __init__(
-        self, store: PayloadStore, place: RemotePlace, timeout_s: float, wait_s: float = math.inf
+        self,
+        store: PayloadStore,
+        place: RemotePlace,
+        timeout_s: float,
+        wait_s: float = math.inf,
+        network: NetworkLog | None = None,
     ) -> None:
-        """Fill `store` from `place`; give up when nothing comes for `timeout_s`.
+        """Fill `store` from `place`; give up when nothing comes for `timeout_s`. `network` gets measures.
 
         An object that is not there is given up after `wait_s` already: by then its version may have been
         dropped, or a patch may be there, so the caller had better look at the newest manifest.
         """
-        self._store, self._place, self._timeout_s = store, place, timeout_s
+        super().__init__(store, "object store", network)
+        self._place, self._timeout_s = place, timeout_s
         self._wait_s = min(timeout_s, wait_s)
         self._threads = ThreadPoolExecutor(SPANS_AT_ONCE, "object-store")
         """Of its own: answers take long, and the threads that everyone shares are few."""
 
-    async def fetch(
+    async def bring(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
     ) -> None:
         """Do what the protocol says; a version's file may still be on its way into the store.
@@ -70,8 +77,6 @@ class ObjectStoreTransport(Transport):
         Raises:
             ConfigError: when the store refuses the worker, or there is none; besides.
         """
-        if self._store.has(payload.digest):
-            return
         name = object_name(manifest.run_id, payload.digest)
         await self._until_there(manifest, name, payload)
         incoming = await asyncio.to_thread(self._store.receive, payload)

@@ -99,12 +99,7 @@ Method = Literal["none", "ngram"]
 
 SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
     "none": None,
-    "ngram": {
-        "method": "ngram",
-        "num_speculative_tokens": 8,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 4,
-    },
+    "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
 }
 
 
@@ -331,20 +326,13 @@ class Comparison:
     """The first run of each side, which no ratio below counts."""
     runs: Mapping[str, Sequence[LoadResult]]
 
+    def ratios(self, side: str, base: str) -> list[float]:
+        """Return one side's tokens per CPU-second over another's, a value for each round."""
+        return [one.rate / other.rate for one, other in zip(self.runs[side], self.runs[base], strict=True)]
+
     def ratio(self, side: str, base: str) -> float:
         """Return the median over rounds of the sides' tokens per CPU-second."""
-        pairs = zip(self.runs[side], self.runs[base], strict=True)
-        return statistics.median(one.rate / other.rate for one, other in pairs)
-
-    def warm_up_ratio(self, side: str, base: str) -> float:
-        """Return the ratio of the first runs."""
-        return self.warm_up[side].rate / self.warm_up[base].rate
-
-    def spread(self, side: str, base: str) -> tuple[float, float]:
-        """Return the least and the largest ratio of a round."""
-        pairs = zip(self.runs[side], self.runs[base], strict=True)
-        ratios = [one.rate / other.rate for one, other in pairs]
-        return min(ratios), max(ratios)
+        return statistics.median(self.ratios(side, base))
 
     def rate(self, side: str) -> float:
         """Return the median of a side's tokens per CPU-second."""
@@ -440,8 +428,8 @@ class Bench:
         return {name: partial(LoadRun, engines[name], work, concurrency) for name in names}
 
     def add(self, name: str, method: Method) -> None:
-        """Start vLLM on its own beside the others."""
-        self.others[name] = PlainVllm(self.model_dir, method, self.max_model_len)
+        """Start vLLM on its own beside the others, unless it is there."""
+        self.others[name] = self.others.get(name) or PlainVllm(self.model_dir, method, self.max_model_len)
 
     def close(self) -> None:
         """Free the engines."""
@@ -473,7 +461,7 @@ def _start(settings: EngineSettings, tensors: Mapping[str, Any]) -> VllmEngine:
 
 def serve(engine: VllmEngine, version: int, tensors: Mapping[str, Any]) -> None:
     """Load a version's weights into an engine."""
-    from antiphon.weights.verified_weights import verify
+    from antiphon.weights.snapshot import verify
 
     found = verify(tensors)
     engine.load_weights(version, found, found.digest)

@@ -18,6 +18,8 @@ from antiphon.core.config import load_config
 from antiphon.system.processes import StopRequest, run_service, write_ready_file
 
 HOST = "127.0.0.1"
+ENGINE_STEP_S = 0.002
+"""What one token takes, so that groups are in flight when something dies."""
 
 
 def coordinator(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[Any, Any, None]:
@@ -81,42 +83,31 @@ def reward(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[
 
 def worker(folder: Path, ports: dict[str, int], stop: StopRequest, name: str) -> Coroutine[Any, Any, None]:
     """Run a worker."""
-    from antiphon.benchmarks.parts.kills.standins import (
-        AFTER_VARIABLE,
-        HANG_VARIABLE,
-        LINK_VARIABLE,
-        HangingEngine,
-        LinkedSource,
-        PacedEngine,
-        WitnessClient,
-        wait_for_file,
-    )
+    from antiphon.benchmarks.parts.imposed_worker import ImposedEngine, WorkerOrder
+    from antiphon.benchmarks.parts.kills import standins
     from antiphon.services.rollout.process import serve_worker
 
-    config = load_config(folder / "config.yaml")
-    address = f"{HOST}:{ports['coordinator']}"
-    chunks, ready = folder / name, _ready(folder, name)
-    hangs_after, link = os.environ.get(HANG_VARIABLE), os.environ.get(LINK_VARIABLE, "0")
-    link_s = None if link == "none" else float(link)
-    after = os.environ.get(AFTER_VARIABLE)
-
-    def engine() -> PacedEngine:
-        return (
-            PacedEngine() if hangs_after is None else HangingEngine(int(hangs_after), folder / f"{name}.hung")
-        )
+    run_id = load_config(folder / "config.yaml").run.name
+    address, chunks = f"{HOST}:{ports['coordinator']}", folder / name
+    link_s, after = (
+        float(os.environ.get(standins.LINK_VARIABLE, "0")),
+        os.environ.get(standins.AFTER_VARIABLE),
+    )
+    hangs_after = float(os.environ.get(standins.HANG_VARIABLE, "inf"))
+    order = WorkerOrder(name, ENGINE_STEP_S, hangs_after=hangs_after)
 
     async def serve() -> None:
         if after is not None:
-            await wait_for_file(folder / after)
+            await standins.wait_for_file(folder / after)
         await serve_worker(
             address,
             name,
-            config.run.name,
+            run_id,
             chunks,
-            lambda: ready(0),
-            lambda config: engine(),
-            lambda config: LinkedSource(chunks, config, link_s),
-            WitnessClient(address, folder / f"{name}.acknowledged", link_s),
+            lambda: _ready(folder, name)(0),
+            lambda config: ImposedEngine(order, told=folder / f"{name}.hung"),
+            lambda config: standins.LinkedSource(chunks, config, link_s),
+            standins.WitnessClient(address, folder / f"{name}.acknowledged", link_s),
             stop=stop,
         )
 
@@ -130,17 +121,14 @@ def flow(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[An
     from antiphon.simulator.processes import Flow
 
     async def drive() -> None:
-        config = load_config(folder / "config.yaml")
-        clients = (
-            CoordinatorClient(f"{HOST}:{ports['coordinator']}"),
-            LearnerClient(f"{HOST}:{ports['learner']}"),
-        )
+        coordinator = CoordinatorClient(f"{HOST}:{ports['coordinator']}")
+        learner = LearnerClient(f"{HOST}:{ports['learner']}")
         _ready(folder, "flow")(0)
         try:
-            await Flow(config, *clients).run()
+            await Flow(load_config(folder / "config.yaml"), coordinator, learner).run()
         finally:
-            for client in clients:
-                await client.close()
+            await learner.close()
+            await coordinator.close()
 
     return drive()
 

@@ -1,4 +1,4 @@
-"""Kill parts: seeded stand-ins for the engines, on real disks, behind the interfaces of production.
+"""Kill parts: seeded stand-ins for trainer and weights, on real disks, behind the interfaces of production.
 
 The policy is a number: a batch file makes the next one from it, and tokens are drawn from it by
 seed and position. So the one that knows the journal and the batch files can recompute every weight
@@ -6,25 +6,20 @@ and every token, whatever was killed in between.
 """
 
 import asyncio
+import math
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from antiphon.api.coordinator import Coordinator
-from antiphon.api.engine import EngineOutput
 from antiphon.api.manifest import full_payload
 from antiphon.core.checks import submission_digest
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import (
-    GroupSubmission,
-    SnapshotManifest,
-    SubmitVerdict,
-)
+from antiphon.core.records import GroupSubmission, SnapshotManifest, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -35,7 +30,6 @@ from antiphon.services.learner.training import TrainedStep, Training
 from antiphon.services.rollout.snapshot_source import SnapshotSource, no_manifest
 from antiphon.services.rollout.weights import Find
 from antiphon.simulator.standins import arithmetic
-from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.simulator.standins.training import ArithmeticPublisher
 from antiphon.system import failpoints
 from antiphon.weights.payload_store import PayloadStore
@@ -47,42 +41,11 @@ AFTER_VARIABLE = "ANTIPHON_START_AFTER"
 AFTER_S = 120.0
 """How long a worker waits for it."""
 LINK_VARIABLE = "ANTIPHON_LINK_S"
-"""Names the seconds that a snapshot takes on a worker's link, `none` for one that never arrives."""
+"""Names the seconds that a snapshot takes on a worker's link, `inf` for one that never arrives."""
 UPLOAD_SHARE = 0.1
 """A finished group takes this share of what a snapshot takes."""
-ENGINE_STEP_S = 0.002
-"""What one token takes, so that groups are in flight when something dies."""
+LOOK_S = 0.002
 WEIGHTS_FILE = "weights"
-
-
-class PacedEngine(ArithmeticEngine):
-    """The arithmetic engine in real time; the digest of whatever weights it is given is its policy."""
-
-    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
-        """Serve these weights from the next `step` on."""
-        super().load_weights(version, {"weights": weights_digest}, weights_digest)
-
-    def step(self) -> list[EngineOutput]:
-        """Advance every request by one token."""
-        time.sleep(ENGINE_STEP_S)
-        return super().step()
-
-
-class HangingEngine(PacedEngine):
-    """Stands still for good after this many steps; its worker's heartbeats go on."""
-
-    def __init__(self, steps: int, told: Path) -> None:
-        """Hang after this many steps, and have `told` tell of it."""
-        super().__init__()
-        self._left, self._told = steps, told
-
-    def step(self) -> list[EngineOutput]:
-        """Advance every request by one token, or never return."""
-        self._left -= 1
-        if self._left < 0:
-            self._told.touch()
-            threading.Event().wait()
-        return super().step()
 
 
 async def wait_for_file(path: Path, within_s: float = AFTER_S) -> None:
@@ -93,50 +56,30 @@ async def wait_for_file(path: Path, within_s: float = AFTER_S) -> None:
     """
     async with asyncio.timeout(within_s):
         while not path.exists():
-            await asyncio.sleep(ENGINE_STEP_S)
+            await asyncio.sleep(LOOK_S)
 
 
-class LightSource(SnapshotSource):
-    """Production's transfer and payload store, without torch: tensors stay bytes."""
+class LinkedSource(SnapshotSource):
+    """Production's transfer and payload store, without torch, over a link; its time is slept."""
+
+    def __init__(self, root: Path, config: RunConfig, link_s: float) -> None:
+        """`link_s` is what a snapshot takes; with an infinite one it never arrives."""
+        super().__init__(PayloadStore(root), config)
+        self._link_s = link_s
+
+    async def fetch(self, manifest: SnapshotManifest, find: Find = no_manifest) -> None:
+        """Bring the chunks of a snapshot here."""
+        await (asyncio.sleep(self._link_s) if self._link_s < math.inf else asyncio.Event().wait())
+        await super().fetch(manifest, find)
 
     def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        """Return the payload of a fetched snapshot, each chunk checked.
+        """Return the payload of a fetched snapshot, each chunk checked; tensors stay bytes.
 
         Raises:
             IntegrityError: when its file was altered.
         """
         self._store.checked(manifest)
         return {"payload": self._store.map(full_payload(manifest).digest)}
-
-
-class LinkedSource(LightSource):
-    """Snapshots over a link; what it carries is small, so the time is slept."""
-
-    def __init__(self, root: Path, config: RunConfig, link_s: float | None) -> None:
-        """`link_s` is what a snapshot takes; None: it never arrives."""
-        super().__init__(PayloadStore(root), config)
-        self._link_s = link_s
-
-    async def fetch(self, manifest: SnapshotManifest, find: Find = no_manifest) -> None:
-        """Bring the chunks of a snapshot here."""
-        if self._link_s is None:
-            await asyncio.Event().wait()
-        else:
-            await asyncio.sleep(self._link_s)
-        await super().fetch(manifest, find)
-
-
-class LinkedClient(CoordinatorClient):
-    """A worker's client whose finished groups travel over its link."""
-
-    def __init__(self, address: str, link_s: float | None = 0.0) -> None:
-        super().__init__(address)
-        self._link_s = link_s or 0.0
-
-    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
-        """Hand in a group."""
-        await asyncio.sleep(UPLOAD_SHARE * self._link_s)
-        return await super().submit_group(submission)
 
 
 class LightTrainer(Training):
@@ -220,16 +163,18 @@ def open_light_learner(
     return LearnerService(config, trainer, publisher, store, coordinator)
 
 
-class WitnessClient(LinkedClient):
+class WitnessClient(CoordinatorClient):
     """Writes down what the coordinator acknowledged, where a kill of this process cannot take it away."""
 
-    def __init__(self, address: str, path: Path, link_s: float | None = 0.0) -> None:
-        """Append lines `group digest verdict` to the file at `path`."""
-        super().__init__(address, link_s)
+    def __init__(self, address: str, path: Path, link_s: float = 0.0) -> None:
+        """Append lines `group digest verdict` to the file at `path`; groups travel over a link."""
+        super().__init__(address)
+        self._upload_s = UPLOAD_SHARE * link_s if link_s < math.inf else 0.0
         self._notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
         """Hand in a group and note the answer."""
+        await asyncio.sleep(self._upload_s)
         verdict = await super().submit_group(submission)
         line = f"{submission.group_id} {submission_digest(submission)} {verdict.value}\n"
         os.write(self._notes, line.encode())

@@ -56,8 +56,8 @@ def missing() -> str | None:
         return "there is no /dev/net/tun"
     name = f"{PREFIX}{os.getpid()}-try"
     try:
-        _ip("netns", "add", name)
-        _ip("link", "add", "antiphon-try", "netns", name, "type", "bridge")
+        _ip(f"netns add {name}")
+        _ip(f"link add antiphon-try netns {name} type bridge")
         _shape(name, "lo", 1e6)
     except subprocess.CalledProcessError as error:
         return f"`{' '.join(error.cmd)}` failed: {error.stderr.strip()}"
@@ -84,9 +84,9 @@ class Network:
         remove_leftovers()
         try:
             if not self._far:
-                _ip("netns", "add", self._switch)
-                _ip("-n", self._switch, "link", "add", "bridge0", "type", "bridge")
-                _ip("-n", self._switch, "link", "set", "bridge0", "up")
+                _ip(f"netns add {self._switch}")
+                _ip(f"-n {self._switch} link add bridge0 type bridge")
+                _ip(f"-n {self._switch} link set bridge0 up")
             for number, host in enumerate(self.hosts):
                 self._add(number, host)
         except BaseException:
@@ -100,33 +100,20 @@ class Network:
 
     def _add(self, number: int, host: Host) -> None:
         space = host.namespace
-        _ip("netns", "add", space)
-        _ip("-n", space, "link", "set", "lo", "up")
+        _ip(f"netns add {space}")
+        _ip(f"-n {space} link set lo up")
         for self.congestion in CONGESTION:
             setting = f"net.ipv4.tcp_congestion_control={self.congestion}"
             if not subprocess.run(host.command("sysctl", "-qw", setting), capture_output=True).returncode:
                 break
         if self._far:
-            _ip("-n", space, "tuntap", "add", "dev", host.device, "mode", "tun")
+            _ip(f"-n {space} tuntap add dev {host.device} mode tun")
         else:
             port = f"port{number}"
-            _ip(
-                "-n",
-                self._switch,
-                "link",
-                "add",
-                port,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                host.device,
-                "netns",
-                space,
-            )
-            _ip("-n", self._switch, "link", "set", port, "master", "bridge0", "up")
-        _ip("-n", space, "addr", "add", f"{host.address}/16", "dev", host.device)
-        _ip("-n", space, "link", "set", host.device, "up")
+            _ip(f"-n {self._switch} link add {port} type veth peer name {host.device} netns {space}")
+            _ip(f"-n {self._switch} link set {port} master bridge0 up")
+        _ip(f"-n {space} addr add {host.address}/16 dev {host.device}")
+        _ip(f"-n {space} link set {host.device} up")
         _shape(space, host.device, self._uplinks[number])
 
 
@@ -169,11 +156,13 @@ def remove_leftovers() -> None:
 
 
 def _shape(namespace: str, device: str, bytes_per_s: float) -> None:
-    rate = f"{round(8 * bytes_per_s)}bit"
-    limits = ["rate", rate, "burst", str(_BURST_BYTES), "latency", f"{_QUEUE_MS}ms"]
-    command = ["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *limits]
-    subprocess.run(command, capture_output=True, text=True, check=True)
+    limits = f"rate {round(8 * bytes_per_s)}bit burst {_BURST_BYTES} latency {_QUEUE_MS}ms"
+    _run(f"tc -n {namespace} qdisc add dev {device} root tbf {limits}")
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], capture_output=True, text=True, check=True)
+def _ip(words: str) -> None:
+    _run(f"ip {words}")
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), capture_output=True, text=True, check=True)

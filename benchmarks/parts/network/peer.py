@@ -9,37 +9,26 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from antiphon.api.snapshots import Blocks
 from antiphon.core.dissemination.plan import Assignment
-from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.core.records import Payload
 from antiphon.net.rpc.serving import Security, start_server
 from antiphon.net.security.credentials import load_credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.system.clock import wall_clock
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.relay import Receiver, TransferLimits
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import Arrivals, BroadcastService
-from antiphon.weights.transport import Connections
-from antiphon.weights.transports.lattica import (
-    FOLDER,
-    LatticaService,
-    LatticaTransport,
-)
-from antiphon.weights.transports.lattica_node import LatticaNode
+from antiphon.weights.transport import Connections, Receiver, TransferLimits
 
 RUN_ID = "benchmark"
 REPLY_S = 30.0
 """Without a byte of a source that was asked, or without a chunk that was waited for."""
-BLOCK_PORT = 7702
-"""Of the peer of a Lattica network."""
 
 
 class Peer:
@@ -50,9 +39,6 @@ class Peer:
         self.store = PayloadStore(folder)
         self.arrivals = Arrivals()
         self.culprits: dict[str, str] = {}
-        self.host = ""
-        self.lattica: LatticaService | None = None
-        self.transport: LatticaTransport | None = None
         self.connections: Connections | None = None
         """Stay open from one payload to the next, as a worker's do."""
 
@@ -60,9 +46,7 @@ class Peer:
         """Start to answer; the server is to be kept."""
         host, _, port = address.rpartition(":")
         guard = Guard(needed_token_key(self.credentials), RUN_ID, wall_clock, time.monotonic)
-        self.host = host
-        service = _Service(self.store, None, self.arrivals, REPLY_S)
-        service.lattica = lambda: self.lattica
+        service = BroadcastService(self.store, None, self.arrivals, REPLY_S)
         server, _ = await start_server(
             host,
             int(port),
@@ -83,7 +67,8 @@ class Peer:
 
     async def fetch(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Bring a payload here, and answer what that took."""
-        payload = _payload(asked["payload"])
+        fields = asked["payload"]
+        payload = Payload(**{**fields, "chunk_digests": tuple(fields["chunk_digests"])})
         assignment = Assignment(**{**asked["assignment"]})
         if self.connections is None:
             self.connections = Connections(asked["streams"], REPLY_S, self.credentials)
@@ -107,37 +92,6 @@ class Peer:
         ended_s = time.monotonic()
         return {"ended_s": ended_s, "cpu_s": time.process_time() - cpu_s, **asdict(delivery)}
 
-    async def put_blocks(self, payload: Payload) -> None:
-        """Be a peer of a Lattica network that holds a payload as blocks."""
-        if self.lattica is None:
-            node = LatticaNode(self.store.root / FOLDER, self.host, BLOCK_PORT)
-            self.lattica = LatticaService(self.store, None, node, BLOCK_PORT)
-        await self.lattica.blocks(payload.digest)
-
-    async def fetch_blocks(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Bring a payload here from the network's peers, and answer when it was complete."""
-        if self.transport is None:
-            folder, listen = self.store.root / FOLDER, (self.host, BLOCK_PORT)
-            self.transport = LatticaTransport(self.store, folder, 60.0, self.credentials, listen)
-        payload = _payload(asked["payload"])
-        manifest = SnapshotManifest(RUN_ID, 0, "", (), 0, (payload,), asked["origin"])
-        await self.transport.fetch(manifest, payload, lambda length: None)
-        return {"ended_s": time.monotonic()}
-
-
-class _Service(BroadcastService):
-    """Serves the store, and says which blocks it is made of where that was asked for."""
-
-    lattica: Callable[[], LatticaService | None] = staticmethod(lambda: None)
-
-    async def blocks(self, payload_digest: str) -> Blocks:
-        service = self.lattica()
-        return await (super().blocks if service is None else service.blocks)(payload_digest)
-
-
-def _payload(fields: dict[str, Any]) -> Payload:
-    return Payload(**{**fields, "chunk_digests": tuple(fields["chunk_digests"])})
-
 
 async def _main() -> None:
     folder, bundle, address = sys.argv[1:]
@@ -148,11 +102,6 @@ async def _main() -> None:
         asked = json.loads(line)
         if asked["do"] == "make":
             answer = peer.make(asked["payload_bytes"], asked["chunk_bytes"], asked["seed"])
-        elif asked["do"] == "put_blocks":
-            await peer.put_blocks(_payload(asked["payload"]))
-            answer = {}
-        elif asked["do"] == "fetch_blocks":
-            answer = await peer.fetch_blocks(asked)
         elif asked["do"] == "drop":
             peer.store.drop(asked["digest"])
             answer = {}

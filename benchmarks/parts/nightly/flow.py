@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import structlog
-from markupsafe import Markup
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
@@ -26,7 +25,6 @@ from antiphon.benchmarks.parts.nightly.script import run_script
 from antiphon.benchmarks.parts.nightly.table import (
     BenchmarkTable,
     ComparedTable,
-    Comparison,
     Verdict,
     compare_tables,
     name_of_commit,
@@ -52,19 +50,57 @@ from antiphon.runs.directory import home_directory
 from antiphon.runs.live_run import RunOptions, claim_run
 from antiphon.system.files import write_atomically
 
-WIDTH, HEIGHT, EDGE = 220.0, 44.0, 4.0
-"""Size of a metric's history and the room around it, in CSS pixels."""
-
 HISTORY_SHOWN = 30
 """Newest tables drawn."""
+BARS = "▁▂▃▄▅▆▇█"
 
-WORDS = {
-    Verdict.WORSE: "worse",
-    Verdict.BETTER: "better",
-    Verdict.SAME: "within noise",
-    Verdict.UNDECIDED: "undecided",
-}
-"""What the page says of each verdict."""
+
+def rows_of(compared: ComparedTable, tables: Sequence[BenchmarkTable]) -> list[dict[str, str]]:
+    """Return what is shown of a comparison, a row each for failed cases, metrics, and cases left aside.
+
+    `tables` has all, oldest first.
+    """
+    table = compared.table
+    alike = [t.like(table) for t in tables if t.machine == table.machine]
+    alike = [t for t in alike if t.cases][-HISTORY_SHOWN:]
+    columns = ("figure", "should be", "before", "now", "change", "noise", "pairs", "history", "verdict")
+
+    def row(*cells: str) -> dict[str, str]:
+        return dict(zip(columns, cells, strict=True))
+
+    failed = [row(case, *[""] * 3, why, *[""] * 3, "failed") for case, why in table.failed.items()]
+    metrics = [
+        row(
+            c.measure.name,
+            c.measure.better.value,
+            _number(c.before),
+            _number(c.after if c.after is not None else table.medians()[c.measure.name]),
+            change_words(c.change),
+            noise_words(c.allowance),
+            str(c.pairs or ""),
+            history(c.measure.name, alike),
+            c.verdict.value,
+        )
+        for c in sorted(compared.comparisons, key=lambda c: list(Verdict).index(c.verdict))
+    ]
+    aside = [
+        row(case, "", before, now, name, *[""] * 3, "not compared")
+        for case, fields in compared.differing.items()
+        for name, (before, now) in fields.items()
+    ]
+    return [*failed, *metrics, *aside]
+
+
+def history(name: str, tables: Sequence[BenchmarkTable]) -> str:
+    """Return one metric's medians as bars, oldest commit left; empty when it was measured once.
+
+    All `tables` are of one kind of machine, oldest first.
+    """
+    medians = [table.medians()[name] for table in tables if name in table.names()]
+    if len(medians) < 2:
+        return ""
+    scale = (len(BARS) - 1) / ((max(medians) - min(medians)) or 1.0)
+    return "".join(BARS[round((value - min(medians)) * scale)] for value in medians)
 
 
 def build_benchmark_page(compared: ComparedTable, tables: Sequence[BenchmarkTable], out: Path) -> Path:
@@ -74,113 +110,33 @@ def build_benchmark_page(compared: ComparedTable, tables: Sequence[BenchmarkTabl
         UnavailableError: when the file cannot be written.
     """
     table = compared.table
-    alike = [t.like(table) for t in tables if t.machine == table.machine]
-    same_machine = [t for t in alike if t.cases][-HISTORY_SHOWN:]
-    earlier = next((t for t in reversed(tables) if t.commit == compared.before), None)
     counts = Counter(comparison.verdict for comparison in compared.comparisons)
-    order = list(WORDS)
-    before = f"compared with {compared.before}" if compared.before else "nothing to compare with yet"
+    notes = [
+        "A history has a bar for the median of each commit on this kind of machine; what makes a metric "
+        "better or worse stands in docs/guides/scheduled-benchmarks.md."
+    ]
+    if changed := compared.other_weights(next((t for t in tables if t.commit == compared.before), None)):
+        notes.append(
+            f"Other final weights than before: {', '.join(changed)}. In fixed mode this means that the "
+            "numerics changed; in elastic mode it is ordinary."
+        )
     page = render(
         "benchmarks.html",
         title=f"Benchmarks {table.commit}",
         brand="Antiphon benchmarks",
         heading=table.commit,
-        facts=[table.at, table.machine, before],
+        facts=[table.at, table.machine, f"compared with {compared.before or 'nothing yet'}"],
         cards=[
-            ("worse", counts[Verdict.WORSE], "metrics beyond noise"),
-            ("better", counts[Verdict.BETTER], "metrics beyond noise"),
-            ("within noise", counts[Verdict.SAME], "metrics"),
+            *((verdict.value, counts[verdict], "metrics") for verdict in list(Verdict)[:3]),
             ("cases", len(table.cases), f"{len(table.failed)} failed"),
         ],
-        metrics=[
-            _row(comparison, table, same_machine)
-            for comparison in sorted(compared.comparisons, key=lambda c: order.index(c.verdict))
-        ],
+        rows=rows_of(compared, tables),
         names=table.judged(),
-        cases=[
-            (case, *(_number(values.get(name)) for name in table.judged()))
-            for case, values in table.cases.items()
-        ],
-        differing=[
-            (case, name, before, now)
-            for case, fields in compared.differing.items()
-            for name, (before, now) in fields.items()
-        ],
-        failed=table.failed,
-        notes=_notes(compared, earlier),
+        cases=[(case, *map(_number, map(found.get, table.judged()))) for case, found in table.cases.items()],
+        notes=notes,
     )
     write_atomically(out, page.encode("utf-8"))
     return out
-
-
-def _row(comparison: Comparison, table: BenchmarkTable, tables: Sequence[BenchmarkTable]) -> list[str]:
-    name, direction = comparison.measure.name, comparison.measure.better
-    now = comparison.after if comparison.after is not None else table.medians()[name]
-    verdict = Markup('<span class="{}">{}</span>').format(comparison.verdict.value, WORDS[comparison.verdict])
-    return [
-        name,
-        direction.value,
-        _number(comparison.before),
-        _number(now),
-        change_words(comparison.change),
-        noise_words(comparison.allowance),
-        str(comparison.pairs or ""),
-        verdict,
-        history_plot(name, tables),
-    ]
-
-
-def history_plot(name: str, tables: Sequence[BenchmarkTable]) -> str:
-    """Return one metric's history as SVG, oldest commit left; empty when it was measured once.
-
-    All `tables` are of one kind of machine, oldest first.
-    """
-    points = [(t, sorted(t.metric(name).values()), t.medians()[name]) for t in tables if name in t.names()]
-    if len(points) < 2:
-        return ""
-    low = min(values[0] for _, values, _ in points)
-    high = max(values[-1] for _, values, _ in points)
-
-    def place(index: int, value: float) -> str:
-        x = EDGE + index * (WIDTH - 2 * EDGE) / (len(points) - 1)
-        share = (value - low) / (high - low) if high > low else 0.5
-        return f"{x:.1f},{HEIGHT - EDGE - share * (HEIGHT - 2 * EDGE):.1f}"
-
-    upper = [place(i, values[-1]) for i, (_, values, _) in enumerate(points)]
-    lower = [place(i, values[0]) for i, (_, values, _) in enumerate(points)]
-    line = [place(i, middle) for i, (_, _, middle) in enumerate(points)]
-    return render(
-        "history.svg",
-        name=name,
-        width=f"{WIDTH:g}",
-        height=f"{HEIGHT:g}",
-        band=[*upper, *reversed(lower)],
-        line=line,
-        marks=[
-            (*spot.split(","), f"{t.commit}: {_number(middle)}")
-            for spot, (t, _, middle) in zip(line, points, strict=True)
-        ],
-    )
-
-
-def _notes(compared: ComparedTable, earlier: BenchmarkTable | None) -> list[str]:
-    notes = [
-        "A metric is worse when the median change of its pairs goes the wrong way by more than the noise, "
-        "and at least three of four pairs agree.",
-        "Noise is the largest of the metric's tolerance (twice that with fewer than three pairs), three "
-        "standard errors of the pairs' spread, and three times the usual distance between commits.",
-        "Only tables of the same kind of machine are compared, and of these only cases with equal "
-        "configurations; fields that only say where things lie do not count.",
-        "A change is relative to the value before. Changes and noise are weighed relative to the larger of "
-        "the two values, so that a change and its way back weigh the same.",
-    ]
-    changed = compared.other_weights(earlier)
-    if changed:
-        notes.append(
-            f"Other final weights than before: {', '.join(changed)}. In fixed mode this means that the "
-            "numerics changed; in elastic mode it is ordinary."
-        )
-    return notes
 
 
 def change_words(change: float | None) -> str:
@@ -215,8 +171,6 @@ def _number(value: float | None) -> str:
 
 
 _log = structlog.get_logger(__name__)
-
-
 SMOKE = "benchmarks/parts/pages.py --smoke"
 """Every benchmark in its smallest form."""
 
@@ -392,13 +346,14 @@ def publish(
     folder = project / plan.results
     compared = compare_tables(table, read_tables(folder))
     path = write_table(folder, compared)
-    page = build_benchmark_page(compared, read_tables(folder), folder / "index.html")
+    tables = read_tables(folder)
+    page = build_benchmark_page(compared, tables, folder / "index.html")
     if plan.record:
         config = load_config(project / plan.configs[0]) if plan.configs else RunConfig()
         pin_table(path, find_project(None, home), config.record.ledger)
     if plan.track:
         track(compared, plan, logs, home, [path, page])
-    show(compared, page)
+    show(compared, rows_of(compared, tables), page)
     return compared
 
 
@@ -425,33 +380,8 @@ def track(compared: ComparedTable, plan: BenchmarkPlan, logs: Path, home: Path, 
         _log.warning("benchmark.untracked", reason=str(error))
 
 
-def show(compared: ComparedTable, page: Path) -> None:
+def show(compared: ComparedTable, rows: list[dict[str, str]], page: Path) -> None:
     """Put the comparison and the page's place on the flow run's page."""
-    rows = [
-        {
-            "figure": c.measure.name,
-            "before": c.before,
-            "now": compared.table.medians()[c.measure.name],
-            "change": change_words(c.change) or None,
-            "noise": noise_words(c.allowance) or None,
-            "verdict": WORDS[c.verdict],
-        }
-        for c in compared.comparisons
-    ]
-    empty = {"before": None, "now": None, "noise": None}
-    rows += [
-        {"figure": case, **empty, "change": reason, "verdict": "failed"}
-        for case, reason in compared.table.failed.items()
-    ]
-    rows += [
-        {
-            "figure": case,
-            **empty,
-            "change": ", ".join(f"{name}: {before} -> {now}" for name, (before, now) in fields.items()),
-            "verdict": "not compared",
-        }
-        for case, fields in compared.differing.items()
-    ]
     commit = compared.table.commit
     create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Metrics of {commit}")
     note = f"[{page.name}]({page.as_uri()}), compared with {compared.before or 'nothing yet'}"

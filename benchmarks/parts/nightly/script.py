@@ -4,7 +4,6 @@ A script starts whole runs, and those start services. A guard process stands bet
 ends it with the flow, and it takes the script's process group with it, politely first.
 """
 
-import json
 import shlex
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from antiphon.benchmarks.parts.results import last_object
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.system.processes import ChildProcess, tie_to_parent
 
@@ -54,15 +54,8 @@ def run_script(command: str, project: Path, timeout_s: float, log: Path) -> dict
         guard.stop(2 * GRACE_S)
     if status != 0:
         raise AntiphonError(f"{command} {guard.how_it_ended()}")
-    return _last_object(command, guard.lines())
-
-
-def _last_object(command: str, lines: Sequence[str]) -> dict[str, Any]:
-    try:
-        found = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        found = None
-    if not isinstance(found, dict):
+    lines = guard.lines()
+    if (found := last_object(lines)) is None:
         said = lines[-1][:200] if lines else "nothing"
         raise AntiphonError(f"{command} must end with one JSON object on a line of its own, but said {said}")
     return found

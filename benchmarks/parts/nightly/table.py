@@ -246,19 +246,18 @@ class BenchmarkTable:
 
     def differs(self, other: Self) -> dict[str, dict[str, tuple[str, str]]]:
         """Return case -> field -> (value in `other`, value here), for cases of both whose settings differ."""
-        found = {}
-        for case in self.cases.keys() & other.cases.keys():
+        found: dict[str, dict[str, tuple[str, str]]] = {}
+        for case in sorted(self.cases.keys() & other.cases.keys()):
             here, there = self.settings.get(case, {}), other.settings.get(case, {})
-            if here and there:
-                pairs = {
-                    name: (there.get(name, ""), here.get(name, "")) for name in here.keys() | there.keys()
-                }
-                fields = {name: pairs[name] for name in sorted(pairs) if pairs[name][0] != pairs[name][1]}
-            else:  # a table of a time when they were not recorded, or a script, which has none
-                fields = {} if here == there else {"configuration": ("not recorded", "recorded")}
-            if fields:
+            if bool(here) != bool(there):  # a table of a time when they were not recorded
+                found[case] = {"configuration": ("not recorded", "recorded")}
+                continue
+            pairs = {
+                name: (there.get(name, ""), here.get(name, "")) for name in sorted(here.keys() | there.keys())
+            }
+            if fields := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
                 found[case] = fields
-        return dict(sorted(found.items()))
+        return found
 
     def like(self, other: Self) -> Self:
         """Return this table with only those cases that `other` has with equal settings."""

@@ -3,7 +3,7 @@
     PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER THREADS DTYPE [key=value ...]
 
 With bfloat16 as DTYPE torch's autocast rounds what TRL multiplies, in generation and training; weights stay
-float32. With vLLM's server (trl_server.py) TRL samples there, and CPU seconds are those of the trainer alone.
+float32.
 The prompts come in the order in which the loop opens them, and rewards from the same environment.
 The weights of every evaluated version are written to FOLDER as safetensors; the time that takes does not
 count. The last line is a JSON object with the seconds and CPU seconds after each step, its mean reward, how
@@ -39,7 +39,6 @@ def main() -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from antiphon.benchmarks.parts.parity.trl_server import SERVER_VARIABLE
     from antiphon.core.config import load_config
     from antiphon.core.learning_rate import warmup_steps
     from antiphon.core.loop.admission import prompt_place
@@ -71,8 +70,6 @@ def main() -> int:
             for one, text in zip(key, completions, strict=True)
         ]
 
-    server = os.environ.get(SERVER_VARIABLE)
-    sampling = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server} if server else {}
     schedules = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
     arguments = GRPOConfig(
         output_dir=str(folder / "output"),
@@ -103,7 +100,6 @@ def main() -> int:
         save_strategy="no",
         disable_tqdm=True,
         seed=config.run.seed,
-        **sampling,
     )
     seconds: list[float] = []
     cpu_seconds: list[float] = []

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from antiphon.benchmarks.parts.measure import JobRun, journal_events, run_job, scratch_home
+from antiphon.benchmarks.parts.measure import JobRun, journal_events, run_job, scratch_home, step_ends
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.lineage.rollout_table import decode_batch
@@ -152,7 +152,7 @@ def shown(job: JobRun, home: Path, config: RunConfig) -> dict[str, Any]:
     timings, metrics = job.timings(), job.metrics()
     figures, stages = timings["figures"], timings["stages"]
     steps = figures["steps"]
-    ends = sorted(span["ended_s"] for span in stages if span["stage"] == "step")
+    ends = step_ends(timings)
     epoch = min(len(ends), max(1, config.environment.train_size // config.loop.prompts_per_step))
     begun = min(span["started_s"] for span in stages)
     events = journal_events(home / "runs" / timings["run_id"] / "journal.db")
@@ -167,7 +167,7 @@ def shown(job: JobRun, home: Path, config: RunConfig) -> dict[str, Any]:
         for row in decode_batch(store.get(body["digest"]))
     ]
     payload = max((path.stat().st_size for path in home.glob("runs/*/payloads/*.payload")), default=0)
-    cpu_s = cpu_at(job, max(ends)) - cpu_at(job, begun)
+    cpu_s = job.cpu_at(max(ends)) - job.cpu_at(begun)
     kinds = job.kinds_after(begun)
     return {
         "seconds_per_step": figures["seconds_per_step"],
@@ -229,9 +229,3 @@ def repeated_share(answers: Sequence[Sequence[int]], size: int = 8, longest: flo
     grams = [[tuple(one[at : at + size]) for at in range(len(one) - size + 1)] for one in map(list, chosen)]
     count = sum(map(len, grams))
     return (count - sum(len(set(one)) for one in grams)) / count if count else 0.0
-
-
-def cpu_at(job: JobRun, moment: float) -> float:
-    """Return the CPU seconds that a job had taken at a moment of `time.perf_counter`."""
-    moments, seconds = zip(*job.cpu_curve, strict=True)
-    return float(np.interp(moment, moments, seconds))

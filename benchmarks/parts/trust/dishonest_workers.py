@@ -29,14 +29,7 @@ from antiphon.core.records import (
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.core.trust.audit import AuthoredSpan
 from antiphon.models.codec import TextCodec
-from antiphon.sampling.keyed_sampler import (
-    Float64Array,
-    RowSampling,
-    draw,
-    request_key,
-    score,
-    uniforms,
-)
+from antiphon.sampling.keyed_sampler import Float64Array, RowSampling, draw, request_key, score, uniforms
 from antiphon.sampling.rules import RULES
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.scoring import row_sampling

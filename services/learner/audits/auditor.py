@@ -9,18 +9,16 @@ much its sum of logit and noise falls short of the largest.
 Legend: K tokens looked at, T completion tokens, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
-from antiphon.core.records import Completion, GroupToAudit, SamplingParameters, Trajectory
+from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
 from antiphon.core.spans import kept_cache_tokens, token_versions
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.sampling import gumbel
@@ -33,9 +31,9 @@ from antiphon.sampling.keyed_sampler import (
 )
 from antiphon.services.learner.audits.audit_loop import TokenScores
 from antiphon.services.learner.policy import load_causal_model
-from antiphon.services.learner.scoring import completion_states, row_sampling
+from antiphon.services.learner.scoring import Places, completion_logits, row_sampling
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.verified_weights import open_snapshot
+from antiphon.weights.snapshot import open_snapshot
 
 ROUNDING = {
     "inverse_cdf": {"float32": 1e-4, "bfloat16": 1e-2},
@@ -50,8 +48,6 @@ GROSS_DRIFT = {"float32": 0.05, "bfloat16": 2.0}
 """Most nats by which one logprob may differ: float32 engines show 3e-5, bfloat16 ones 0.13."""
 LOGITS_AT_ONCE = 1 << 26
 """Most logits in memory, 256 MiB; with what the rules make of them six times that."""
-Places = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 _log = structlog.get_logger(__name__)
 
@@ -84,11 +80,18 @@ class Auditor:
             if not self._fill(version):
                 continue
             filled += 1
-            own = [t for t in trajectories if (_clean_versions(t) == version).any()]
-            for trajectory, places, logits in self._logits(group.prompt_token_ids, own, version):
+            # Of tokens that were sampled over a kept cache no clean pass gives the distribution.
+            wanted = [
+                np.flatnonzero((token_versions(t) == version) & ~kept_cache_tokens(t)) for t in trajectories
+            ]
+            own = [place for place, one in enumerate(wanted) if one.size]
+            texts = [(group.prompt_token_ids, trajectories[place].token_ids) for place in own]
+            wanted = [wanted[place] for place in own]
+            for line, places, logits in completion_logits(self._model, texts, wanted, LOGITS_AT_ONCE):
+                trajectory = trajectories[own[line]]
                 score_tokens(
                     scores[trajectory.sample_index],
-                    logits,
+                    logits.float(),
                     trajectory,
                     places,
                     len(group.prompt_token_ids),
@@ -114,27 +117,6 @@ class Auditor:
         self._model.load_state_dict(tensors, strict=False)  # a tied head is published once
         self._version = version
         return True
-
-    def _logits(
-        self, prompt: Sequence[int], rows: Sequence[Trajectory], version: int
-    ) -> Iterator[tuple[Trajectory, Places, torch.Tensor]]:
-        """Yield [K, V] logits of tokens that a version sampled, with their [K] places in the completion.
-
-        At most `LOGITS_AT_ONCE` logits, or one token's, are made at a time.
-        """
-        head = self._model.get_output_embeddings().weight
-        most = max(1, LOGITS_AT_ONCE // len(head))
-        with torch.no_grad():
-            for line, states in completion_states(self._model, [(prompt, row.token_ids) for row in rows]):
-                wanted = np.flatnonzero(_clean_versions(rows[line]) == version)
-                for at in range(0, wanted.size, most):
-                    places = wanted[at : at + most]
-                    yield rows[line], places, (states[torch.from_numpy(places)] @ head.T).float()
-
-
-def _clean_versions(completion: Completion) -> npt.NDArray[np.int64]:
-    """Return the version [T] whose clean pass gives each token's distribution; -1 where none does."""
-    return np.where(kept_cache_tokens(completion), -1, token_versions(completion))
 
 
 def score_tokens(

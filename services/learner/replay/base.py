@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.models.codec import resolve_model_path
@@ -40,7 +39,9 @@ def base_model(copy: ReplayCopy, work: Path, given: Path | None = None) -> str:
                 f"--model {given} holds no {CONFIGURATION}; give the folder of the run's base model"
             )
         return str(given)
-    if (copy.model / CONFIGURATION).is_file() and copy.weights(0) is not None and _is_whole(copy.config):
+    # Whether version 0, as published, is all of what the learner began with.
+    whole = copy.config.model.dtype == "float32" or copy.config.learner.dtype == "bfloat16"
+    if whole and (copy.model / CONFIGURATION).is_file() and copy.weights(0) is not None:
         shutil.copytree(copy.model, work, dirs_exist_ok=True)
         # transformers reads no file that does not say which library it is for.
         save_file(load_version(copy, 0), work / "model.safetensors", metadata={"format": "pt"})
@@ -78,8 +79,3 @@ def load_version(copy: ReplayCopy, version: int, made: Path | None = None) -> di
             "restore it from another copy"
         )
     return tensors
-
-
-def _is_whole(config: RunConfig) -> bool:
-    """Return whether version 0, as published, is all of what the learner began with."""
-    return config.model.dtype == "float32" or config.learner.dtype == "bfloat16"

@@ -8,11 +8,10 @@ not compared.
 Both programs round. A trajectory that float32 puts outside the tolerance is scored again in
 float64, so that what remains is the rounding of the engine that sampled it, not one's own.
 
-Legend: T tokens of a completion, H hidden, V vocabulary.
+Legend: T tokens of a completion.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import BatchRow, FloatArray, SamplingParameters
+from antiphon.core.records import BatchRow, FloatArray
 from antiphon.core.reporting.replay_checks import LOGPROB_TOLERANCE, LogprobCheck, compare_logprobs
 from antiphon.core.spans import kept_cache_tokens, token_versions
 from antiphon.lineage.documents.replay_copy import ReplayCopy
@@ -29,7 +28,7 @@ from antiphon.lineage.rollout_table import decode_batch
 from antiphon.sampling.keyed_sampler import score
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.replay.base import load_version
-from antiphon.services.learner.scoring import completion_states, row_sampling
+from antiphon.services.learner.scoring import completion_logits, row_sampling
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -90,19 +89,26 @@ class RolloutScorer:
     ) -> None:
         """Write the logprobs of a version's own tokens (place -> [T] mask) into `scored`."""
         tensors = load_version(self._copy, version, self._made.get(version))
-        # Later tokens do not change earlier ones, so what other versions continued with is left off.
-        parts = {place: _until(rows[place], int(np.flatnonzero(own[place])[-1]) + 1) for place in own}
+        left = {place: np.flatnonzero(mask) for place, mask in own.items()}
         for model in (self._model, self._exact):
-            if model is None or not parts:
+            if model is None or not left:
                 return
             self._fill(model, tensors, version)
-            for place, logprobs in zip(parts, self._score(model, list(parts.values())), strict=True):
-                mask = own[place]
-                scored[place][mask] = logprobs[mask[: len(logprobs)]]
-            parts = {
-                place: part
-                for place, part in parts.items()
-                if _beyond(rows[place].logprobs[own[place]], scored[place][own[place]])
+            places = list(left)
+            # Later tokens do not change earlier ones, so what other versions continued with is left off.
+            texts = [
+                (rows[place].prompt_token_ids, rows[place].token_ids[: wanted[-1] + 1])
+                for place, wanted in left.items()
+            ]
+            for line, at, logits in completion_logits(model, texts, list(left.values()), PASS_LOGITS):
+                row = rows[places[line]]
+                tokens = torch.from_numpy(row.token_ids[at].astype(np.int64))
+                sampling = row_sampling(self._sampling, at.size, logits.shape[-1])
+                scored[places[line]][at] = score(logits, tokens, sampling).numpy()
+            left = {
+                place: wanted
+                for place, wanted in left.items()
+                if _beyond(rows[place].logprobs[wanted], scored[place][wanted])
             }
 
     def _fill(self, model: Any, tensors: dict[str, torch.Tensor], version: int) -> None:
@@ -115,40 +121,10 @@ class RolloutScorer:
             )
         model.load_state_dict(tensors, strict=False)  # a tied head is recorded once
 
-    def _score(self, model: Any, rows: Sequence[BatchRow]) -> list[FloatArray]:
-        """Return the logprobs [T] of each row's completion under a model's weights."""
-        found: list[FloatArray] = [np.empty(0, dtype=np.float32)] * len(rows)
-        head = model.get_output_embeddings().weight
-        texts = [(row.prompt_token_ids, row.token_ids) for row in rows]
-        with torch.no_grad():
-            for place, states in completion_states(model, texts):
-                found[place] = _token_logprobs(states, head, rows[place], self._sampling)
-        return found
-
-
-def _token_logprobs(
-    states: torch.Tensor, head: torch.Tensor, row: BatchRow, sampling: SamplingParameters
-) -> FloatArray:
-    """Return the logprobs [T] of the tokens that follow `states` [T, H] under `head` [V, H]."""
-    vocabulary = head.shape[0]
-    tokens = torch.from_numpy(row.token_ids.astype(np.int64))
-    at_once = max(1, PASS_LOGITS // vocabulary)
-    parts = []
-    for start in range(0, len(tokens), at_once):
-        chosen = tokens[start : start + at_once]
-        logits = states[start : start + at_once] @ head.T
-        parts.append(score(logits, chosen, row_sampling(sampling, len(chosen), vocabulary)))
-    found: FloatArray = torch.cat(parts).numpy()
-    return found
-
 
 def _load(path: str, dtype: torch.dtype) -> Any:
     model = load_causal_model(path, torch.float32, gradient_checkpointing=False)
     return model.to(dtype).eval()
-
-
-def _until(row: BatchRow, tokens: int) -> BatchRow:
-    return replace(row, token_ids=row.token_ids[:tokens], logprobs=row.logprobs[:tokens])
 
 
 def _beyond(recorded: FloatArray, scored: FloatArray) -> bool:

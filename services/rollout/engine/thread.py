@@ -14,9 +14,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import Engine, EngineDriver, EngineOutput, EngineProgress, EngineRequest, LoadReport
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.services.rollout.engine.driver import EngineDriver, LoadReport
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.system import failpoints
 

@@ -32,10 +32,14 @@ from antiphon.cpu.vllm_plugin import register
 from antiphon.models.directory import end_tokens, expected_tensors, most_positions
 from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.sampling.rules import check_sampling
-from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
-from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
+from antiphon.services.rollout.engine.sampler_hook import (
+    CLASS_PATH,
+    HistoryDrafter,
+    SamplerHook,
+    SamplerTable,
+)
 from antiphon.services.rollout.engine.vllm_compat import (
     abandon_reload,
     check_readable,
@@ -45,7 +49,7 @@ from antiphon.services.rollout.engine.vllm_compat import (
     spare_foreign_libraries,
     spare_held_blocks,
 )
-from antiphon.weights.verified_weights import VerifiedWeights
+from antiphon.weights.snapshot import VerifiedWeights
 
 
 @dataclass(slots=True)

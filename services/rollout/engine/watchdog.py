@@ -34,16 +34,6 @@ COUNTED_POLLS = 2.0
 _log = structlog.get_logger(__name__)
 
 
-class _Command:
-    """One command that the engine executes."""
-
-    __slots__ = ("is_step", "started")
-
-    def __init__(self, is_step: bool) -> None:
-        self.is_step = is_step
-        self.started = time.monotonic()
-
-
 class Watchdog:
     """Measures what the engine's thread executes; until it is armed, it only measures."""
 
@@ -58,7 +48,8 @@ class Watchdog:
         """
         self._leave = leave
         self._end = end
-        self._command: _Command | None = None
+        self._command: tuple[bool, float] | None = None
+        """What the engine executes: whether it is a step, and since when."""
         self._steps: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._step_s = self._message_s = 0.0
         self._closed = threading.Event()
@@ -84,15 +75,14 @@ class Watchdog:
 
     def begin(self, *, is_step: bool) -> None:
         """Note that the engine's thread begins a step or another command."""
-        self._command = _Command(is_step)
+        self._command = is_step, time.monotonic()
 
     def finish(self) -> float:
         """Note that the command came to its end, and return its seconds."""
-        command = self._command
-        assert command is not None, "no command was begun"
-        self._command = None
-        seconds = time.monotonic() - command.started
-        if command.is_step:
+        assert self._command is not None, "no command was begun"
+        (is_step, started), self._command = self._command, None
+        seconds = time.monotonic() - started
+        if is_step:
             self._steps.append(seconds)
         return seconds
 
@@ -112,8 +102,8 @@ class Watchdog:
                 if command is None or command is not seen:
                     seen, waited_s = command, 0.0
                 self._set_timer()
-                if command is not None and waited_s >= self.limit_s(command.is_step):
-                    self._give_up(command, waited_s)
+                if command is not None and waited_s >= self.limit_s(command[0]):
+                    self._give_up("a step" if command[0] else "a change of weights or requests", waited_s)
                     return
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -123,8 +113,7 @@ class Watchdog:
         no_turn_s = 2 * self.limit_s(is_step=True) + LEAVE_S
         faulthandler.dump_traceback_later(no_turn_s, exit=True, file=STDERR)
 
-    def _give_up(self, command: _Command, waited_s: float) -> None:
-        what = "a step" if command.is_step else "a change of weights or requests"
+    def _give_up(self, what: str, waited_s: float) -> None:
         _log.error(
             "engine.hung",
             reason=f"the engine has not come back from {what} for {waited_s:.1f} s; this process ends, and "

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from antiphon.core.capacity.activation import Activator, Hysteresis
+from antiphon.core.capacity.activation import Activator
 from antiphon.core.capacity.cover import Redundancy, WorkerOffer
 from antiphon.core.errors import InfeasibleError
 
 FLEET = [WorkerOffer(f"w{n}", 1.0 + n / 10, 1.0) for n in range(6)]
-HOLD_S = Hysteresis().hold_s
+HOLD_S = 600.0
 
 
 def most_flips(source: np.random.Generator, hours: float) -> int:
@@ -19,8 +19,7 @@ def most_flips(source: np.random.Generator, hours: float) -> int:
         for n in range(count)
     ]
     need = float(source.uniform(0.3, 0.7)) * sum(one.rate for one in offers)
-    hysteresis = Hysteresis()
-    activator = Activator(Redundancy(0.5), hysteresis)
+    activator = Activator(Redundancy(0.5), hold_s=HOLD_S)
     active: set[str] = set()
     direction: dict[str, int] = {}
     flips: list[float] = []
@@ -36,11 +35,11 @@ def most_flips(source: np.random.Generator, hours: float) -> int:
                     flips.append(now)
                 direction[name] = sign
         active = (active | set(orders.activate)) - set(orders.drain)
-    return max((sum(at <= t < at + hysteresis.hold_s for t in flips) for at in flips), default=0)
+    return max((sum(at <= t < at + HOLD_S for t in flips) for at in flips), default=0)
 
 
 def activator() -> Activator:
-    return Activator(Redundancy(0.5))
+    return Activator(Redundancy(0.5), hold_s=HOLD_S)
 
 
 def test_a_shortage_that_lasts_is_filled_with_the_cheapest() -> None:

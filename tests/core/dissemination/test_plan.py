@@ -1,21 +1,33 @@
 """Predicted times follow the formulas, and the plan takes what is fastest."""
 
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.dissemination.plan import (
+    CHUNK_OVERHEAD_S,
     FALLBACKS,
     ORIGIN,
+    WEIGHED_HOPS,
     Link,
     Plan,
     Size,
+    Tree,
+    delay_s,
+    fastest_first,
     plan_tree,
     tree_seconds,
 )
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
+from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.errors import ContractError
+from antiphon.core.records import Payload
 
 MBIT = 1e6 / 8
 LINK = Link(100 * MBIT, 1e9, 0.0)
@@ -120,3 +132,114 @@ def test_every_plan_leads_to_the_origin_without_circles(links: dict[str, Link], 
         for parent in assignment.parents[:-1]:
             assert links[parent].reachable
             assert plan.assignments[parent].depth < assignment.depth
+
+
+class _TreeByScan:
+    """The same rule as `Tree`, which looks at every place for every worker."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.parents: dict[str, str] = {}
+        self.arrives = {ORIGIN: (0.0, 0.0)}
+
+    def below(self, name: str) -> int:
+        layer, count = {name}, 0
+        for _ in range(WEIGHED_HOPS):
+            layer = {one for one, parent in self.parents.items() if parent in layer}
+            count += len(layer)
+        return count
+
+    def costs(self, name: str, above: str, links: Mapping[str, Link], holders: Collection[str]) -> Any:
+        here, chunk = links[name], min(self.size.chunk_bytes, self.size.payload_bytes)
+        chunks = self.size.payload_bytes / chunk
+        busy = [one for one, parent in self.parents.items() if parent == above and one not in holders]
+        shared_s = chunk * (len(busy) + 1) / links[above].up_bytes_per_s + CHUNK_OVERHEAD_S
+        first_s, pace_s = (0.0, 0.0) if above in holders else self.arrives[above]
+        hop_s = max(shared_s, chunk / here.down_bytes_per_s + CHUNK_OVERHEAD_S)
+        first_s += hop_s + delay_s(links[above], here, above == ORIGIN)
+        pace_s = max(pace_s, hop_s)
+        slower_s = [max(0.0, shared_s - self.arrives[one][1]) * (1 + self.below(one)) for one in busy]
+        return first_s + (chunks - 1) * pace_s + chunks * sum(slower_s), (first_s, pace_s)
+
+    def choices(self, name: str, links: Mapping[str, Link], holders: Collection[str]) -> dict[str, Any]:
+        """Return where a worker may be placed: party -> (seconds that this costs, when chunks arrive)."""
+        parties = [one for one in (ORIGIN, *self.parents) if one in links and links[one].reachable]
+        return {above: self.costs(name, above, links, holders) for above in parties}
+
+
+_FEW_LINKS = st.builds(
+    Link,
+    st.sampled_from([1e5, 3e5, 1e6]) | st.floats(1e4, 1e7),
+    st.sampled_from([1e5, 3e5, 1e6]) | st.floats(1e4, 1e7),
+    st.sampled_from([0.0, 0.2]) | st.floats(0.0, 2.0),
+    st.booleans(),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(_FEW_LINKS, min_size=1, max_size=40),
+    st.sampled_from([Size(1000, 1000), Size(300_000, 100_000), Size(10_000_000, 100_000)]),
+    st.floats(1e4, 1e7),
+    st.sets(st.integers(0, 39), max_size=4),
+    st.integers(0, 40),
+)
+def test_every_worker_gets_the_cheapest_of_all_places(
+    known: list[Link], size: Size, uplink: float, holding: set[int], late: int
+) -> None:
+    links = {f"w{at:02}": link for at, link in enumerate(known)}
+    holders = {f"w{at:02}" for at in holding} & links.keys()
+    links[ORIGIN] = Link(uplink, 1e9)
+    names = list(fastest_first({name: link for name, link in links.items() if name != ORIGIN}))
+    tree, scanned, holds = Tree(size), _TreeByScan(size), {}
+    tree.add(names[:late], links, holders)
+    holds = dict.fromkeys(names[:late], holders)
+    for name in names[
+        late:
+    ]:  # those who come later are placed one by one, and the first ones hold it by then
+        holds[name] = {*holders, *names[: len(holds) // 2]}
+        tree.add([name], links, holds[name])
+    for name, parent in tree.parents.items():
+        choices = scanned.choices(name, links, holds[name])
+        costs_s, arrives = choices[parent]
+        assert costs_s == pytest.approx(min(choices.values())[0], rel=1e-9)
+        assert tree.arrives[name] == pytest.approx(arrives, rel=1e-12)
+        scanned.parents[name], scanned.arrives[name] = parent, arrives
+
+
+@pytest.mark.parametrize("kind", ["equal", "far", "measured", "small", "leaves"])
+def test_the_first_plan_of_a_payload_takes_little_more_per_worker_where_there_are_many(kind: str) -> None:
+    few, many = (_lines_of_first_plan(kind, workers) for workers in (400, 1600))
+    assert many < 8 * few  # four times as many workers; looking at every place for each takes 16
+
+
+def _lines_of_first_plan(kind: str, workers: int) -> int:
+    """Return how many lines of the planning are executed."""
+    plans = TransferPlans()
+    peers = {
+        f"w{at:03}-1": "" if kind == "leaves" and at % 8 else f"10.0.0.1:{at + 1}" for at in range(workers)
+    }
+    payload_bytes = 1000 if kind in ("far", "small") else 32_000_000
+    payload = Payload("full", None, "raw", "a" * 64, payload_bytes, min(payload_bytes, 128 << 10), ())
+    for at, one in enumerate(peers):
+        rate = 1e6 * (1 + at * 7919 % 97)
+        far = NetworkReport(round_trip_s=0.2 if kind == "far" else 0.001 * (at % 13), down_bytes_per_s=rate)
+        own = DeliveryRecord(1, "", best_bytes_per_s={ORIGIN: rate})
+        if kind != "equal":
+            plans.take(one, replace(far, deliveries=(own,)))
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        if "core/dissemination" not in frame.f_code.co_filename:
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        plans.plan("w000-1", payload, peers, peers)
+    finally:
+        sys.settrace(before)
+    return lines

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.lengths.order import LeaseOrder, WaitingGroup, take
+from antiphon.core.lengths.order import LeaseOrder, take
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=24)
 
@@ -14,7 +14,7 @@ class Waiting:
 
     def __init__(self, order: LeaseOrder, lengths: list[int], per_step: int = 100) -> None:
         self.order = order
-        self.left = {i: WaitingGroup(i, i // per_step, float(tokens)) for i, tokens in enumerate(lengths)}
+        self.left = {i: (i, i // per_step, float(tokens)) for i, tokens in enumerate(lengths)}
 
     def take(self, most: int = 1, workers: int = 1, share: float = 1.0) -> list[int]:
         taken = take(self.order, self.left.values(), most, workers, share)

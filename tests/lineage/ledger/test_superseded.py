@@ -14,7 +14,7 @@ from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.graph import all_documents, build_graph
 from antiphon.lineage.documents.replay_copy import find_copy
 from antiphon.lineage.ledger.pins import Ledger
-from antiphon.lineage.ledger.verify import Verification, check_run, verify_run
+from antiphon.lineage.ledger.verify import RunCheck, Verification, verify_run
 from antiphon.lineage.names import version_of_weights
 from antiphon.lineage.retention import is_anchor, keeps_weights
 from antiphon.lineage.store.gc import pinned
@@ -224,7 +224,8 @@ def checked(project: Path) -> Verification:
     """Verify a ledger without opening the DVC project, which would take longer than the rest."""
     cache = project / ".dvc" / "cache" / "files" / "md5"
     run_dir = project / "runs" / "demo-1"
-    return check_run(run_dir, project / "store", project / "ledger", lambda md5: cache / md5[:2] / md5[2:])
+    check = RunCheck(run_dir, project / "store")
+    return check.check(project / "ledger", lambda md5: cache / md5[:2] / md5[2:])
 
 
 def finish(project: Path) -> None:

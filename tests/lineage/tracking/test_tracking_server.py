@@ -12,7 +12,7 @@ from antiphon.lineage.records import Records
 from antiphon.lineage.run_log import read_steps
 from antiphon.runs.servers.s3_server import S3Server
 from tests.support.mlflow_server import MlflowServer
-from tests.support.s3 import remote_objects, s3_server
+from tests.support.s3 import remote_objects, s3_server, variables
 from tests.support.tracked_runs import TrackedRunFixture, census, mlflow_of, small_export
 
 pytestmark = pytest.mark.engine
@@ -118,7 +118,7 @@ def _check_team_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: 
     )
     environment = {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"), "MLFLOW_FLASK_SERVER_SECRET_KEY": "k"}
     words = ("--app-name", "basic-auth", "--artifacts-destination", f"s3://{bucket.bucket}/mlflow")
-    server = MlflowServer(folder, words, environment | bucket.environment)
+    server = MlflowServer(folder, words, environment | variables(bucket))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "another password")

@@ -35,7 +35,7 @@ def test_workers_are_sent_to_each_other_and_what_came_is_shown_and_journalled(tm
                 address = "" if number == 2 else f"10.0.0.{number}:7000"
                 told = replace(hello(f"w{number}"), relay_address=address)
                 ids.append((await client.register(told)).worker_id)
-            plans = {one: await client.plan_transfer(one, 0, 0) for one in ids}
+            plans = {one: await client.plan_transfer(one, 0, PAYLOAD.digest) for one in ids}
             assert sorted(plan.assignment.depth for plan in plans.values()) in ([1, 2, 2], [1, 2, 3])
             for plan in plans.values():
                 assert plan.assignment.parents[-1] == ORIGIN
@@ -60,12 +60,14 @@ def test_workers_are_sent_to_each_other_and_what_came_is_shown_and_journalled(tm
             kinds = [event.kind async for event in client.watch_events(0, follow=False)]
             assert kinds.count("snapshot.delivered") == 2
             with pytest.raises(ContractError, match="has no payload"):
-                await client.plan_transfer(ids[0], 0, 1)
+                await client.plan_transfer(ids[0], 0, "c" * 64)
             with pytest.raises(ContractError, match="round_trip_s"):
                 await client.heartbeat(_beat(ids[0], NetworkReport(round_trip_s=float("nan"))))
             with pytest.raises(ContractError, match="HOST:PORT"):
                 await client.register(replace(hello("w9"), relay_address="http://169.254.1.1/"))
-            assert (await client.plan_transfer("stranger-1", 0, 0)).assignment.parents == (ORIGIN,)
+            assert (await client.plan_transfer("stranger-1", 0, PAYLOAD.digest)).assignment.parents == (
+                ORIGIN,
+            )
 
     asyncio.run(run())
 
@@ -80,7 +82,31 @@ def test_without_relays_everyone_is_sent_to_the_origin(tmp_path: Path) -> None:
             for number in range(2):
                 told = replace(hello(f"w{number}"), relay_address=f"10.0.0.{number}:7000")
                 worker_id = (await client.register(told)).worker_id
-                plan = await client.plan_transfer(worker_id, 0, 0)
+                plan = await client.plan_transfer(worker_id, 0, PAYLOAD.digest)
                 assert plan.assignment.parents == (ORIGIN,) and not plan.addresses
+
+    asyncio.run(run())
+
+
+def test_a_worker_with_an_earlier_manifest_gets_the_plan_of_the_payload_that_it_wants(tmp_path: Path) -> None:
+    """A version may be announced again, with patches from other versions."""
+    patches = [replace(PAYLOAD, kind="patch", parent=at, digest=f"{at:064x}") for at in range(2)]
+    first, again = ((*patches, PAYLOAD), (patches[1], PAYLOAD))
+
+    async def run() -> None:
+        async with served(CONFIG, tmp_path) as site, asyncio.timeout(60.0):
+            client = site.client()
+            await client.announce_snapshot(replace(light_manifest(0), payloads=first))
+            ids = []
+            for number in range(3):
+                told = replace(hello(f"w{number}"), relay_address=f"10.0.0.{number}:7000")
+                ids.append((await client.register(told)).worker_id)
+            before = await client.plan_transfer(ids[0], 0, PAYLOAD.digest)
+            await client.announce_snapshot(replace(light_manifest(0), payloads=again))
+            assert await client.plan_transfer(ids[0], 0, PAYLOAD.digest) == before
+            depths = [(await client.plan_transfer(one, 0, PAYLOAD.digest)).assignment.depth for one in ids]
+            assert sorted(depths) == [1, 2, 3]  # one plan for all, those that know one manifest or the other
+            with pytest.raises(ContractError, match="has no payload 000000000000; ask for its manifest"):
+                await client.plan_transfer(ids[0], 0, patches[0].digest)
 
     asyncio.run(run())

@@ -44,12 +44,10 @@ from antiphon.services.learner.server import open_learner, register_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PAYLOADS, OutgoingPayload, PayloadStore
-from antiphon.weights.server import register_broadcast
+from antiphon.weights.rpc import BroadcastClient, register_broadcast
 from antiphon.weights.service import BroadcastService
-from antiphon.weights.snapshot import weights_digest, weights_of, write_snapshot
-from antiphon.weights.verified_weights import open_snapshot
+from antiphon.weights.snapshot import open_snapshot, weights_digest, weights_of, write_snapshot
 from tests.support.snapshots import fetch_snapshot
 
 pytestmark = pytest.mark.engine

@@ -80,8 +80,12 @@ def test_other_weights_than_the_recorded_ones_are_never_handed_out(
     document.chmod(0o644)
     document.write_text(json.dumps({**json.loads(document.read_text()), "weights_digest": "0" * 64}))
     from antiphon.core.errors import IntegrityError
-    from antiphon.services.learner.replay.steps import make_version
+    from antiphon.services.learner.replay.steps import weights_of
 
-    with pytest.raises(IntegrityError, match="version 1 has weights"):
-        make_version(find_copy(place, RUN_ID), 1, tmp_path / "made", None, print)
-    assert not (tmp_path / "made").exists()
+    handed_out = []
+    with (
+        pytest.raises(IntegrityError, match="version 1 has weights"),
+        weights_of(find_copy(place, RUN_ID), 1, None, print) as weights,
+    ):
+        handed_out.append(weights)
+    assert not handed_out

@@ -11,8 +11,7 @@ from antiphon.core.records import SamplingParameters
 from antiphon.core.seeds import derive_seed
 from antiphon.services.rollout.selfcheck.distribution_check import run_to_end
 from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
-from antiphon.weights.snapshot import weights_digest
-from antiphon.weights.verified_weights import verify
+from antiphon.weights.snapshot import verify, weights_digest
 
 pytestmark = [
     pytest.mark.engine,

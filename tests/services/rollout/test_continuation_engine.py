@@ -11,8 +11,7 @@ from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ContractError
 from antiphon.core.records import SamplingParameters, VersionSpan
-from antiphon.weights.snapshot import weights_digest
-from antiphon.weights.verified_weights import verify
+from antiphon.weights.snapshot import verify, weights_digest
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
 pytestmark = [

@@ -26,8 +26,7 @@ from antiphon.services.rollout.selfcheck.distribution_check import (
     run_to_end,
 )
 from antiphon.services.rollout.selfcheck.draft_check import compare
-from antiphon.weights.snapshot import weights_digest
-from antiphon.weights.verified_weights import verify
+from antiphon.weights.snapshot import verify, weights_digest
 from tests.benchmarks.test_chain_model import exact_distribution
 
 COMPILES = pytest.mark.skipif(
@@ -553,7 +552,7 @@ def test_vllm_builds_the_drafter_as_agreed():
 
     from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
 
-    from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
+    from antiphon.services.rollout.engine.sampler_hook import CLASS_PATH, HistoryDrafter
 
     assert list(inspect.signature(create_custom_proposer).parameters) == ["vllm_config"]
     speculation = SimpleNamespace(model=CLASS_PATH, num_speculative_tokens=3)

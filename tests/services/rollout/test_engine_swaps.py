@@ -11,8 +11,7 @@ import torch
 from antiphon.api.engine import EngineRequest
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import SamplingParameters
-from antiphon.weights.snapshot import weights_digest
-from antiphon.weights.verified_weights import verify
+from antiphon.weights.snapshot import verify, weights_digest
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model, redraw, run, run_rest, scores
 
 pytestmark = [

@@ -14,8 +14,8 @@ from antiphon.api.manifest import full_payload
 from antiphon.api.snapshots import Place
 from antiphon.cli.invite import invite
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, TransferPlan
+from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
@@ -23,9 +23,8 @@ from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.net.security.credentials import Credentials, load_credentials
 from antiphon.services.rollout.process import WorkerRelay, serve_worker
 from antiphon.system.ports import free_port
-from antiphon.weights.client import BroadcastClient
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, BroadcastClient, register_broadcast
 from antiphon.weights.transport import Connections, RelayTransport
 from tests.support.light_engine import LightEngine
 from tests.support.light_parties import served

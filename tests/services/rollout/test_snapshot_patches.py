@@ -22,7 +22,7 @@ from antiphon.simulator.virtual.loop import VirtualLoop
 from antiphon.weights.patch import encode_patch
 from antiphon.weights.patch_payloads import PayloadChoice, stored_weights
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.transport import RelayTransport, Transport
 from antiphon.weights.transports.object_store import object_name, object_place

@@ -16,7 +16,7 @@ from antiphon.services.rollout.engine import environment
 from antiphon.services.rollout.process import engine_settings
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.snapshot import weights_digest
 from tests.support import snapshots

@@ -16,8 +16,7 @@ from antiphon.cpu.compiler import why_not_compiling
 from antiphon.sampling import keyed_sampler as ks
 from antiphon.sampling.rules import RULES
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.snapshot import weights_digest
-from antiphon.weights.verified_weights import open_snapshot, verify
+from antiphon.weights.snapshot import open_snapshot, verify, weights_digest
 from tests.support.snapshots import publish
 
 COMPILES = pytest.mark.skipif(

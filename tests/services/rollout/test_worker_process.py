@@ -19,7 +19,7 @@ from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.net.security.keys import SIGNATURE_BYTES, SigningKey, signing_key
-from antiphon.net.worker_kit import KIT_FILE, KitFile, write_kit
+from antiphon.net.worker_kit import DIGEST_BYTES, KIT_FILE, write_kit
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -27,7 +27,7 @@ from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.rollout.engine.environment import child_environment
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.server import SERVICE_NAME, register_broadcast
+from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.signature import sign_manifest
 from tests.support.snapshots import FarService, publish
 
@@ -144,7 +144,7 @@ async def story(folder: Path) -> None:
     )
     await state_machine.start()
     write_kit(model, RUN_ID, folder, key)
-    service = CoordinatorService(state_machine, key.public, kit=KitFile(folder / KIT_FILE))
+    service = CoordinatorService(state_machine, key.public, kit=folder / KIT_FILE)
     server, port = await start_coordinator(service, "127.0.0.1", 0)
     origin = Origin(folder / "origin", key)
     await origin.open()
@@ -200,7 +200,7 @@ async def check_what_it_fetched(
     while not member.tokens_generated:  # what it fetched came with the same heartbeat
         await asyncio.sleep(LOOK_S)
     assert member.held_version == 0
-    kit_bytes = kit.stat().st_size - SIGNATURE_BYTES
+    kit_bytes = kit.stat().st_size - SIGNATURE_BYTES - DIGEST_BYTES
     assert member.bytes_fetched == kit_bytes + manifest.payloads[0].payload_bytes and kit_bytes < 1 << 20
     assert member.numerics  # its engine tested itself, on the weights of version 0
 

@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.dissemination.network_log import NetworkLog
-from antiphon.core.dissemination.reports import DeliveryRecord, check_report
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkLog, check_report
 
 
 def test_a_delivery_is_told_once_complete_and_once() -> None:

@@ -6,36 +6,98 @@ order is taken back when it has left, or has not within its grace. Nothing that 
 does the run wait for any of it.
 """
 
-import time
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
-from antiphon.api.coordinator import Coordinator
 from antiphon.core.capacity.activation import Activator, Orders
 from antiphon.core.capacity.cover import WorkerOffer
-from antiphon.core.capacity.provisioning_config import ProvisioningSection
-from antiphon.core.config import RunConfig
+from antiphon.core.capacity.provisioning_config import PoolClass, ProvisioningSection
 from antiphon.core.status import RunStatus, WorkerRecord, WorkerState
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.runs.clients import ClientLoop
-from antiphon.runs.provisioning.launcher import UNKNOWN_TOKENS_PER_S, Launcher
+from antiphon.runs.supervisor import ServiceSpec, Supervisor
+from antiphon.system.clock import wall_clock
+from antiphon.system.files import write_atomically
 
 LOOK_S = 2.0
 """Seconds between two looks at the run."""
-ANSWER_S = 5.0
-"""Longest wait for an answer of the coordinator."""
+UNKNOWN_TOKENS_PER_S = 1.0
+"""Stands for a rate that nothing is known of: the decision takes what others give."""
 MOST_TOKENS_PER_S = 1e9
 """A worker that says more is not believed, and counts as one of its class."""
 _log = structlog.get_logger(__name__)
+
+
+class LocalLauncher:
+    """Workers of a pool as processes of this machine, kept alive by the run's supervisor.
+
+    They end with the run's process. Orders are named by their worker, so that repeating one changes nothing,
+    and lie in a file; what was ordered before is started again.
+    """
+
+    def __init__(
+        self,
+        pool: Sequence[PoolClass],
+        supervisor: Supervisor,
+        spec: Callable[[str], ServiceSpec],
+        orders: Path,
+    ) -> None:
+        """Launch with `spec`, which says how the worker of a name is started; `orders` is the file."""
+        self._pool, self._supervisor, self._spec, self._file = pool, supervisor, spec, orders
+        names = {name for one in pool for name in one.workers}
+        kept = json.loads(orders.read_text(encoding="utf-8")) if orders.exists() else []
+        self._ordered = [name for name in kept if name in names]
+        for name in self._ordered:
+            supervisor.start(spec(name))
+
+    def offers(self) -> list[WorkerOffer]:
+        """Return the pool at the prices of this moment; rates are in tokens per second."""
+        now = wall_clock()
+        return [
+            WorkerOffer(
+                name,
+                one.usd_at(now),
+                one.tokens_per_s or UNKNOWN_TOKENS_PER_S,
+                one.availability,
+                one.zone or name,
+            )
+            for one in self._pool
+            for name in one.workers
+        ]
+
+    def running(self) -> set[str]:
+        """Return the workers whose processes were not given up."""
+        return {name for name in self._ordered if self._supervisor.keeps(name)}
+
+    def start(self, name: str) -> None:
+        """Start a worker's process."""
+        if name not in self.running():
+            self._note([*(n for n in self._ordered if n != name), name])
+            self._supervisor.start(self._spec(name))
+
+    def stop(self, name: str) -> None:
+        """Ask a worker to hand over and leave; its process is killed when it does not."""
+        if name in self._ordered:
+            self._note([n for n in self._ordered if n != name])
+            self._supervisor.dismiss(name)
+
+    def _note(self, ordered: list[str]) -> None:
+        self._ordered = ordered
+        write_atomically(self._file, json.dumps(ordered).encode())
 
 
 class Provisioner:
     """Decides and orders; times are on the clock of the caller that passes `now`."""
 
     def __init__(
-        self, section: ProvisioningSection, launcher: Launcher, drain: Callable[[str], None], grace_s: float
+        self,
+        section: ProvisioningSection,
+        launcher: LocalLauncher,
+        drain: Callable[[str], None],
+        grace_s: float,
     ) -> None:
         """Provision with a launcher.
 
@@ -46,7 +108,7 @@ class Provisioner:
             grace_s: seconds that it gets for that.
         """
         self._section, self._launcher, self._drain, self._grace_s = section, launcher, drain, grace_s
-        self._activator = Activator(section.redundancy, section.hysteresis)
+        self._activator = Activator(section.redundancy, section.add_after_s, section.hold_s)
         self._draining: dict[str, float] = {}
 
     def look(self, status: RunStatus, now: float) -> Orders:
@@ -59,7 +121,7 @@ class Provisioner:
         self._end_drained(set(here), now)
         if status.finished or status.paused_reason:
             return Orders()
-        offers, running = self._launcher.offers(), set(self._launcher.running())
+        offers, running = self._launcher.offers(), self._launcher.running()
         pool = {one.name for one in offers}
         rates = {
             name: rate for name, worker in here.items() if 0.0 < (rate := rate_of(worker)) < MOST_TOKENS_PER_S
@@ -122,19 +184,3 @@ def _guessed(offer: WorkerOffer, rates: Mapping[str, float]) -> WorkerOffer:
 def rate_of(worker: WorkerRecord) -> float:
     """Return the tokens per second of a worker while its engine runs; 0 while that is not known."""
     return worker.tokens_per_s / worker.busy_share if worker.busy_share > 0.0 else 0.0
-
-
-def provisioner_of(
-    config: RunConfig, launcher: Launcher, clients: ClientLoop, coordinator: Coordinator
-) -> Callable[[], None]:
-    """Return what looks at a run once and orders what it needs; the stages notice what ends the run."""
-
-    def drain(name: str) -> None:
-        clients.run(coordinator.drain(name), ANSWER_S)
-
-    provisioner = Provisioner(config.provisioning, launcher, drain, config.rollout.grace_s + 5.0)
-
-    def look() -> None:
-        provisioner.look(clients.run(coordinator.status(), ANSWER_S), time.monotonic())
-
-    return look

@@ -1,1 +1,0 @@
-"""Provisioning: workers of a pool are started and drained as the run needs them."""
