@@ -36,7 +36,7 @@ from antiphon.benchmarks.parts.measure import (
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.cli.up import read_pages
 from antiphon.core.digests import digest_bytes
-from antiphon.lineage.store.remote import RemoteStore
+from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.lineage.tracking.charts import STEP_METRIC
 from antiphon.runs.servers.prefect_server import server_password
 

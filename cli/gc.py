@@ -7,7 +7,7 @@ may need them, and ledgers are DVC's to clean.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -42,7 +42,8 @@ def gc(
     root = store_directory(home)
     given_up = [find_run(home, name) for name in run or ()]
     for directory in given_up:
-        if not is_finished(directory) and (steps := _steps_of_journal(directory)):
+        steps = 0 if is_finished(directory) else sum(map(_is_commit, _journal(directory)))
+        if steps:
             raise ConfigError(
                 f"run {directory.name} is unfinished after {steps} steps, so nothing of it is removed; let "
                 f"it finish, or remove {directory} by hand"
@@ -55,7 +56,9 @@ def gc(
         kept = [directory for directory in runs if directory not in given_up]
         named: set[str] = set()
         for directory in kept:
-            named |= digests_of_run(directory) | _digests_of_journal(directory)
+            named |= digests_of_run(directory)
+            for body in _journal(directory):
+                named |= digests_in(body.encode())
         found = survey(root, named, _pins(home, kept, [directory.name for directory in given_up]))
         folders = {directory: _size(directory) for directory in given_up}
         verb = "would free" if dry_run else "freed"
@@ -74,15 +77,8 @@ def gc(
     print(f"{verb} {total}; {found.kept} objects are needed")
 
 
-def _steps_of_journal(directory: Path) -> int:
-    """Count the committed steps of a run's journal, as `_digests_of_journal` reads it."""
-    place = journal_place(load_config(directory / "config.yaml"), directory)
-    committed = {"step", "version", "weights_digest", "batch_digest"}
-    return sum(committed <= json.loads(body).keys() for body in event_bodies(place, directory.name))
-
-
-def _digests_of_journal(directory: Path) -> set[str]:
-    """Return the digests that a run's journal names.
+def _journal(directory: Path) -> Iterator[str]:
+    """Return the events of a run's journal as JSON.
 
     Raises:
         ConfigError: when a coordinator has it open.
@@ -90,10 +86,11 @@ def _digests_of_journal(directory: Path) -> set[str]:
         UnavailableError: when its database cannot be reached.
     """
     place = journal_place(load_config(directory / "config.yaml"), directory)
-    found: set[str] = set()
-    for body in event_bodies(place, directory.name):
-        found |= digests_in(body.encode())
-    return found
+    return event_bodies(place, directory.name)
+
+
+def _is_commit(body: str) -> bool:
+    return {"step", "version", "weights_digest", "batch_digest"}.issubset(json.loads(body))
 
 
 def _pins(home: Path, kept: Sequence[Path], given_up: Sequence[str]) -> set[str]:

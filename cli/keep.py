@@ -8,8 +8,7 @@ from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.lineage import layout
 from antiphon.lineage.run_events import EventPacker
-from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.store.outbox import outboxes
+from antiphon.lineage.store.artifact_store import ArtifactStore, outboxes
 from antiphon.models.codec import decoder
 from antiphon.runs.directory import home_directory, is_finished, lock, store_directory
 from antiphon.runs.finding import find_run, ledger_folders
@@ -105,7 +104,7 @@ def _complete_records(home: Path, run: str | None, timeout_s: float) -> None:
 
 
 def _send(home: Path, timeout_s: float) -> None:
-    from antiphon.lineage.store.remote import RemoteStore
+    from antiphon.lineage.store.remote_place import RemoteStore
     from antiphon.lineage.store.uploader import Uploader
 
     root = store_directory(home)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from antiphon.lineage.documents.graph import (
     all_documents,
     build_graph,
     means_artifact,
-    ranges,
+    summed,
 )
 from antiphon.lineage.layout import (
     find_project,
@@ -79,16 +79,17 @@ def lineage(
 
 
 def _split(home: Path, words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    if words and (_is_run(home, words[0]) or ("-" in words[0] and not words[0].startswith("held-"))):
-        return words[0], words[1:]
-
-    if means_artifact(" ".join(words[1:])) and not means_artifact(" ".join(words)):
-        return words[0], words[1:]  # a run that is unknown, which is then said
+    """Return the run that words begin with, if they do, and the artifact that the others mean."""
+    if not words:
+        return None, words
+    first, artifact = words[0], " ".join(words)
+    is_run = (home / "runs" / first / "config.yaml").exists() or (
+        "-" in first and not first.startswith("held-")
+    )
+    # Or a run that is unknown, which is then said.
+    if is_run or (means_artifact(" ".join(words[1:])) and not means_artifact(artifact)):
+        return first, words[1:]
     return None, words
-
-
-def _is_run(home: Path, word: str) -> bool:
-    return (home / "runs" / word / "config.yaml").exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,12 @@ def verify_all(home: Path, run_id: str | None) -> list[Verified]:
     """
     from antiphon.lineage.ledger.verify import verify_store
 
-    found = [_verified(*place, home) for place in _places(home, run_id)]
+    ledgers = {name: folder for folder in ledger_folders(home) for name in ledger_names(folder)}
+    runs = [directory.name for directory in list_runs(home)]
+    if run_id is not None and run_id not in (*runs, *ledgers):
+        raise ConfigError(missing_run(home, run_id))
+    names = [*runs, *sorted(ledgers.keys() - set(runs))] if run_id is None else [run_id]
+    found = [_verified(home, name, None if name in runs else ledgers[name]) for name in names]
     if run_id is None:
         found.append(Verified("the store", verify_store(store_directory(home))))
     if not any(entry.result and entry.result.files for entry in found):
@@ -130,32 +136,20 @@ def ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
     return (None if keeps_no_ledger(record, run_dir) else find_project(None, home)), record.ledger
 
 
-def _places(home: Path, run_id: str | None) -> Iterator[tuple[str, Path, Path | None, str]]:
-    """Yield what each is called, its run's folder, the DVC project and the folder of its ledger."""
-    ledgers = {name: folder for folder in ledger_folders(home) for name in ledger_names(folder)}
-    runs = [directory.name for directory in list_runs(home)]
-    names = (
-        [run_id] if run_id is not None else [*runs, *(name for name in sorted(ledgers) if name not in runs)]
-    )
-    for name in names:
-        directory = home / "runs" / name
-        if name in runs:
-            yield f"run {name}", directory, *ledger_of(directory, home)
-        elif name in ledgers:
-            project = find_project(None, home)
-            yield f"ledger {name}", directory, project, str(ledgers[name].relative_to(project))
-        else:
-            raise ConfigError(missing_run(home, name))
-
-
-def _verified(what: str, run_dir: Path, project: Path | None, folder: str, home: Path) -> Verified:
+def _verified(home: Path, name: str, ledgers: Path | None) -> Verified:
+    """Verify a run of this machine, or one that only has a ledger in the folder `ledgers`."""
     from antiphon.lineage.ledger.verify import verify_run
 
-    shards = [] if project is None else shard_directories(project / folder, run_dir.name)
+    run_dir, what = home / "runs" / name, f"{'run' if ledgers is None else 'ledger'} {name}"
+    if ledgers is None:
+        project, folder = ledger_of(run_dir, home)
+    else:
+        project = find_project(None, home)
+        folder = str(ledgers.relative_to(project))
+    shards = [] if project is None else shard_directories(project / folder, name)
     if not run_dir.is_dir() and not any(shard.is_dir() for shard in shards):
-        return Verified(
-            what, None, f"{what} was not pulled: `dvc pull {kept_pointer_of(shards[0])}` brings it"
-        )
+        brings = f"`dvc pull {kept_pointer_of(shards[0])}` brings it"
+        return Verified(what, None, f"{what} was not pulled: {brings}")
     begun = (run_dir / BASE_FILE).exists() or any((shard / version_entry(0)).exists() for shard in shards)
     if run_dir.is_dir() and not begun:
         return Verified(what, None, f"{what} ended before anything was recorded")
@@ -169,15 +163,16 @@ def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool)
     checked = [(entry.what, entry.result) for entry in found if entry.result is not None]
     if as_json:
         print(json.dumps([_plain_result(what, result) for what, result in checked], indent=2))
+    aside = sys.stderr if as_json else sys.stdout
     for what, result in checked:
         for finding in () if as_json else result.findings:
             print(finding.sentence)
-        sound = f"{result.files} files ({result.bytes / 1e6:.1f} MB) of {what} are as recorded"
         if not result.findings and result.files:
-            print(sound, file=sys.stderr if as_json else sys.stdout)
+            size = result.bytes / 1e6
+            print(f"{result.files} files ({size:.1f} MB) of {what} are as recorded", file=aside)
     for entry in found:
         if entry.left_out:
-            print(f"left out: {entry.left_out}", file=sys.stderr if as_json else sys.stdout)
+            print(f"left out: {entry.left_out}", file=aside)
     for what, result in checked:
         result.require_sound(what)
 
@@ -278,17 +273,7 @@ def _listed(rows: list[tuple[str, str, str]]) -> Iterable[str]:
 
 
 def _summed(nodes: list[Node]) -> str:
-    parts = []
-    for kind, name, letter in (
-        ("version", "versions", "v"),
-        ("batch", "batches", "t"),
-        ("evaluation", "evaluations of", "v"),
-    ):
-        numbers = sorted(node.number for node in nodes if node.kind == kind and node.number is not None)
-        if numbers:
-            parts.append(f"{name} {ranges(numbers, letter)}")
-    parts += [node.name for node in nodes if node.number is None]
-    return ", ".join(parts)
+    return ", ".join([*summed(nodes), *(node.name for node in nodes if node.number is None)])
 
 
 def _plain(graph: LineageGraph, node: Node, run_id: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.tracking import login
-from antiphon.lineage.tracking.mlflow_sink import make_own_database
+from antiphon.lineage.tracking.mlflow_client import make_own_database
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.runs.directory import home_directory, list_runs, make_home
 from antiphon.runs.servers import s3_server

@@ -121,39 +121,34 @@ def check_place(folder: Path) -> None:
         raise ConfigError(f"{folder} is not empty; name a folder that does not exist yet")
 
 
-def describe(copy: ReplayCopy, version: int) -> Export:
-    """Return what an export of a version says of it."""
-    found = next((found for found in copy.evaluations() if found["version"] == version), None)
-    reward = None if found is None else float(found["reward_mean"])
-    prompts = 0 if found is None else int(found["prompts"])
-    return Export(copy.run_id, version, copy.weights_digest(version), reward, prompts)
-
-
 def _fill(folder: Path, copy: ReplayCopy, version: int, source: Path | None, link: bool) -> Export:
-    export = describe(copy, version)
-    for name, body in _model_files(copy).items():
-        if name == "config.json":
-            body = _with_dtype(body, copy.config.model.dtype)
-        (folder / name).write_bytes(body)
     if source is None:
         raise ConfigError(f"run {copy.run_id} keeps no weights of version {version}")
+    scored = {found["version"]: found for found in copy.evaluations()}
+    score, recorded = scored.get(version, {}), copy.weights_digest(version)
+    reward = float(score["reward_mean"]) if score else None
+    export = Export(copy.run_id, version, recorded, reward, int(score.get("prompts", 0)))
+    for name, body in _model_files(copy).items():
+        (folder / name).write_bytes(body)
     if link and _linked(source, folder / WEIGHTS):
         found = copy_policy(source)
     else:
         with (folder / WEIGHTS).open("wb") as target:
             found = copy_policy(source, target.write)
-    if found != export.weights_digest:
+    if found != recorded:
         raise IntegrityError(
             f"{source} holds weights {found[:12]}, but version {version} of {copy.run_id} was recorded with "
-            f"{export.weights_digest[:12]}; remove the file, then `dvc checkout` or `dvc pull` brings it back"
+            f"{recorded[:12]}; remove the file, then `dvc checkout` or `dvc pull` brings it back"
         )
-    card = model_card(copy, version, export.score)
-    (folder / CARD).write_text(card, encoding="utf-8")
+    (folder / CARD).write_text(_card(copy, export), encoding="utf-8")
     return export
 
 
 def _model_files(copy: ReplayCopy) -> dict[str, bytes]:
-    """Return the base model's configuration and tokenizer files, as they were when the run began."""
+    """Return the base model's configuration and tokenizer files, as they were when the run began.
+
+    config.json has the dtype of the weights, so that loading them rounds nothing.
+    """
     recorded = copy.base_files()
     wanted = [name for name in MODEL_FILES if not recorded or name in recorded]
     needed = [name for name in wanted if name in recorded] or ["config.json"]
@@ -163,23 +158,17 @@ def _model_files(copy: ReplayCopy) -> dict[str, bytes]:
     found = {}
     for name in wanted:
         path = next((place / name for place in places if (place / name).is_file()), None)
-        if path is None:
-            if name in recorded:
-                raise ConfigError(f"{name} of the base model is neither in {places[0]} nor in {places[-1]}")
-            continue
-        found[name] = path.read_bytes()
-        if name in recorded and digest_bytes(found[name]) != recorded[name]:
-            raise IntegrityError(f"{path} is not the file that run {copy.run_id} began with; restore it")
-    return found
-
-
-def _with_dtype(body: bytes, dtype: str) -> bytes:
-    """Return config.json with the dtype of the weights, so that loading them rounds nothing."""
-    tree = json.loads(body)
+        if path is not None:
+            found[name] = path.read_bytes()
+            if name in recorded and digest_bytes(found[name]) != recorded[name]:
+                raise IntegrityError(f"{path} is not the file that run {copy.run_id} began with; restore it")
+        elif name in recorded:
+            raise ConfigError(f"{name} of the base model is neither in {places[0]} nor in {places[-1]}")
+    tree, dtype = json.loads(found.get("config.json", b"{}")), copy.config.model.dtype
     old = [name for name in ("dtype", "torch_dtype") if name in tree] or ["dtype"]
-    if all(tree.get(name) == dtype for name in old):
-        return body
-    return (json.dumps(tree | dict.fromkeys(old, dtype), indent=2) + "\n").encode()
+    if tree and any(tree.get(name) != dtype for name in old):
+        found["config.json"] = (json.dumps(tree | dict.fromkeys(old, dtype), indent=2) + "\n").encode()
+    return found
 
 
 def _linked(source: Path, target: Path) -> bool:
@@ -239,25 +228,30 @@ What differs from the defaults of the configuration, and the keys that matter mo
 ## Where it came from
 {origin}
 """
+_BASE = "Version 0 is the base model as it was before the first step."
+_MADE = """\
+With the run's artifacts (its folder in the ledger, which `dvc pull` brings) the first command
+makes these weights again and compares every bit; the second one lists what they came from.
+
+```sh
+./antiphon replay {run} --to {last}
+./antiphon lineage {run} v{version}
+```"""
 
 
-def model_card(copy: ReplayCopy, version: int, score: str) -> str:
-    """Return the card of a version as Markdown with a YAML head.
-
-    Args:
-        copy: the artifacts of its run.
-        version: the version.
-        score: how it did on held-out prompts.
-    """
-    config, base = copy.config, copy.config.model.path
-    flat, changed = flatten(config), set_by_hand(config)
+def _card(copy: ReplayCopy, export: Export) -> str:
+    """Return the card of a version as Markdown with a YAML head."""
+    config, base, version = copy.config, copy.config.model.path, export.version
+    changed = set_by_hand(config)
     recipe = {
         name: value
-        for name, value in flat.items()
+        for name, value in flatten(config).items()
         if name in _ALWAYS or (name in changed and not name.startswith(_ELSEWHERE))
     }
     known_by_name = bool(HUB_NAME.fullmatch(base)) and not copy.base_files()
     head = {**({"base_model": base} if known_by_name else {}), **_HEAD}
+    code, release = copy.manifest.get("code") or {}, copy.manifest.get("libraries", {}).get("antiphon", "")
+    commit = f"commit `{code['revision']}`" if code else "installed without git"
     return _CARD.format(
         head=yaml.safe_dump(head, sort_keys=False),
         run=copy.run_id,
@@ -266,26 +260,9 @@ def model_card(copy: ReplayCopy, version: int, score: str) -> str:
         task=config.environment.name,
         base=base,
         base_digest=copy.weights_digest(0),
-        digest=copy.weights_digest(version),
-        score=score,
-        code=_code(copy),
+        digest=export.weights_digest,
+        score=export.score,
+        code=f"antiphon {release}, {commit}{' with changes' if code.get('modified') else ''}",
         recipe="".join(f"{name}: {json.dumps(value)}\n" for name, value in recipe.items()),
-        origin=_origin(copy.run_id, version),
-    )
-
-
-def _code(copy: ReplayCopy) -> str:
-    release = copy.manifest.get("libraries", {}).get("antiphon", "")
-    found = copy.manifest.get("code") or {}
-    commit = f"commit `{found['revision']}`" if found else "installed without git"
-    return f"antiphon {release}, {commit}{' with changes' if found.get('modified') else ''}"
-
-
-def _origin(run_id: str, version: int) -> str:
-    if version == 0:
-        return "Version 0 is the base model as it was before the first step."
-    return (
-        "With the run's artifacts (its folder in the ledger, which `dvc pull` brings) the first command\n"
-        "makes these weights again and compares every bit; the second one lists what they came from.\n\n"
-        f"```sh\n./antiphon replay {run_id} --to {version - 1}\n./antiphon lineage {run_id} v{version}\n```"
+        origin=(_MADE if version else _BASE).format(run=copy.run_id, version=version, last=version - 1),
     )

@@ -143,10 +143,20 @@ def keep(folder: Path, name: str) -> list[Path]:
     return [kept for directory in directories if (kept := kept_pointer_of(directory)).exists()]
 
 
+def half_written(path: Path) -> bool:
+    """Return whether a file is one that we or DVC were writing, which a killed process left."""
+    return path.name.startswith(PREFIX) or (path.name.startswith(".") and path.suffix == ".tmp")
+
+
 def files_in(directory: Path) -> dict[str, Path]:
     """Return the whole files of a shard by their path in it."""
-    paths = (path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(PREFIX))
+    paths = (path for path in directory.rglob("*") if path.is_file() and not half_written(path))
     return {path.relative_to(directory).as_posix(): path for path in paths}
+
+
+def ledger_files(folder: Path, run_id: str) -> dict[str, Path]:
+    """Return the whole files of a run's ledger by their path in it; none without a ledger."""
+    return {rel: path for shard in shard_directories(folder, run_id) for rel, path in files_in(shard).items()}
 
 
 def check_rel(rel: str) -> str:

@@ -21,7 +21,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.lineage.cursors import WEIGHT_SINKS, leave_off
-from antiphon.lineage.documents.artifacts import run_document
+from antiphon.lineage.documents.graph import run_document
 from antiphon.lineage.documents.manifest import source_tree
 from antiphon.lineage.follower import FIRST_PAUSE_S, Follower, FollowerReport
 from antiphon.lineage.layout import ledger_project

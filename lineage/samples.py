@@ -8,14 +8,15 @@ ledger, so a run that was pulled shows the same. Which ones are shown follows fr
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRow, FinishReason
 from antiphon.core.seeds import derive_seed
-from antiphon.lineage.documents.artifacts import read_document
-from antiphon.lineage.layout import shard_directories
+from antiphon.lineage.documents.graph import read_document
+from antiphon.lineage.layout import ledger_files
 from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.run_log import read_evaluations, read_steps
@@ -60,15 +61,8 @@ class SampleFiles:
         self.run_id = run_dir.name
         self._store = store
         self._digests = dict(_logged(run_dir))
-        shards = [] if ledgers is None else shard_directories(ledgers, self.run_id)
-        self._pinned = {
-            path.relative_to(shard).as_posix(): path
-            for shard in shards
-            for folder in ("batches", "evaluations", MODEL_FOLDER, ".")
-            for path in (shard / folder).glob("*")
-            if path.is_file()
-        }
-        names = [match for name in (*self._digests, *self._pinned) if (match := _FILES.fullmatch(name))]
+        self._pinned = {} if ledgers is None else ledger_files(ledgers, self.run_id)
+        names = [match for match in map(_FILES.fullmatch, (*self._digests, *self._pinned)) if match]
         self.steps = sorted({int(match[2]) for match in names if match[1] == "batches/t"})
         self.evaluated = sorted({int(match[2]) for match in names if match[1] == "evaluations/v"})
         self.config = self._configuration(run_dir)
@@ -93,8 +87,9 @@ class SampleFiles:
             return self._store.get(digest)
         return None if path is None else path.read_bytes()
 
+    @cached_property
     def codec(self) -> TextCodec:
-        """Return what turns the run's tokens into text: the base model's tokenizer, or the ledger's copy.
+        """What turns the run's tokens into text: the base model's tokenizer, or the ledger's copy.
 
         Raises:
             ConfigError: when neither is there.
@@ -146,10 +141,7 @@ def read_samples(
     """
     files = SampleFiles(run_dir, store, ledgers)
     wanted = [version] if version is not None else reversed(sampled_versions(files))
-    for number in wanted:
-        if found := samples_of_version(files, number, split, count, explain):
-            return found
-    return []
+    return _first(files, wanted, split, count, explain)
 
 
 def sampled_versions(files: SampleFiles) -> list[int]:
@@ -164,43 +156,43 @@ def first_and_last(
 ) -> tuple[list[Sample], list[Sample]]:
     """Return completions of the first and of the last version that has any in a split."""
     versions = sampled_versions(files)
-
-    def first_of(wanted: Iterable[int]) -> list[Sample]:
-        found = (samples_of_version(files, version, split, count, explain) for version in wanted)
-        return next((samples for samples in found if samples), [])
-
-    return first_of(versions), first_of(reversed(versions))
+    first = _first(files, versions, split, count, explain)
+    return first, _first(files, reversed(versions), split, count, explain)
 
 
-def samples_of_version(
-    files: SampleFiles, version: int, split: str | None, count: int, explain: Explain | None
+def _first(
+    files: SampleFiles, versions: Iterable[int], split: str | None, count: int, explain: Explain | None
 ) -> list[Sample]:
-    """Return what `read_samples` does, of files that were found before."""
-    found: list[Sample] = []
-    codec: TextCodec | None = None
-    for part in ("heldout", "train"):
-        if split not in (None, part):
-            continue
-        rows = list(_rows_of(files, version, part))
-        for kind, place in choose([(row.reward, _drawn(files, row)) for row, *_ in rows], count):
-            row, step, trained = rows[place]
-            codec = codec or files.codec()
-            answer = codec.decode(row.token_ids)
-            found.append(
-                Sample(
-                    version=version,
-                    step=step,
-                    split=part,
-                    key=row.prompt_key,
-                    prompt=codec.decode(row.prompt_token_ids),
-                    answer=answer,
-                    reward=row.reward,
-                    reason=_reason(row, answer, explain),
-                    kept_as=kind,
-                    trained=trained,
-                )
-            )
-    return found
+    """Return completions of the first of some versions that has any."""
+    splits = ("heldout", "train") if split is None else (split,)
+    for version in versions:
+        if found := [x for part in splits for x in _samples(files, version, part, count, explain)]:
+            return found
+    return []
+
+
+def _samples(
+    files: SampleFiles, version: int, split: str, count: int, explain: Explain | None
+) -> Iterator[Sample]:
+    rows = list(_rows_of(files, version, split))
+    # The same prompts are drawn at every version.
+    seeds = ("kept-sample", files.config.run.seed)
+    drawn = [(row.reward, derive_seed(*seeds, row.prompt_key, row.sample_index)) for row, *_ in rows]
+    for kind, place in choose(drawn, count):
+        row, step, trained = rows[place]
+        answer = files.codec.decode(row.token_ids)
+        yield Sample(
+            version=version,
+            step=step,
+            split=split,
+            key=row.prompt_key,
+            prompt=files.codec.decode(row.prompt_token_ids),
+            answer=answer,
+            reward=row.reward,
+            reason=_reason(row, answer, explain),
+            kept_as=kind,
+            trained=trained,
+        )
 
 
 _ORDERS: Mapping[str, Callable[[float, int], tuple[float, float]]] = {
@@ -227,11 +219,6 @@ def choose(completions: Sequence[tuple[float, int]], count: int) -> list[tuple[s
         chosen += [(kind, place) for place in left[:count]]
         left = left[count:]
     return chosen
-
-
-def _drawn(files: SampleFiles, row: BatchRow) -> int:
-    """Return the 64 random bits of a completion; the same prompts are drawn at every version."""
-    return derive_seed("kept-sample", files.config.run.seed, row.prompt_key, row.sample_index)
 
 
 def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[BatchRow, int | None, bool]]:

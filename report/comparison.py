@@ -16,6 +16,7 @@ from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.reporting.config_differences import differing
 from antiphon.core.reporting.figures import (
     FIGURES,
+    UNKNOWN,
     RunFigures,
     VersionTotals,
     figures_of,
@@ -162,24 +163,23 @@ def build_comparison_page(comparison: Comparison, out: Path) -> Path:
     Raises:
         UnavailableError: when the file cannot be written.
     """
-    runs, parameters = comparison.runs, comparison.parameters
+    runs, names = comparison.runs, [run.run_id for run in comparison.runs]
     drawn = {name: draw_curves(runs, name, label, place) for name, label, place in AXES}
     page = render(
         "compare.html",
-        title="Comparison of " + ", ".join(run.run_id for run in runs),
+        title=f"Comparison of {', '.join(names)}",
         brand="Antiphon comparison",
         heading=f"{len(runs)} runs",
-        facts=[run.run_id for run in runs],
-        cards=[(run.run_id, share(run.figures.reward_last), _more(run)) for run in runs],
+        facts=names,
+        runs=runs,
         drawn=drawn,
         charts=plain_charts(drawn.values()),
-        names=[run.run_id for run in runs],
-        parameters=[(key, *map(json.dumps, values)) for key, values in parameters.items()],
+        names=names,
+        parameters=[(key, *map(json.dumps, values)) for key, values in comparison.parameters.items()],
         figures=[(label, *texts) for label, _, texts in comparison.figures],
         over_seeds=seed_rows(comparison),
         seed_head=SEED_HEAD,
         warnings=comparison.warnings,
-        notes=_notes(drawn, bool(comparison.over_seeds)),
     )
     write_atomically(out, page.encode("utf-8"))
     return out
@@ -192,9 +192,7 @@ def seed_rows(comparison: Comparison) -> list[tuple[str, ...]]:
             f"{group.runs[0].run_id} and {len(group.runs) - 1} more",
             ", ".join(str(run.config.run.seed) for run in group.runs),
             *(
-                f"{share(group.scores[name][0])} ± {share(group.scores[name][1])}"
-                if name in group.scores
-                else "–"
+                " ± ".join(map(share, group.scores[name])) if name in group.scores else UNKNOWN
                 for name in SCORES
             ),
         )
@@ -228,27 +226,3 @@ def draw_curves(runs: Sequence[ComparedRun], name: str, label: str, place: Place
     ]
     label = f"Training reward and held-out pass@1 of each run over {name}"
     return Chart(f"reward-{name}", label, panels, height=280)
-
-
-def _more(run: ComparedRun) -> str:
-    best = run.figures.best_version
-    return f"held-out, from {share(run.figures.reward_first)}" + (
-        "" if best is None else f"; best {share(run.figures.reward_best)} of v{best}"
-    )
-
-
-def _notes(drawn: dict[str, Chart | None], over_seeds: bool) -> list[str]:
-    notes = [
-        "Seconds, tokens and dollars are what had been spent when a version was made; start-ups and breaks "
-        "are not among them.",
-    ]
-    if not over_seeds:
-        notes.append(
-            "One run of each configuration says little about their difference: repeat each with a few seeds."
-        )
-    if drawn["dollars"] is None:
-        notes.append(
-            "No run has a price: record.worker_usd_per_hour and record.learner_usd_per_hour give the axis of "
-            "dollars."
-        )
-    return notes

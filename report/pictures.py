@@ -1,41 +1,48 @@
-"""Pictures: charts as SVG files, as MLflow and `antiphon plan` keep them. Equal charts give equal files."""
+"""Pictures: charts as SVG files, as MLflow and `antiphon plan` keep them. Equal charts give equal files.
 
-import io
+They show what a page's script draws (`templates/charts.js`), at one width and in the light palette. What is
+placed here, in pixels, `templates/picture.svg` draws.
+"""
+
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from antiphon.report.charts import PALETTE, Bars, Chart, Lanes, Marks, Panel, Series
+from antiphon.report.render import render
 
-from antiphon.report.charts import PALETTE, Bars, Chart, Lanes, Panel, Series
+WIDE, SMALL = 864.0, 306.0
+LETTER, LINE, LANE, BAR = 6.2, 15, 31, 40
+"""Width of a letter; heights of a line of text, of a lane, and of a bar with its name."""
 
-WIDE_IN, SMALL_IN = 9.6, 3.4
-LANE_IN = 0.34
-PIXELS_IN_AN_INCH = 90.0
-SETTINGS = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "text.parse_math": False,
-    "font.size": 8.5,
-    "text.color": PALETTE["ink"],
-    "axes.edgecolor": PALETTE["grid"],
-    "axes.labelcolor": PALETTE["muted"],
-    "axes.titlecolor": PALETTE["muted"],
-    "axes.titlelocation": "left",
-    "axes.titlesize": 8.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "xtick.color": PALETTE["muted"],
-    "ytick.color": PALETTE["muted"],
-    "grid.color": PALETTE["grid"],
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-}
+
+class Scale(NamedTuple):
+    """An axis: values from `low` to `high` stand between two pixels."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def at(self, value: float) -> float:
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.stop - self.start), 1)
+
+    def ticks(self, most: int, whole: bool = False) -> list[tuple[float, str]]:
+        """Return (pixel, number) of about `most` round values."""
+        rough = (self.high - self.low) / most
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = power * next(times for times in (1, 2, 5, 10) if times * power >= 0.999 * rough)
+        step = max(1, round(step)) if whole else step
+        places = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
+        values = [place * step for place in places]
+        return [(self.at(v), f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.4g}") for v in values]
+
+    def words(self, marks: Marks) -> list[tuple[float, float, str]]:
+        """Return (pixel of the line, of the middle of its words, words) of marked places."""
+        found = [(self.at(value), LETTER * len(words) / 2, words) for value, words in marks]
+        return [(x, min(max(x, self.start + half), self.stop - half), words) for x, half, words in found]
 
 
 def pictures(charts: Iterable[Chart | None]) -> dict[str, str]:
@@ -45,115 +52,90 @@ def pictures(charts: Iterable[Chart | None]) -> dict[str, str]:
 
 def picture(chart: Chart) -> str:
     """Draw one chart as an SVG file."""
-    width = SMALL_IN if chart.small else WIDE_IN
-    with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": chart.name}):
-        figure = Figure(layout="constrained")
-        match chart.drawn:
-            case Lanes() as lanes:
-                height = 0.7 + LANE_IN * sum(lane.height for lane in lanes.lanes)
-                _draw_lanes(figure.subplots(), lanes)
-            case Bars() as bars:
-                height = 1.0 + 0.42 * len(bars.rows)
-                _draw_bars(figure.subplots(), bars)
-            case panels:
-                height = chart.height / PIXELS_IN_AN_INCH
-                for axes, panel in zip(
-                    figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
-                ):
-                    _draw_panel(axes, panel)
-        handles = {
-            name: handle
-            for axes in figure.axes
-            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    width, drawn = SMALL if chart.small else WIDE, chart.drawn
+    named = drawn.legend if isinstance(drawn, Bars) else {}
+    if not isinstance(drawn, Bars | Lanes):
+        named = {s.name: s.colour for panel in drawn for s in panel.series if not s.hidden}
+    legend, x, top = list[tuple[str, str, float, float]](), 4.0, float(LINE)
+    for name, colour in named.items() if len(named) > 1 else ():
+        wide = 32 + LETTER * len(name)
+        if x > 4 and x + wide > width:
+            x, top = 4.0, top + LINE
+        legend.append((name, colour, x, top))
+        x += wide
+    top += LINE if legend else -LINE
+    match drawn:
+        case Lanes():
+            axes, height = (
+                [_lanes(drawn, top + LINE, width)],
+                LINE + LANE * sum(lane.height for lane in drawn.lanes),
+            )
+        case Bars():
+            axes, height = [], BAR * len(drawn.rows) - LINE
+        case _:
+            each, height = width / len(drawn), chart.height - 3 * LINE
+            axes = [_panel(one, i * each, (i + 1) * each - 16, top, height) for i, one in enumerate(drawn)]
+    size = {"width": width, "height": round(top + height + 3 * LINE, 1), "top": top}
+    bars = drawn if isinstance(drawn, Bars) else None
+    return render("picture.svg", label=chart.label, legend=legend, axes=axes, bars=bars, ink=PALETTE, **size)
+
+
+def _panel(panel: Panel, left: float, right: float, top: float, height: float) -> dict[str, Any]:
+    shown = [series for series in panel.series if not series.hidden]
+    xs = [x for series in shown for x, _ in series.points]
+    ys = [y + half for series in shown for _, y, spread in _rows(series) for half in (-spread, spread)]
+    bars = any(series.style == "bars" for series in shown)
+    low, high = _range(xs, panel.left, None, 0.6 / max(1, len(xs) - 1) if bars else 0.02)
+    if panel.whole and high - low < 1:
+        low, high = low - 0.5, high + 0.5
+    up = Scale(*_range(ys, panel.low, panel.high, 0.06), top + height, top + LINE * (3 if panel.marks else 2))
+    rows = up.ticks(5)
+    across = Scale(low, high, left + 8 + LETTER * max(len(words) for _, words in rows), right)
+    curves = [
+        {
+            "series": series,
+            "points": [(across.at(x), up.at(y)) for x, y, _ in _rows(series)],
+            "band": [(across.at(x), up.at(y + half)) for x, y, half in _rows(series)]
+            + [(across.at(x), up.at(y - half)) for x, y, half in reversed(_rows(series))],
         }
-        if len(handles) > 1:
-            columns = max(1, int(13 * width) // max(len(name) + 5 for name in handles))
-            figure.legend([*handles.values()], [*handles], loc="outside upper left", ncols=columns)
-        figure.set_size_inches(width, height)
-        sink = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(sink, metadata={"Date": None, "Creator": None})
-    text = sink.getvalue()
-    return text[text.index("<svg") :]
+        for series in shown
+    ]
+    wide = 0.7 * (across.stop - across.start) / (high - low)
+    ticks = across.ticks(6, panel.whole)
+    known = {"x": panel.x, "y": panel.y, "left": left, "across": across, "up": up, "bar": wide, "lanes": ()}
+    return known | {"rows": rows, "ticks": ticks, "curves": curves, "marks": across.words(panel.marks)}
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
-    for series in panel.series:
-        if not series.hidden:
-            _draw_series(axes, series)
-    axes.set_title(panel.y, pad=15 if panel.marks else 6)
-    axes.set_xlabel(panel.x)
-    if panel.low is not None or panel.high is not None:
-        axes.set_ylim(panel.low, panel.high)
-    if panel.left is not None:
-        axes.set_xlim(left=panel.left)
-    low, high = axes.get_xlim()
-    if panel.whole and high - low < 1:  # around a single step
-        axes.set_xlim(low - 0.5, high + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=panel.whole, min_n_ticks=1 if panel.whole else 2))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.grid(axis="y")
-    _mark(axes, panel.marks)
+def _rows(series: Series) -> list[tuple[float, float, float]]:
+    """Return (x, y, half of the interval) of the points that have a value."""
+    rows = zip_longest(series.points, series.spread, fillvalue=0.0)
+    return [(x, y, half) for (x, y), half in rows if math.isfinite(y)]  # type: ignore[misc]
 
 
-def _draw_series(axes: Axes, series: Series) -> None:
-    xs, ys = [x for x, _ in series.points], [y for _, y in series.points]
-    colour = PALETTE[series.colour]
-    if series.style == "bars":
-        axes.bar(xs, ys, color=colour, width=0.7)
-        return
-    dotted = series.style in ("dots", "points") or len(xs) == 1
-    style: dict[str, Any] = {"marker": "o" if dotted else "", "markersize": 4}
-    if series.style == "points":
-        style["linestyle"] = ""
-    if series.style == "faint":
-        style |= {"alpha": 0.35, "linewidth": 1.0}
-    axes.plot(xs, ys, color=colour, label=series.name, **style)
-    if spread := series.spread:
-        least, most = ([y + sign * half for y, half in zip(ys, spread, strict=True)] for sign in (-1, 1))
-        axes.fill_between(xs, least, most, color=colour, alpha=0.16, linewidth=0)
+def _range(
+    values: Sequence[float], low: float | None, high: float | None, room: float
+) -> tuple[float, float]:
+    """Return the ends of an axis: those given, else those of the values and a little room."""
+    least = min(values, default=0.0) if low is None else low
+    most = max(least, max(values, default=1.0) if high is None else high)
+    more = (most - least or abs(most) or 1.0) * room
+    return least - more if low is None else low, most + more if high is None else high
 
 
-def _draw_lanes(axes: Axes, lanes: Lanes) -> None:
-    top, middles = 0.0, []
-    for lane in lanes.lanes:
-        tall = lane.height
-        each = (tall - 0.28) / lane.slots
-        for shade in dict.fromkeys(box.shade for box in lane.boxes):
-            for slot in range(lane.slots):
-                boxes = [box for box in lane.boxes if (box.shade, box.slot) == (shade, slot)]
-                spans = [(box.start, box.stop - box.start) for box in boxes]
-                rows = (top + 0.14 + slot * each, 0.9 * each if lane.slots > 1 else each)
-                axes.broken_barh(spans, rows, color=PALETTE[lane.colour], alpha=shade, linewidth=0)
-        middles.append(top + tall / 2)
+def _lanes(drawn: Lanes, top: float, width: float) -> dict[str, Any]:
+    left, rows = 14 + LETTER * max(len(lane.name) for lane in drawn.lanes), []
+    across, y = Scale(drawn.start, drawn.stop, left, width - 12), top
+    for lane in drawn.lanes:
+        tall = LANE * lane.height - 8
+        each, base = tall / lane.slots, y + LANE * lane.height - 4
+        shapes: dict[float, str] = {}
         for box in lane.boxes:
-            low, high = max(box.start, lanes.start), min(box.stop, lanes.stop)
-            if box.text and high - low > 0.03 * (lanes.stop - lanes.start):
-                middle = (low + high) / 2, middles[-1]
-                axes.text(*middle, box.text, ha="center", va="center", color=PALETTE["paper"])
-        top += tall
-    axes.set_yticks(middles, [lane.name for lane in lanes.lanes])
-    axes.tick_params(axis="y", length=0)
-    axes.set(xlim=(lanes.start, lanes.stop), ylim=(top, -0.1), xlabel=lanes.x)
-    axes.grid(axis="x")
-    _mark(axes, lanes.marks)
-
-
-def _draw_bars(axes: Axes, bars: Bars) -> None:
-    for row, (name, words, parts) in enumerate(bars.rows):
-        left = 0.0
-        axes.barh(row, 100.0, color=PALETTE["grid"], height=0.4)
-        for part in parts:
-            axes.barh(row, part.percent, left=left, color=PALETTE[part.colour], height=0.4)
-            left += part.percent
-        axes.text(0, row - 0.26, name, va="bottom")
-        axes.text(100, row - 0.26, words, va="bottom", ha="right")
-    for name, colour in bars.legend.items():
-        axes.barh(0, 0.0, color=PALETTE[colour], label=name)
-    axes.set(xlim=(0, 100), ylim=(len(bars.rows) - 0.5, -0.6), yticks=[], xlabel=bars.x)
-    axes.spines["left"].set_visible(False)
-
-
-def _mark(axes: Axes, marks: Sequence[tuple[float, str]]) -> None:
-    for x, words in marks:
-        axes.axvline(x, color=PALETTE["muted"], linewidth=0.8, linestyle=":")
-        axes.text(x, 1.02, words, transform=axes.get_xaxis_transform(), color=PALETTE["muted"], ha="center")
+            begin, wide = across.at(box.start), across.at(box.stop) - across.at(box.start)
+            shape = f"M{begin} {base - box.slot * each:.1f}h{wide:.1f}v{-0.92 * each:.1f}h{-wide:.1f}z"
+            shapes[box.shade] = shapes.get(box.shade, "") + shape
+        ends = [(across.at(box.start), across.at(box.stop), box.text) for box in lane.boxes if box.text]
+        texts = [(round((a + b) / 2, 1), text) for a, b, text in ends if b - a > LETTER * len(text) + 4]
+        rows.append((lane, base - tall / 2 + 4, shapes, texts))
+        y += LANE * lane.height
+    known = {"x": drawn.x, "across": across, "up": Scale(0, 1, y, top), "lanes": rows, "curves": ()}
+    return known | {"ticks": across.ticks(8), "marks": across.words(drawn.marks)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from antiphon.core.reporting.figures import seconds, share
 from antiphon.core.reporting.plain_text import plain
 from antiphon.report.charts import PALETTE
 
@@ -25,6 +26,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["plain"] = plain
+    environment.filters |= {"plain": plain, "seconds": seconds, "share": share}
+    environment.filters["times"] = lambda count: "once" if count == 1 else f"{count} times"
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment

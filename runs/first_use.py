@@ -20,7 +20,7 @@ import numpy as np
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import TensorEntry
-from antiphon.lineage.tracking.mlflow_sink import make_empty_database
+from antiphon.lineage.tracking.mlflow_client import make_tables
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.system.set_up import empty_database
 from antiphon.weights.patch import apply_patch, encode_patch
@@ -93,4 +93,4 @@ if __name__ == "__main__":
     check_weights(project / "examples" / "models" / "chain-sum")
     compile_kernels()
     make_empty("prefect", make_prefect_database)
-    make_empty("mlflow", make_empty_database)
+    make_empty("mlflow", make_tables)

@@ -35,7 +35,7 @@ from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
-from antiphon.lineage.tracking.mlflow_sink import load_mlflow
+from antiphon.lineage.tracking.mlflow_client import load_mlflow
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.models.codec import decoder
 from antiphon.models.learning_rate import with_learning_rate
@@ -326,7 +326,7 @@ class LiveRun(ServiceCalls):
                 self.view.alarms, self.run_dir, self.home, self.config.sampling.max_tokens
             ),
         )
-        from antiphon.report.page import build_report  # with matplotlib: see `load_libraries`
+        from antiphon.report.page import build_report
 
         report, store = self.run_dir / "report.html", ArtifactStore(self.store_root)
         plots = build_report(self.run_dir, store, self.view, status, report, explainer(self.config))
@@ -467,7 +467,7 @@ def ways_to_join(config: RunConfig, address: str, run_id: str) -> tuple[str, ...
 
 
 def load_libraries(record: RecordSection) -> threading.Thread:
-    """Begin to import what the writers of a run's records and its report need; return the thread that does.
+    """Begin to import what the writers of a run's records need; return the thread that does.
 
     Nothing is written. The writer that needs a library that cannot be loaded says so.
     """
@@ -480,5 +480,4 @@ def _load(record: RecordSection) -> None:
     if record.mlflow:
         load_mlflow()
     if record.dvc:
-        import antiphon.lineage.ledger.pins  # it loads DVC
-    import antiphon.report.page  # noqa: F401 - it loads matplotlib
+        import antiphon.lineage.ledger.pins  # noqa: F401 - it loads DVC

@@ -19,7 +19,7 @@ from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.records import make_sinks
 from antiphon.lineage.retention import disk_need, disk_words
-from antiphon.lineage.store.remote import RemoteStore
+from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import check_pointers, count_parameters, end_tokens_by_file, most_positions
 from antiphon.net.rpc.serving import check_host

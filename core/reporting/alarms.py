@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from antiphon.core.records import StepCommit
-from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
+from antiphon.core.status import EvaluationRecord, LearnerProgress, RunStatus, WorkerRecord, WorkerState
 
 WINDOW = 50
 """Steps over which a value must hold; a run shorter than two windows uses a quarter of its steps."""
@@ -356,52 +356,50 @@ def short_of_space(learner: LearnerProgress | None) -> Alarm | None:
 
 def status_alarms(status: RunStatus) -> tuple[Alarm, ...]:
     """Return what a run's state at this moment shows, and no commit."""
-    found = _audit_alarm(status), swap_alarm(status), heldout_alarm(status)
-    return tuple(alarm for alarm in found if alarm is not None)
+    unaudited = f"{status.unaudited} groups could not be audited; one of them: {status.unaudited_reason}"
+    said = {
+        "unaudited": unaudited if status.unaudited else "",
+        "swap_failed": _swap_words(status),
+        "heldout_fall": _heldout_words(status.scores),
+    }
+    return tuple(Alarm(name, -1, text) for name, text in said.items() if text)
 
 
-def _audit_alarm(status: RunStatus) -> Alarm | None:
-    """Return the alarm of audits that did not take place; they go on with the next group."""
-    if not status.unaudited:
-        return None
-    said = f"{status.unaudited} groups could not be audited; one of them: {status.unaudited_reason}"
-    return Alarm("unaudited", -1, said)
-
-
-def heldout_alarm(status: RunStatus) -> Alarm | None:
-    """Return the alarm of a held-out score that fell further below an earlier one than chance explains.
+def _heldout_words(scores: Sequence[EvaluationRecord]) -> str:
+    """Say that the last held-out score fell further below an earlier one than chance explains; "" if not.
 
     A score of n rewards in [0, 1] with mean p has a standard error of at most sqrt(p (1 - p) / n). Both
     are taken with the p of both together: all of a few right and then none would have no error by their own.
     """
-    if not status.scores:
-        return None
-    last = status.scores[-1]
-    best = max(status.scores, key=lambda score: score.reward_mean)
+    if not scores:
+        return ""
+    last, best = scores[-1], max(scores, key=lambda score: score.reward_mean)
     sizes = [max(1, score.prompts) for score in (last, best)]
     mean = (last.reward_mean * sizes[0] + best.reward_mean * sizes[1]) / sum(sizes)
     error = math.sqrt(mean * (1.0 - mean) * sum(1.0 / size for size in sizes))
     if best.reward_mean - last.reward_mean <= FALLEN_ERRORS * error:
-        return None
-    said = (
+        return ""
+    return (
         f"the held-out score of version {last.version} is {last.reward_mean:.1%}, "
         f"after {best.reward_mean:.1%} of version {best.version}"
     )
-    return Alarm("heldout_fall", -1, said)
 
 
-def swap_alarm(status: RunStatus) -> Alarm | None:
-    """Return the alarm of workers that cannot load newer weights; the one that fails longest is quoted."""
-    failing = [w for w in status.workers if w.swap_error and w.state is not WorkerState.LOST]
+def failing_swaps(status: RunStatus) -> list[WorkerRecord]:
+    """Return the workers that cannot load newer weights."""
+    return [w for w in status.workers if w.swap_error and w.state is not WorkerState.LOST]
+
+
+def _swap_words(status: RunStatus) -> str:
+    """Say that workers cannot load newer weights, with the one that fails longest; "" when all can."""
+    failing = failing_swaps(status)
     if not failing:
-        return None
+        return ""
     worst = max(failing, key=lambda worker: worker.swap_failing_s)
-    samples = (
-        "samples with nothing" if worst.held_version is None else f"stays at version {worst.held_version}"
-    )
+    held = worst.held_version
+    samples = "samples with nothing" if held is None else f"stays at version {held}"
     others = f"; {len(failing) - 1} others fail as well" if len(failing) > 1 else ""
-    said = f"{worst.worker_id} {samples} for {worst.swap_failing_s:.0f} s: {worst.swap_error}{others}"
-    return Alarm("swap_failed", -1, said)
+    return f"{worst.worker_id} {samples} for {worst.swap_failing_s:.0f} s: {worst.swap_error}{others}"
 
 
 def _values(commits: Sequence[StepCommit], name: str) -> list[float]:

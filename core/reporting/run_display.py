@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.alarms import failing_swaps
 from antiphon.core.reporting.figures import UNKNOWN, share
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 
@@ -75,6 +76,7 @@ def planes_of(
     joining = sum(worker.state is WorkerState.JOINING for worker in status.workers)
     workers = f"{active} worker{'s' * (active != 1)}" + (f", {joining} joining" if joining else "")
     training = status.sealed_steps > status.committed_steps
+    failing = [f"{w.worker_id}: {w.swap_error}" for w in failing_swaps(status)[:2]]
     views = [
         ("rollout", f"{status.groups_leased} groups at {workers}", status.waiting),
         (
@@ -87,7 +89,7 @@ def planes_of(
             f"version {status.committed_steps}" + ("" if learner is None else f", {learner.doing}"),
             "" if training else f"the batch of step {status.committed_steps}",
         ),
-        ("broadcast", f"newest version {status.newest_version}", _failing_swaps(status)),
+        ("broadcast", f"newest version {status.newest_version}", "; ".join(failing)),
     ]
     return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}
 
@@ -160,12 +162,6 @@ def unscored_words(status: RunStatus) -> str:
         f"{status.trajectories_failed} answers could not be scored, which train nothing and count as 0 in "
         f"held-out scores; the last: {status.last_failure}"
     )
-
-
-def _failing_swaps(status: RunStatus) -> str:
-    """Say which workers cannot load newer weights; "" when all can."""
-    failing = [w for w in status.workers if w.swap_error and w.state is not WorkerState.LOST]
-    return "; ".join(f"{w.worker_id}: {w.swap_error}" for w in failing[:2])
 
 
 def reward_of(commit: StepCommit | None) -> float | None:

@@ -1,32 +1,30 @@
-"""Lineage graph: what every artifact of a run came from, and what came of it.
+"""Documents: one manifest for each artifact of a run, naming what it came from by digest, and their graph.
 
-Built from documents alone (`lineage.documents.artifacts`), wherever they were read. An edge is a digest
-that one document names and another one has; a digest that none has is kept as a missing parent.
+A document is canonical JSON; its digest names it. ``parents`` maps a role to the digest of
+the document it stands for, so a version's digest vouches for its batch, the versions that
+sampled it, the run, the code and the machine, back to the base model. Documents hold no clock.
+
+The graph is built from documents alone, wherever they were read. An edge is a digest that one document names
+and another one has; a digest that none has is kept as a missing parent.
 """
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.config import build_config
-from antiphon.core.digests import digest_bytes
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.digests import digest_bytes, digest_file
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.lineage.documents.artifacts import (
-    batch_facts,
-    build_document,
-    evaluation_facts,
-    origin_facts,
-    parents_by_rule,
-    read_document,
-    version_facts,
-)
-from antiphon.lineage.layout import shard_directories
+from antiphon.lineage.documents.manifest import build_manifest, canonical_json, manifest_digest
+from antiphon.lineage.layout import ledger_files
 from antiphon.lineage.names import (
+    CODE,
     HELDOUT,
+    MACHINE,
     MODEL,
     ORIGINS,
     RUN,
@@ -40,10 +38,21 @@ from antiphon.lineage.names import (
 from antiphon.lineage.retention import recompute_note
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 
+BATCH_FACTS = (
+    "trajectories",
+    "groups",
+    "tokens",
+    "reward_mean",
+    "staleness_histogram",
+    "replaced",
+    "samples_digest",
+)
+"""What a batch's document repeats of its profile."""
+VERSION_FACTS = ("step", "version", "weights_digest", "batch_digest", "metrics")
+"""What a version's document takes from the run log's line."""
 LEAST_DIGITS = 4
-_DIGEST_START = re.compile(f"[0-9a-f]{{{LEAST_DIGITS},64}}")
 """Hex digits a digest must be named by."""
-
+_DIGEST_START = re.compile(f"[0-9a-f]{{{LEAST_DIGITS},64}}")
 _CONTENTS = {
     "batch": ("batch_digest", "timings_digest", "samples_digest"),
     "evaluation": ("samples_digest",),
@@ -57,6 +66,145 @@ _NUMBERED = (
     (re.compile(r"(?:t|batch |batch t|step )(\d+)"), batch_entry),
     (re.compile(r"evaluation (?:of )?v?(\d+)"), evaluation_entry),
 )
+
+
+def parents_by_rule(rel: str, sampled: Iterable[int] = ()) -> dict[str, str]:
+    """Return the entries that a document of this place comes from, by role.
+
+    Args:
+        rel: the document's place in the ledger.
+        sampled: for a batch, the versions that sampled its tokens.
+
+    >>> sorted(parents_by_rule("versions/v000003.json"))
+    ['batch t2', 'policy v2', 'run']
+    """
+    known = kind_of(rel)
+    match known:
+        case ("run", _):
+            return dict(ORIGINS)
+        case ("version", 0):
+            return {"run": RUN, "base model": MODEL}
+        case ("version", int(version)):
+            before = version - 1
+            return {
+                "run": RUN,
+                f"policy v{before}": version_entry(before),
+                f"batch t{before}": batch_entry(before),
+            }
+        case ("batch", int()):
+            return {"run": RUN, "train split": TRAIN} | {f"policy v{v}": version_entry(v) for v in sampled}
+        case ("evaluation", int(version)):
+            return {"run": RUN, "held-out split": HELDOUT, f"policy v{version}": version_entry(version)}
+        case _:
+            return {}
+
+
+def build_document(
+    rel: str,
+    facts: Mapping[str, Any],
+    digest_of: Callable[[str], str | None],
+    sampled: Iterable[int] = (),
+) -> bytes:
+    """Return the document of one artifact.
+
+    Args:
+        rel: its place in the ledger, which says its kind.
+        facts: plain values without clocks.
+        digest_of: returns the digest of the document at another place, or None when it has none;
+            such a parent is left out.
+        sampled: for a batch, the versions that sampled its tokens.
+
+    Raises:
+        IntegrityError: when `rel` is no place of a document.
+    """
+    known = kind_of(rel)
+    if known is None:
+        raise IntegrityError(f"{rel} is no place of a document; use the functions named *_entry")
+    found = {role: digest_of(place) for role, place in parents_by_rule(rel, sampled).items()}
+    parents = {role: digest for role, digest in found.items() if digest is not None}
+    return canonical_json({**facts, "kind": known[0], "parents": parents})
+
+
+def run_document(
+    config: RunConfig, run_id: str, source: Path, digest_of: Callable[[str], str | None]
+) -> bytes:
+    """Return the run's manifest, with its own digest inside, as `manifest.json` keeps it."""
+    facts = build_manifest(config, run_id, source)
+    plain = json.loads(build_document(RUN, facts, digest_of))
+    return canonical_json({**plain, "digest": manifest_digest(plain)})
+
+
+def origin_documents(config: RunConfig, manifest: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the documents of what a run starts from; two runs from the same have the same."""
+    facts = origin_facts(config, manifest, model_files(Path(config.model.path)))
+    return {rel: build_document(rel, fact, lambda _: None) for rel, fact in facts.items()}
+
+
+def origin_facts(
+    config: RunConfig, manifest: Mapping[str, Any], files: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return what is said of what a run starts from, by place in the ledger.
+
+    `manifest` is what `build_manifest` returns, `files` the digest of each file of the base model.
+    """
+    environment = config.environment
+    problems = {"name": environment.name, "parameters": environment.parameters, "seed": environment.seed}
+    if "environment" in manifest:
+        problems["package"] = manifest["environment"]
+    return {
+        CODE: {name: manifest.get(name, {}) for name in ("code", "locks")},
+        MACHINE: {name: manifest.get(name, {}) for name in ("hardware", "threads", "libraries")},
+        MODEL: {"path": config.model.path, "files": dict(files)},
+        TRAIN: {**problems, "split": "train", "size": environment.train_size},
+        HELDOUT: {**problems, "split": "heldout", "size": environment.heldout_size},
+    }
+
+
+def model_files(folder: Path) -> dict[str, str]:
+    """Return the digest of each file of a model directory; empty for a model known by name only."""
+    if not folder.is_dir():
+        return {}
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.stat().st_size)
+    return {path.name: digest_file(path) for path in files}
+
+
+def read_document(body: bytes) -> dict[str, Any]:
+    """Return a document's fields.
+
+    Raises:
+        IntegrityError: when the bytes are no document in canonical form.
+    """
+    try:
+        plain = json.loads(body)
+    except ValueError as error:
+        raise IntegrityError(f"the bytes are no manifest: {error}") from error
+    if not isinstance(plain, dict) or canonical_json(plain) != body:
+        raise IntegrityError("the bytes are no manifest in canonical form")
+    return plain
+
+
+def batch_facts(
+    run_id: str, step: int, digest: str, timings_digest: str, profile: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what is said of a batch."""
+    known = {name: profile[name] for name in BATCH_FACTS if name in profile}
+    own = {"run_id": run_id, "step": step, "batch_digest": digest, "timings_digest": timings_digest}
+    return {**known, **own}
+
+
+def version_facts(run_id: str, version: int, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of a version, from its line of the run log and `retention.recompute_note`.
+
+    >>> sorted(version_facts("demo-1", 0, {"version": 0, "weights_digest": "ab", "timings": {}}))
+    ['parent', 'run_id', 'version', 'weights_digest']
+    """
+    known = {name: line[name] for name in (*VERSION_FACTS, "recompute") if name in line}
+    return {**known, "run_id": run_id, "version": version, "parent": max(0, version - 1)}
+
+
+def evaluation_facts(run_id: str, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of an evaluation, from its line of the run log."""
+    return {**{name: value for name, value in line.items() if name != "timings"}, "run_id": run_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +313,7 @@ class LineageGraph:
 
     def summary(self) -> str:
         """Say how many of what there are."""
-        said = []
-        for kind, letter, plural in (
-            ("version", "v", "versions"),
-            ("batch", "t", "batches"),
-            ("evaluation", "v", "evaluations"),
-        ):
-            numbers = sorted(n.number for n in self.nodes.values() if n.kind == kind and n.number is not None)
-            said.append(f"{plural} {ranges(numbers, letter)}" if numbers else f"no {plural}")
-        return ", ".join(said)
+        return ", ".join(summed(self.nodes.values(), none=True))
 
 
 def build_graph(documents: Mapping[str, bytes]) -> LineageGraph:
@@ -182,15 +322,16 @@ def build_graph(documents: Mapping[str, bytes]) -> LineageGraph:
     Raises:
         IntegrityError: when the bytes of one are no document.
     """
-    nodes = []
-    for rel, body in documents.items():
-        try:
-            nodes.append(node_of(rel, body))
-        except IntegrityError as error:
-            raise IntegrityError(
-                f"{name_of(rel)} ({rel}): {error}; `antiphon lineage RUN --verify` says how to fix it"
-            ) from error
-    return LineageGraph(nodes)
+    return LineageGraph(map(_named, documents, documents.values()))
+
+
+def _named(rel: str, body: bytes) -> Node:
+    try:
+        return node_of(rel, body)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"{name_of(rel)} ({rel}): {error}; `antiphon lineage RUN --verify` says how to fix it"
+        ) from error
 
 
 def node_of(rel: str, body: bytes) -> Node:
@@ -204,6 +345,20 @@ def node_of(rel: str, body: bytes) -> Node:
     parents = plain.get("parents", {})
     facts = {name: value for name, value in plain.items() if name not in {"kind", "parents"}}
     return Node(rel, known[0], known[1], digest_bytes(body), facts, parents)
+
+
+def summed(nodes: Iterable[Node], *, none: bool = False) -> list[str]:
+    """Say which versions, batches and evaluations there are; with `none`, also of which there are none."""
+    said, known = [], list(nodes)
+    for kind, plural, letter in (
+        ("version", "versions", "v"),
+        ("batch", "batches", "t"),
+        ("evaluation", "evaluations", "v"),
+    ):
+        numbers = sorted(node.number for node in known if node.kind == kind and node.number is not None)
+        if numbers or none:
+            said.append(f"{plural} {ranges(numbers, letter)}" if numbers else f"no {plural}")
+    return said
 
 
 def ranges(numbers: Sequence[int], letter: str) -> str:
@@ -246,13 +401,8 @@ def _order(node: Node) -> tuple[int, int, str]:
 
 def read_documents(ledger: Path, run_id: str) -> dict[str, bytes]:
     """Return the documents that lie in a run's ledger, by their place there; {} without one."""
-    found = {}
-    for directory in shard_directories(ledger, run_id):
-        for path in sorted(directory.rglob("*.json")):
-            rel = path.relative_to(directory).as_posix()
-            if kind_of(rel):
-                found[rel] = path.read_bytes()
-    return found
+    files = sorted(ledger_files(ledger, run_id).items())
+    return {rel: path.read_bytes() for rel, path in files if kind_of(rel)}
 
 
 def all_documents(run_dir: Path, ledger: Path | None) -> dict[str, bytes]:
@@ -271,30 +421,27 @@ def all_documents(run_dir: Path, ledger: Path | None) -> dict[str, bytes]:
         if not kept.is_file():
             return found  # nothing was recorded yet
         found[RUN] = kept.read_bytes()
-    _draw(found, run_dir)
-    return found
+    manifest = _named(RUN, found[RUN]).facts
+    config = build_config(dict(manifest.get("config", {})))
 
-
-def _draw(found: dict[str, bytes], run_dir: Path) -> None:
     def digest_of(rel: str) -> str | None:
         return digest_bytes(found[rel]) if rel in found else None
 
-    def add(rel: str, facts: Mapping[str, Any], sampled: tuple[int, ...] = ()) -> None:
-        if rel not in found:
-            found[rel] = build_document(rel, facts, digest_of, sampled)
-        elif parents_by_rule(rel) and not (plain := _plain(rel, found[rel])).get("parents"):
-            found[rel] = build_document(rel, plain, digest_of, sampled)  # a run without a ledger
+    def draw(rel: str, facts: Mapping[str, Any], sampled: tuple[int, ...] = ()) -> None:
+        if rel in found:
+            known = _named(rel, found[rel])
+            if known.parents or not parents_by_rule(rel):
+                return
+            facts = known.facts  # of a run without a ledger
+        found[rel] = build_document(rel, facts, digest_of, sampled)
 
-    manifest = _plain(RUN, found[RUN])
-    config = build_config(dict(manifest.get("config", {})))
     for rel, facts in origin_facts(config, manifest, files={}).items():
-        add(rel, facts)
-    add(RUN, manifest)
-    for rel, facts, sampled in logged_facts(run_dir):
-        known = kind_of(rel)
-        if known is not None and known[0] == "version":
-            facts |= recompute_note(facts["version"], config)
-        add(rel, facts, sampled)
+        draw(rel, facts)
+    draw(RUN, manifest)
+    for rel, line, sampled in logged_facts(run_dir):
+        note = recompute_note(line["version"], config) if rel == version_entry(line.get("version", 0)) else {}
+        draw(rel, {**line, **note}, sampled)
+    return found
 
 
 def logged_facts(run_dir: Path) -> Iterator[tuple[str, dict[str, Any], tuple[int, ...]]]:
@@ -314,14 +461,3 @@ def logged_facts(run_dir: Path) -> Iterator[tuple[str, dict[str, Any], tuple[int
         yield version_entry(version), version_facts(run_id, version, line), ()
     for line in read_evaluations(run_dir):
         yield evaluation_entry(int(line["version"])), evaluation_facts(run_id, line), ()
-
-
-def _plain(rel: str, body: bytes) -> dict[str, Any]:
-    try:
-        plain = json.loads(body)
-    except ValueError as error:
-        raise IntegrityError(
-            f"{name_of(rel)} ({rel}) cannot be read: {error}; "
-            "`antiphon lineage RUN --verify` says how to fix it"
-        ) from error
-    return dict(plain)

@@ -35,6 +35,7 @@ from antiphon.lineage.layout import (
     GITIGNORE,
     check_rel,
     files_in,
+    half_written,
     journal_line,
     journal_of,
     keep,
@@ -272,9 +273,8 @@ class Ledger:
         was lost.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        for path in directory.rglob(".*"):  # what a killed process left half-written
-            if path.name.startswith(PREFIX) or path.suffix == ".tmp":
-                path.unlink()
+        for path in filter(half_written, directory.rglob(".*")):
+            path.unlink()
         shard, files, noted = _Shard(directory), files_in(directory), read_journal(directory)
         tree = self._published(shard, files)
         if noted is None or tree is None:

@@ -21,7 +21,7 @@ from antiphon.api.sink import LogRecord, RunEnd, SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.lineage.documents.artifacts import (
+from antiphon.lineage.documents.graph import (
     batch_facts,
     build_document,
     evaluation_facts,

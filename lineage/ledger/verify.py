@@ -21,8 +21,7 @@ from blake3 import blake3
 from antiphon.api.policy_file import policy_facts
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import parents_by_rule
-from antiphon.lineage.documents.graph import LineageGraph, Node, logged_facts, node_of
+from antiphon.lineage.documents.graph import LineageGraph, Node, logged_facts, node_of, parents_by_rule
 from antiphon.lineage.layout import (
     files_in,
     kept_pointer_of,
@@ -166,8 +165,8 @@ class ShardCheck:
         # What comes is in the journal first, and what leaves until it has left: it is read before the tree.
         noted, files = read_journal(self._directory), files_in(self._directory)
         finished = f"{RUN_FOLDER}/{EVENTS_FILE}" in files  # they come last
-        new = files if noted is None and not finished else files.keys() & (noted or {}).keys()
-        out, tree = self._read_published(may_be_missing=bool(new))
+        earlier = noted is None and not finished  # an earlier release kept no journal
+        out, tree = self._read_published(may_be_missing=bool(noted) or not files or earlier)
         entries = {rel: self._check_entry(rel, md5) for rel, md5 in sorted(tree.items())}
         if out is not None and None not in entries.values():
             self._check_pointer(out, [path for path in entries.values() if path])
@@ -176,8 +175,8 @@ class ShardCheck:
             md5 = (noted or {}).get(rel) or self._recorded_since(rel)
             if found is None or not files[rel].exists():
                 continue  # it has left
-            if md5 is None and noted is None and not finished and self._cached(found.md5).is_file():
-                md5 = found.md5  # an earlier release kept no journal
+            if md5 is None and (earlier or not tree) and self._cached(found.md5).is_file():
+                md5 = found.md5  # a tree that is lost was named once
             entries[rel] = files[rel] if found.md5 == md5 else None
             if md5 is None:
                 problem, fix = "is no entry of the ledger", "move it elsewhere"
@@ -265,6 +264,7 @@ class RunCheck:
     def __init__(self, run_dir: Path, store_root: Path) -> None:
         self._run_dir, self._store = run_dir, ArtifactStore(store_root)
         self._findings = Findings()
+        self._folder = Path()
         self._files: dict[str, Path] = {}
         self._expected: set[str] = set()
         self._nodes: dict[str, Node] = {}
@@ -281,6 +281,7 @@ class RunCheck:
                 fix = "`dvc checkout` or `dvc pull` bring it back if it was kept; else take a copy of it"
                 place = ledgers / self._run_dir.name
                 self._findings.add(f"ledger of run {place.name}", place, "is missing", fix)
+            self._folder = next(iter(directories), self._folder)
             for directory in directories:
                 entries = ShardCheck(directory, cached, self._findings).check()
                 self._files.update({rel: path for rel, path in entries.items() if path is not None})
@@ -298,14 +299,15 @@ class RunCheck:
             try:
                 self._nodes[rel] = node_of(rel, path.read_bytes())
             except IntegrityError as error:
-                self._findings.add(name_of(rel), path, f"cannot be read: {error}", _PULL)
+                self._fault(rel, f"cannot be read: {error}")
         for node, role, digest in LineageGraph(self._nodes.values()).missing():
             sampled = [int(role.removeprefix("policy v"))] if role.startswith("policy v") else []
             place = parents_by_rule(node.rel, sampled).get(role, "")
             if place in self._expected and place not in self._nodes:
                 continue  # named already
-            problem = f"names {role} by the digest {digest[:16]}, which no document of the run has"
-            self._findings.add(name_of(node.rel), self._files[node.rel], problem, _PULL)
+            self._fault(
+                node.rel, f"names {role} by the digest {digest[:16]}, which no document of the run has"
+            )
         for rel, node in self._nodes.items():
             if node.parents or not parents_by_rule(rel):
                 self._check_object(node.digest, name_of(rel), self._files[rel])
@@ -325,17 +327,16 @@ class RunCheck:
                 if trained_on is not None and batch is None:
                     self._check_object(str(trained_on), f"batch {step}", None)
                 elif trained_on is not None and batch and batch.facts["batch_digest"] != trained_on:
-                    problem = f"says it was trained on {trained_on[:16]}, which is not that step's batch"
-                    self._findings.add(name_of(rel), self._files[rel], problem, _PULL)
+                    self._fault(
+                        rel, f"says it was trained on {trained_on[:16]}, which is not that step's batch"
+                    )
 
     def _check_content(self, rel: str, digest: str) -> None:
         path = self._files.get(rel)
         if path is not None and (found := self._findings.read(path)) and found.blake3 != digest:
-            problem = f"has digest {found.blake3[:16]}, but its manifest describes {digest[:16]}"
-            self._findings.add(name_of(rel), path, problem, _PULL)
+            self._fault(rel, f"has digest {found.blake3[:16]}, but its manifest describes {digest[:16]}")
         elif path is None and rel not in self._expected:
-            problem = "is no entry of the ledger, but its manifest is"
-            self._findings.add(name_of(rel), self._where(rel), problem, _PULL)
+            self._fault(rel, "is no entry of the ledger, but its manifest is")
         self._check_object(digest, name_of(rel), path)
 
     def _check_weights(self, node: Node, rel: str) -> None:
@@ -345,8 +346,7 @@ class RunCheck:
             return  # a version that was not published has no weights of its own
         held = policy_facts(path).get("weights_digest")
         if held != node.facts.get("weights_digest"):
-            problem = f"holds the weights {str(held)[:16]}, not those its manifest describes"
-            self._findings.add(name_of(rel), path, problem, _PULL)
+            self._fault(rel, f"holds the weights {str(held)[:16]}, not those its manifest describes")
         self._check_object(found.blake3, name_of(rel), path)
 
     def _check_object(self, digest: str, name: str, copy: Path | None) -> None:
@@ -386,18 +386,15 @@ class RunCheck:
                 if not rel.startswith("versions/") and field in facts:
                     self._check_object(facts[field], name_of(rel.replace(".json", end)), None)
             if pinned and not rel.startswith("batches/"):
-                problem = "is missing: the run log has it, the ledger has not"
-                self._findings.add(name_of(rel), self._where(rel), problem, _PULL)
+                self._fault(rel, "is missing: the run log has it, the ledger has not")
         known = node.facts if node else {}
         for field in [field for field in facts if field in known]:
             if json.dumps(known[field], sort_keys=True) != json.dumps(facts[field], sort_keys=True):
-                problem = f"disagrees with the run log about {field}"
-                self._findings.add(name_of(rel), self._files[rel], problem, "one of the two was altered")
+                self._fault(rel, f"disagrees with the run log about {field}", "one of the two was altered")
 
-    def _where(self, rel: str) -> Path:
-        """Return where an entry that is missing would lie, as far as that is known."""
-        known, path = next(iter(self._files.items()), ("", None))
-        return Path(rel) if path is None else path.parents[len(Path(known).parts) - 1] / rel
+    def _fault(self, rel: str, problem: str, fix: str = _PULL) -> None:
+        """Note what is wrong with an entry, or with one that is missing, where it would lie."""
+        self._findings.add(name_of(rel), self._files.get(rel, self._folder / rel), problem, fix)
 
 
 def verify_run(run_dir: Path, store_root: Path, project: Path | None, folder: str) -> Verification:

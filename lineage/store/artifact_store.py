@@ -5,21 +5,26 @@ written beside its place, flushed to the disk and renamed, so a name never stand
 file. Every read is checked against the name. Where a remote store is named, an object counts as
 stored once it is on the local disk and in the outbox; sending it is the uploader's work, and
 what is missing here is read from there.
+
+The outbox says what a remote store does not have yet, after any crash: an empty file named after the object
+stands in it before the object itself gets its name, and leaves when the remote store has it. So whatever a
+store acknowledged is either there or listed; the bytes stay in the local store and are never held in memory.
 """
 
+import json
 import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 
 from antiphon.core.config_sections import RecordSection
 from antiphon.core.digests import check_digest, digest_bytes, digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.lineage.store.outbox import Outbox
-from antiphon.lineage.store.remote import RemoteStore
+from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.system.files import copy_atomically, flush_folder, hold, unusable, write_atomically
 
 _OBJECT_MODE = 0o444
@@ -28,6 +33,8 @@ _OBJECT_MODE = 0o444
 CLEANING_TIMEOUT_S = 60.0
 """Longest wait for `antiphon gc` to be through with the store."""
 _POLL_S = 0.05
+_PLACE = "place.json"
+_MARKS = "?" * 64
 
 
 class ArtifactStore:
@@ -163,6 +170,86 @@ class ArtifactStore:
                 time.sleep(_POLL_S)
             weakref.finalize(self, held.close)
             self._in_use = True
+
+
+class Outbox:
+    """The objects that one remote store still lacks; any number of processes may add to it."""
+
+    def __init__(self, root: Path, url: str, endpoint_url: str | None = None) -> None:
+        """Name the outbox of the store at `root` for one remote store (see `RemoteStore`)."""
+        self.url, self.endpoint_url = url, endpoint_url
+        self._place = json.dumps({"url": url, "endpoint_url": endpoint_url}).encode()
+        self._folder = root / "outbox" / digest_bytes(self._place)[:16]
+        self._refused = self._folder / "refused"
+
+    def add(self, digest: str) -> None:
+        """List an object; it is on the disk when this returns, and once is enough.
+
+        Raises:
+            ContractError: when `digest` has not the form of a digest.
+            OSError: when the folder cannot be written.
+        """
+        mark = self._folder / check_digest(digest)
+        if not mark.exists():
+            self._make()
+            mark.touch()
+            flush_folder(self._folder)
+
+    def pending(self, limit: int) -> list[str]:
+        """Return up to `limit` objects that wait, in no particular order."""
+        return [mark.name for mark in islice(self._folder.glob(_MARKS), limit)]
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._folder.glob(_MARKS))
+
+    def remove(self, digest: str) -> None:
+        """Strike an object off: the remote store has it."""
+        for folder in (self._folder, self._refused):
+            (folder / check_digest(digest)).unlink(missing_ok=True)
+
+    def refuse(self, digest: str) -> None:
+        """Put an object aside that was altered or lost here, so that the others do not wait for it."""
+        self._refused.mkdir(parents=True, exist_ok=True)
+        (self._folder / check_digest(digest)).rename(self._refused / digest)
+
+    @contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Yield whether this process may send: one at a time does, so nothing is sent twice."""
+        self._make()
+        held = hold(self._folder / "lock")
+        with held or nullcontext():
+            yield held is not None
+
+    def _make(self) -> None:
+        """Make the folder, which says whose it is before the first mark is in it."""
+        if not (self._folder / _PLACE).exists():
+            write_atomically(self._folder / _PLACE, self._place)
+            flush_folder(self._folder.parent)
+
+
+def outboxes(root: Path) -> list[Outbox]:
+    """Return every outbox of the store at `root`.
+
+    Raises:
+        IntegrityError: when one does not say whose it is.
+    """
+    found = []
+    for path in sorted((root / "outbox").glob(f"*/{_PLACE}")):
+        try:
+            plain = json.loads(path.read_bytes())
+            found.append(Outbox(root, plain["url"], plain["endpoint_url"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise IntegrityError(
+                f"{path} does not say where its objects go ({type(error).__name__}); remove it and start a "
+                "run with the same record.artifact_url"
+            ) from error
+    return found
+
+
+def waiting_objects(root: Path) -> set[str]:
+    """Return the objects of the store at `root` that any remote store still lacks."""
+    folder = root / "outbox"
+    return {mark.name for place in ("*", "*/refused") for mark in folder.glob(f"{place}/{_MARKS}")}
 
 
 def open_store(root: Path, record: RecordSection) -> ArtifactStore:

@@ -22,7 +22,7 @@ from antiphon.lineage.layout import (
     read_tree,
     shard_directories,
 )
-from antiphon.lineage.store.outbox import waiting_objects
+from antiphon.lineage.store.artifact_store import waiting_objects
 from antiphon.system.files import hold
 
 DOCUMENT_BYTES = 16 << 20

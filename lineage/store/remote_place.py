@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
+from antiphon.core.digests import check_digest, digest_file
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 
 CONNECT_TIMEOUT_S = 5.0
 """Longest wait for a connection."""
@@ -26,10 +27,8 @@ PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 4
 
 _WRONG_KEY = {
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "InvalidSecurity",
-    "AuthorizationHeaderMalformed",
+    *("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity", "AuthorizationHeaderMalformed"),
+    "there are none",
 }
 
 
@@ -116,7 +115,7 @@ class RemotePlace:
             try:
                 data: bytes = self._filesystem().cat_file(self._path(name), start=start, end=end)
             except FileNotFoundError as error:
-                self._check_bucket(error)
+                _require_bucket(error)
                 raise UnavailableError(f"{self.url} holds no {name} (any more)") from None
         return data
 
@@ -156,7 +155,7 @@ class RemotePlace:
             try:
                 self._filesystem().rm_file(self._path(name))
             except FileNotFoundError as error:
-                self._check_bucket(error)
+                _require_bucket(error)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -165,13 +164,8 @@ class RemotePlace:
         try:
             return int(filesystem.info(target)["size"])
         except FileNotFoundError as error:
-            self._check_bucket(error)
+            _require_bucket(error)
             return None
-
-    def _check_bucket(self, error: FileNotFoundError) -> None:
-        """Tell an absent bucket, which someone must make, from an absent object."""
-        if _code(error) == "NoSuchBucket":
-            raise self._absent()
 
     def _filesystem(self) -> Any:
         with self._opening:
@@ -185,11 +179,12 @@ class RemotePlace:
         return self._opened
 
     def _open(self) -> Any:
-        import fsspec  # seconds of imports that runs without a remote store do not pay
+        import botocore.session  # seconds of imports that runs without a remote store do not pay
+        import fsspec
 
         if not self._is_s3:
             return fsspec.filesystem("file")
-        if not _has_keys():
+        if botocore.session.Session().get_credentials() is None:
             raise ConfigError(
                 f"{self._setting}={self.url} needs keys, and the environment has none; set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
@@ -218,60 +213,99 @@ class RemotePlace:
 
         try:
             yield
-        except refused.NoCredentialsError:
-            raise self._wrong_key("there are none") from None
-        except (refused.BotoCoreError, ClientError, TimeoutError, ConnectionError) as error:
-            raise self._silent(error) from None
-        except (refused.ClientError, OSError) as error:
-            raise self._translate(error) from None
+        except (refused.BotoCoreError, refused.ClientError, ClientError, OSError) as error:
+            lost = (refused.BotoCoreError, ClientError, TimeoutError, ConnectionError)
+            keyless = isinstance(error, refused.NoCredentialsError)
+            code = "there are none" if keyless else _code(error)
+            raise self._explain(error, code, silent=isinstance(error, lost) and not keyless) from None
 
-    def _translate(self, error: Exception) -> AntiphonError:
-        """Explain what s3fs or a file system raised; s3fs hides S3's code in the cause."""
-        cause = error.__cause__ if error.__cause__ is not None else error
-        code = _code(error)
+    def _explain(self, error: Exception, code: str, *, silent: bool) -> AntiphonError:
+        """Explain what s3fs or a file system raised, with S3's `code` if there is one."""
+        place = f"{self._setting}={self.url}"
+        where = f" at {self._endpoint_setting}={self.endpoint_url}" if self.endpoint_url else ""
+        cause, number = error.__cause__ or error, None if silent else getattr(error, "errno", None)
         if code in _WRONG_KEY:
-            return self._wrong_key(code)
-        if code == "NoSuchBucket" or isinstance(error, FileNotFoundError):
-            return self._absent()
-        if code == "RequestTimeTooSkewed":
             return ConfigError(
-                f"{self._setting}={self.url} refuses this machine's clock{self._where()}; set the clock"
+                f"{place} refuses the keys of the environment{where} ({code}); "
+                "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
-        number = getattr(error, "errno", None)
+        if code == "NoSuchBucket" or isinstance(error, FileNotFoundError):
+            return ConfigError(
+                f"{place}: there is no bucket or folder of that name{where}; make it, or correct "
+                f"{self._setting}"
+            )
+        if code == "RequestTimeTooSkewed":
+            return ConfigError(f"{place} refuses this machine's clock{where}; set the clock")
         if code in {"AccessDenied", "403"} or number in (errno.EACCES, errno.EPERM):
             return ConfigError(
-                f"{self._setting}={self.url} may not be used with these rights{self._where()}; give "
+                f"{place} may not be used with these rights{where}; give "
                 "the key in AWS_ACCESS_KEY_ID the right to read, list and write there, or correct the address"
             )
         if number in (errno.ENOSPC, errno.EDQUOT):
-            return UnavailableError(f"no space is left in {self._setting}={self.url}; free some there")
-        if not code and not isinstance(cause, OSError):
-            return self._silent(cause)
+            return UnavailableError(f"no space is left in {place}; free some there")
+        if silent or not (code or isinstance(cause, OSError)):
+            return UnavailableError(
+                f"{place} does not answer{where} ({type(error if silent else cause).__name__}); check "
+                f"{self._endpoint_setting} and that the server runs"
+            )
         return UnavailableError(
-            f"{self._setting}={self.url} refused an object{self._where()} "
-            f"({code or type(error).__name__}); it is tried again, look at the server if this continues"
+            f"{place} refused an object{where} ({code or type(error).__name__}); it is tried again, look at "
+            "the server if this continues"
         )
 
-    def _absent(self) -> ConfigError:
-        return ConfigError(
-            f"{self._setting}={self.url}: there is no bucket or folder of that name"
-            f"{self._where()}; make it, or correct {self._setting}"
-        )
 
-    def _wrong_key(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"{self._setting}={self.url} refuses the keys of the environment{self._where()} ({what}); "
-            "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
+class RemoteStore(RemotePlace):
+    """The objects of a store by digest, each at ``objects/ab/<digest>`` and never written twice."""
 
-    def _silent(self, error: BaseException) -> UnavailableError:
-        return UnavailableError(
-            f"{self._setting}={self.url} does not answer{self._where()} ({type(error).__name__}); check "
-            f"{self._endpoint_setting} and that the server runs"
-        )
+    def __init__(self, url: str, endpoint_url: str | None = None) -> None:
+        super().__init__(url, endpoint_url, "record.artifact_url", "record.artifact_endpoint")
 
-    def _where(self) -> str:
-        return f" at {self._endpoint_setting}={self.endpoint_url}" if self.endpoint_url else ""
+    def send(self, digest: str, path: Path) -> bool:
+        """Store the file at `path`; False when the store had it, so that nothing is sent twice.
+
+        Raises:
+            IntegrityError: when the file's bytes do not match `digest`; nothing is sent.
+            ConfigError, UnavailableError: see `check`.
+        """
+        name = _object(digest)
+        try:
+            size = path.stat().st_size
+            sound = digest_file(path) == digest
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be uploaded: {error.strerror or error}") from error
+        if not sound:
+            raise IntegrityError(
+                f"object {digest} in {path.parent} does not match its digest, so it is not uploaded; "
+                "remove the file and restore it from a copy"
+            )
+        if self.size(name) == size:
+            return False
+        self.put(name, path)
+        if (kept := self.size(name)) != size:
+            raise UnavailableError(
+                f"{self.url} took {name} of {size} bytes and has {kept or 0}; what answers there is no store"
+            )
+        return True
+
+    def bring(self, digest: str, folder: Path) -> Path | None:
+        """Copy an object into a new file in `folder`, checked; None when the store has none.
+
+        Raises:
+            IntegrityError: when its bytes do not match its name.
+            ConfigError, UnavailableError: see `check`.
+        """
+        copy = self.fetch(_object(digest), folder)
+        if copy is not None and digest_file(copy) != digest:
+            copy.unlink(missing_ok=True)
+            raise IntegrityError(
+                f"object {digest} in {self.url} does not match its digest; "
+                "remove it there and upload a sound copy"
+            )
+        return copy
+
+
+def _object(digest: str) -> str:
+    return f"objects/{check_digest(digest)[:2]}/{digest}"
 
 
 def _parts(pace: Callable[[int], None] | None) -> dict[str, Any]:
@@ -292,12 +326,11 @@ def _parts(pace: Callable[[int], None] | None) -> dict[str, Any]:
 
 def _code(error: BaseException) -> str:
     """Return S3's code of an error, which s3fs hides in the cause; "" where there is none."""
-    cause = error.__cause__ if error.__cause__ is not None else error
-    reply = getattr(cause, "response", None) or {}
+    reply = getattr(error.__cause__ or error, "response", None) or {}
     return str(reply.get("Error", {}).get("Code", ""))
 
 
-def _has_keys() -> bool:
-    import botocore.session
-
-    return botocore.session.Session().get_credentials() is not None
+def _require_bucket(error: FileNotFoundError) -> None:
+    """Tell an absent bucket, which someone must make, from an absent object."""
+    if _code(error) == "NoSuchBucket":
+        raise error

@@ -109,24 +109,22 @@ class Uploader:
         return report
 
     def _work(self) -> None:
-        with ThreadPoolExecutor(self._concurrency, "antiphon-upload") as pool:
-            while not self._closing.is_set():
-                with self._outbox.claimed() as mine:
-                    while mine and not self._closing.is_set():
-                        with suppress(RetryError):  # it was asked to stop; the outbox knows what is left
-                            self._attempts()(self._round, pool)
-                        self._rest(LOOK_S)
-                if not mine:
-                    self._rest(LOOK_S)
-
-    def _attempts(self) -> Retrying:
-        return Retrying(
+        attempts = Retrying(
             retry=retry_if_exception_type((UnavailableError, ConfigError)),
             wait=wait_random_exponential(self._first_pause_s, self._longest_pause_s),
             stop=stop_when_event_set(self._closing),
             sleep=self._rest,
             before_sleep=self._say,
         )
+        with ThreadPoolExecutor(self._concurrency, "antiphon-upload") as pool:
+            while not self._closing.is_set():
+                with self._outbox.claimed() as mine:
+                    while mine and not self._closing.is_set():
+                        with suppress(RetryError):  # it was asked to stop; the outbox knows what is left
+                            attempts(self._round, pool)
+                        self._rest(LOOK_S)
+                if not mine:
+                    self._rest(LOOK_S)
 
     def _round(self, pool: ThreadPoolExecutor) -> None:
         """Send until the outbox is empty.

@@ -5,10 +5,6 @@ a break continues the same MLflow run. Where MLflow refuses for good, one senten
 continues without it.
 """
 
-import logging
-import os
-import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,49 +17,22 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError, Una
 from antiphon.core.loop.schedule import is_evaluated
 from antiphon.core.metrics import REWARD_LEVELS
 from antiphon.core.reporting.figures import VersionTotals, figures_of, next_totals, totals_of
-from antiphon.lineage.documents.artifacts import BATCH_FACTS
+from antiphon.lineage.documents.graph import BATCH_FACTS
 from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.names import batch_entry, version_entry
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.tracking.champion import crown
+from antiphon.lineage.tracking.champion import Exporter, crown
 from antiphon.lineage.tracking.charts import comparison_tag
-from antiphon.lineage.tracking.database import make_tables, prepare_database
 from antiphon.lineage.tracking.description import display_name, nearest_example, note, origin_tags
-from antiphon.lineage.tracking.model_files import Exporter
+from antiphon.lineage.tracking.mlflow_client import explained
 from antiphon.lineage.tracking.system_metrics import SystemSample, SystemSampler
-from antiphon.lineage.tracking.tracked_run import NOTE_TAG, TrackedRun, open_tracked_run, points
-from antiphon.system.files import sqlite_url
-from antiphon.system.spared import without
+from antiphon.lineage.tracking.tracked_run import NOTE_TAG, TrackedRun, open_run, points
 
-_PERMANENT = frozenset(
-    {
-        "BAD_REQUEST",
-        "ENDPOINT_NOT_FOUND",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "NOT_FOUND",
-        "RESOURCE_ALREADY_EXISTS",
-        "RESOURCE_DOES_NOT_EXIST",
-    }
-)
-"""MLflow's error codes that another attempt would only repeat."""
-_STRANGERS = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
-"""And those that every further call would repeat."""
-_DEFAULTS = {
-    # No usage statistics, and no wait of minutes for a server that is gone.
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    "GIT_PYTHON_REFRESH": "quiet",
-}
 METRICS_PER_CALL = 1000
 """MLflow's limit for one batch of metrics."""
 SAMPLES_PER_STEP = 60
 """Most samples of the machine, of a dozen metrics each, that are written with one step."""
-_WORDS = 300
-"""Characters of a foreign error that are quoted."""
 
 
 class MlflowSink:
@@ -97,7 +66,6 @@ class MlflowSink:
         """
         self._run, self._config, self._home, self._store = run, run.config, home, store
         self._decode, self._md5, self._export = decode, md5, export
-        self._mapping = run.run_dir / "mlflow.json"
         self._tracked: TrackedRun | None = None
         self._uncertain = False
         """A call got no answer, so what MLflow has must be read before the next one."""
@@ -122,15 +90,14 @@ class MlflowSink:
 
     def open(self) -> None:
         """Open the MLflow run, or the one that an earlier process opened."""
-        config, tags = self._config, {"antiphon.run_id": self._run.run_id}
-        tags["antiphon.mode"] = config.loop.mode
-        name = display_name(self._run.run_id, nearest_example(config)[1])
-        place = self._home, self._mapping, config.run.name, name
+        config, run_id = self._config, self._run.run_id
+        tags = {"antiphon.run_id": run_id, "antiphon.mode": config.loop.mode}
+        name = display_name(run_id, nearest_example(config)[1])
+        place = self._home, self._run.run_dir / "mlflow.json", config.run.name, name
         try:
             tracked = open_run(*place, flatten_config(config), tags, dict([comparison_tag()]))
             with explained(tracked.uri):
-                tracked.tell(origin_tags(config))
-                self._describe(tracked)
+                self._describe(tracked, origin_tags(config))
         except ContractError as error:
             raise ConfigError(f"{error}; the run continues without MLflow") from error
         self._tracked = tracked
@@ -181,8 +148,8 @@ class MlflowSink:
                 if record.kind == "evaluation.finished":
                     prompts, reward = int(record.line["prompts"]), float(record.line["reward_mean"])
                     run.log_evaluation(record.number, record.metrics, prompts, record.line["timings"]["at"])
-                    files = self._export, self._run.run_dir / "exports"
-                    crown(run, self._config.run.name, record.number, reward, prompts, *files)
+                    found = self._config.run.name, record.number, reward, prompts
+                    crown(run, *found, self._export, self._run.run_dir / "exports")
 
     def close(self, end: RunEnd) -> None:
         """Attach what the end made, sum the run up, and close it: FINISHED, or KILLED when steps are left."""
@@ -199,7 +166,7 @@ class MlflowSink:
             if steps:
                 at = max(line["timings"]["at"] for line in (*steps, *held))
                 run.log_summary(len(steps), summarise(steps, held, self._config), at)
-            self._describe(run)  # the flow run is known by now
+            self._describe(run, {})  # the flow run is known by now
             finished = len(steps) >= self._config.run.steps
             run.client.set_terminated(run.run_id, "FINISHED" if finished else "KILLED")
 
@@ -244,9 +211,12 @@ class MlflowSink:
                 run.log_traces(version, step, files, count, decode, timings["at"])
             self._shown.add(version)
 
-    def _describe(self, run: TrackedRun) -> None:
+    def _describe(self, run: TrackedRun, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
         text = note(self._config, self._run.run_dir, self._home, run.experiment_id, run.run_id)
-        run.tell({NOTE_TAG: text})
+        every = {**tags, NOTE_TAG: text}
+        run.client.log_batch(run.run_id, tags=[RunTag(name, value) for name, value in every.items()])
 
     @contextmanager
     def _calls(self) -> Iterator[TrackedRun]:
@@ -324,118 +294,3 @@ def _workers(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "workers_seen": float(len(counts)),
         **{f"worker_share.{worker}": count / total for worker, count in sorted(counts.items())},
     }
-
-
-def open_run(
-    home: Path,
-    mapping: Path,
-    experiment: str,
-    name: str,
-    params: Mapping[str, str],
-    tags: Mapping[str, str],
-    experiment_tags: Mapping[str, str] | None = None,
-) -> TrackedRun:
-    """Open the MLflow run that `mapping` names, or begin one: at MLFLOW_TRACKING_URI, else in the home.
-
-    Raises:
-        ContractError: when it or its experiment was deleted, or MLflow refuses.
-        ConfigError: when MLflow refuses the user.
-        UnavailableError: when MLflow does not answer.
-    """
-    uri, own = tracking_uri(home)
-    root = home / "mlflow" / "artifacts" if own else None
-    with explained(uri):
-        if own:
-            prepare_database(home / "mlflow" / "mlflow.db")
-        said = params, tags, root, experiment_tags or {}
-        return open_tracked_run(_client(uri), uri, mapping, experiment, name, *said)
-
-
-def tracking_uri(home: Path) -> tuple[str, bool]:
-    """Return where MLflow keeps runs, and whether that is the home's own database."""
-    own = sqlite_url((home / "mlflow" / "mlflow.db").absolute())
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or own
-    return uri, uri == own
-
-
-@contextmanager
-def explained(uri: str) -> Iterator[None]:
-    """Turn what MLflow at `uri` raises into errors of ours.
-
-    Raises:
-        UnavailableError: where another attempt may help.
-        ConfigError: where the user is refused.
-        ContractError: where the call is refused.
-    """
-    _load()
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except MlflowException as error:
-        words = " ".join(str(error).split())[:_WORDS]
-        if error.error_code in _STRANGERS:
-            raise ConfigError(
-                f"MLflow at {uri} refused the user or the password ({error.error_code}); set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the run continues without MLflow"
-            ) from error
-        if error.error_code in _PERMANENT:
-            raise ContractError(f"MLflow at {uri} refused: {words}") from error
-        raise UnavailableError(f"MLflow at {uri} failed: {words}; it is tried again") from error
-    except (SQLAlchemyError, OSError) as error:
-        words = " ".join(str(error).split())[:_WORDS]
-        raise UnavailableError(f"cannot reach MLflow at {uri}: {words}; it is tried again") from error
-
-
-def make_own_database(home: Path) -> None:
-    """Make the database of a home, before something else would make it table by table.
-
-    Raises:
-        UnavailableError: when the home cannot be written, or what is there cannot be read.
-    """
-    _load()
-    from sqlalchemy.exc import SQLAlchemyError
-
-    path = home / "mlflow" / "mlflow.db"
-    try:
-        prepare_database(path)
-    except (SQLAlchemyError, OSError) as error:
-        raise UnavailableError(f"MLflow's database {path} cannot be used: {error}") from error
-
-
-def make_empty_database(path: Path) -> None:
-    """Make a database of no home at `path`, with all of MLflow's tables."""
-    _load()
-    make_tables(path)
-
-
-_IMPORTING = threading.Lock()
-
-
-def load_mlflow() -> None:
-    """Import all that the writer of a run needs of MLflow; one that begins meanwhile waits for it."""
-    _load(store=not os.environ.get("MLFLOW_TRACKING_URI"))
-
-
-def _load(store: bool = False) -> None:
-    """Import MLflow, in one thread at a time: two that import at once would see half of it.
-
-    With `store` also what it keeps in a database of its own, which its client would load.
-    """
-    for name, value in _DEFAULTS.items():  # before the import, which reads some of them
-        os.environ.setdefault(name, value)
-    with _IMPORTING, without("pandas"):  # a third of the import; nothing here is a data frame
-        if "mlflow.tracking" not in sys.modules:
-            import mlflow.tracking
-        if store:
-            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def _client(uri: str) -> Any:
-    _load()
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=uri)

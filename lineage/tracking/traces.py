@@ -9,7 +9,6 @@ from typing import Any
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.records import BatchRow, RowTiming
-from antiphon.lineage.rollout_table import decode_batch, decode_timings
 
 PREVIEW_CHARACTERS = 1000
 """What MLflow's table of traces shows of prompt and completion."""
@@ -27,18 +26,6 @@ def pick_rows(rows: Sequence[BatchRow], version: int, count: int) -> list[int]:
     return [found[round(place * (len(found) - 1) / (count - 1))] for place in range(count)]
 
 
-def read_trajectories(
-    batch: bytes, timings: bytes, version: int, count: int
-) -> list[tuple[BatchRow, RowTiming]]:
-    """Return up to `count` trajectories that `version` sampled, from the two files of a batch.
-
-    Raises:
-        IntegrityError: when the bytes are no batch or no timings.
-    """
-    rows, notes = decode_batch(batch), decode_timings(timings)
-    return [(rows[i], notes[i]) for i in pick_rows(rows, version, count)]
-
-
 def log_trace(
     uri: str,
     experiment_id: str,
@@ -51,19 +38,10 @@ def log_trace(
     decode: Callable[[Iterable[int]], str],
     at: float,
 ) -> None:
-    """Write one trajectory as a trace of an MLflow run.
+    """Write one trajectory of a version, on which a step trained, as a trace of an MLflow run.
 
-    Args:
-        uri: MLflow's tracking URI.
-        experiment_id: the run's experiment.
-        run_id: MLflow run that the trace is shown under.
-        model_id: logged model of the version that sampled it.
-        version: policy version that sampled it.
-        step: learner step that trained on it.
-        row: what to show.
-        note: who sampled it, and in how many seconds.
-        decode: turns token ids into text.
-        at: Unix seconds of its end.
+    `model_id` is the version's logged model, `note` says who sampled it and in how many seconds, `decode`
+    turns token ids into text, and `at` is the Unix second of its end.
     """
     from mlflow.entities import AssessmentSource, Feedback
     from mlflow.entities.span import Span

@@ -14,8 +14,10 @@ from typing import Any
 from antiphon.core.errors import ContractError
 from antiphon.core.metrics import TOTAL_METRICS
 from antiphon.core.reporting.deliveries import VersionDeliveries
+from antiphon.lineage.rollout_table import decode_batch, decode_timings
 from antiphon.lineage.tracking.charts import HELDOUT, STEP_METRIC, chart_name
-from antiphon.lineage.tracking.traces import log_trace, read_trajectories
+from antiphon.lineage.tracking.mlflow_client import client_at, explained, make_own_database, tracking_uri
+from antiphon.lineage.tracking.traces import log_trace, pick_rows
 from antiphon.system.files import write_atomically
 
 DATASET_DIGEST_DIGITS = 32
@@ -111,11 +113,6 @@ class TrackedRun:
             )
         return ""
 
-    def tell(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the run."""
-        for name, value in tags.items():
-            self.client.set_tag(self.run_id, name, value)
-
     def log_summary(self, step: int, metrics: Mapping[str, float], at: float) -> None:
         """Log what the run says of itself after `step` steps."""
         self.client.log_batch(self.run_id, metrics=points(metrics, step, at))
@@ -152,7 +149,7 @@ class TrackedRun:
                 parent = self.digests.get(version - 1, "")
                 model = self.client.create_logged_model(
                     self.experiment_id,
-                    name=model_name(version),
+                    name=f"policy-v{version}",
                     source_run_id=self.run_id,
                     params={"parent_digest": parent, **params},
                     model_type="policy",
@@ -218,11 +215,12 @@ class TrackedRun:
         Raises:
             IntegrityError: when the bytes are no batch or no timings.
         """
-        picked = read_trajectories(*files, version, count)
-        place = self.uri, self.experiment_id, self._evaluation_run(version, at), self.models.get(version)
-        for row, note in picked:
-            log_trace(*place, version, step, row, note, decode, at)
-        self.client.set_tag(place[2], TRACES_TAG, str(len(picked)))
+        rows, timings = decode_batch(files[0]), decode_timings(files[1])
+        child, picked = self._evaluation_run(version, at), pick_rows(rows, version, count)
+        for i in picked:
+            place = self.uri, self.experiment_id, child, self.models.get(version), version, step
+            log_trace(*place, rows[i], timings[i], decode, at)
+        self.client.set_tag(child, TRACES_TAG, str(len(picked)))
         self.traced.add(version)
 
     def _evaluation_run(self, version: int, at: float) -> str:
@@ -252,76 +250,68 @@ def points(metrics: Mapping[str, float], step: int, at: float, model_id: str | N
     ]
 
 
-def model_name(version: int) -> str:
-    """Return the logged model's name of a policy version.
-
-    >>> model_name(7)
-    'policy-v7'
-    """
-    return f"policy-v{version}"
-
-
-def open_tracked_run(
-    client: Any,
-    uri: str,
+def open_run(
+    home: Path,
     mapping: Path,
     experiment: str,
     name: str,
     params: Mapping[str, str],
     tags: Mapping[str, str],
-    artifact_root: Path | None,
-    experiment_tags: Mapping[str, str],
+    experiment_tags: Mapping[str, str] | None = None,
 ) -> TrackedRun:
-    """Continue the MLflow run that `mapping` names, or begin one and name it there.
+    """Continue the MLflow run that `mapping` names, or begin one: at MLFLOW_TRACKING_URI, else in the home.
 
-    A file beside it gets a mark before the run is created, so that a creation which was never
-    confirmed is found again instead of repeated.
-
-    Args:
-        client: MLflow's client.
-        uri: where it is.
-        mapping: file that says which MLflow run it is.
-        experiment: the experiment's name.
-        name: the MLflow run's name.
-        params: of a new run.
-        tags: of a new run.
-        artifact_root: folder of the artifacts of a local database; None leaves the place to the server.
-        experiment_tags: what the experiment is to say; set again where it says something else.
+    A file beside it gets a mark before the run is created, so that a creation which was never confirmed is
+    found again instead of repeated. A new run gets `params` and `tags`, the experiment its tags each time.
 
     Raises:
-        ContractError: when the run or its experiment was deleted in MLflow.
+        ContractError: when it or its experiment was deleted, or MLflow refuses.
+        ConfigError: when MLflow refuses the user.
+        UnavailableError: when MLflow does not answer.
     """
+    uri, own = tracking_uri(home)
+    if own:
+        make_own_database(home)
     marking = mapping.with_suffix(".mark")
-    own = artifact_root is not None
-    run = _find_run(client, experiment, _read(mapping, uri, own).get("run_id"), _read(marking, uri, own))
-    if run is None:
-        place = None if artifact_root is None else (artifact_root / experiment).absolute().as_uri()
-        experiment_id = _experiment_id(client, uri, experiment, place)
-        mark = secrets.token_hex(8)
-        _write(marking, {"tracking_uri": uri, "mark": mark})
-        run = client.create_run(experiment_id, tags={**tags, RECORD_TAG: mark}, run_name=name)
-        tracked = TrackedRun(client, uri, experiment_id, run.info.run_id)
-    else:
-        tracked = TrackedRun(client, uri, run.info.experiment_id, run.info.run_id)
-        if gone := tracked.why_gone():
-            raise ContractError(gone)
-        client.update_run(tracked.run_id, status="RUNNING")
-        tracked.reload()
-    known = client.get_experiment(tracked.experiment_id).tags if experiment_tags else {}
-    for tag, value in experiment_tags.items():
-        if known.get(tag) != value:
-            client.set_experiment_tag(tracked.experiment_id, tag, value)
-    if not run.data.params:
+
+    def noted(path: Path) -> dict[str, str]:
+        # About another server nothing is known. The home's own is the same wherever the home was then.
+        known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        there = known.get("tracking_uri", "")
+        return known if there == uri or (own and there.startswith("sqlite:")) else {}
+
+    def note(path: Path, **known: str) -> None:
+        write_atomically(path, json.dumps({"tracking_uri": uri, **known}, indent=2).encode() + b"\n")
+
+    with explained(uri):
         from mlflow.entities import Param
 
-        entries = [Param(field, value) for field, value in params.items()]
+        client = client_at(uri)
+        run = _find_run(client, experiment, noted(mapping).get("run_id"), noted(marking).get("mark"))
+        if run is None:
+            place = (home / "mlflow" / "artifacts" / experiment).absolute().as_uri() if own else None
+            experiment_id, mark = _experiment_id(client, uri, experiment, place), secrets.token_hex(8)
+            note(marking, mark=mark)
+            run = client.create_run(experiment_id, tags={**tags, RECORD_TAG: mark}, run_name=name)
+            tracked = TrackedRun(client, uri, experiment_id, run.info.run_id)
+        else:
+            tracked = TrackedRun(client, uri, run.info.experiment_id, run.info.run_id)
+            if gone := tracked.why_gone():
+                raise ContractError(gone)
+            client.update_run(tracked.run_id, status="RUNNING")
+            tracked.reload()
+        known = client.get_experiment(tracked.experiment_id).tags if experiment_tags else {}
+        for tag, value in (experiment_tags or {}).items():
+            if known.get(tag) != value:
+                client.set_experiment_tag(tracked.experiment_id, tag, value)
+        entries = [] if run.data.params else [Param(field, value) for field, value in params.items()]
         for start in range(0, len(entries), PARAMS_PER_CALL):
             client.log_batch(tracked.run_id, params=entries[start : start + PARAMS_PER_CALL])
-    _write(mapping, {"tracking_uri": uri, "experiment_id": tracked.experiment_id, "run_id": tracked.run_id})
+        note(mapping, experiment_id=tracked.experiment_id, run_id=tracked.run_id)
     return tracked
 
 
-def _find_run(client: Any, experiment: str, run_id: str | None, marking: Mapping[str, str]) -> Any:
+def _find_run(client: Any, experiment: str, run_id: str | None, mark: str | None) -> Any:
     from mlflow.exceptions import MlflowException
 
     if run_id is not None:
@@ -331,10 +321,10 @@ def _find_run(client: Any, experiment: str, run_id: str | None, marking: Mapping
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None  # the database was cleared: begin again
             raise
-    known = client.get_experiment_by_name(experiment) if "mark" in marking else None
+    known = client.get_experiment_by_name(experiment) if mark is not None else None
     if known is None:
         return None
-    wanted = f"tags.`{RECORD_TAG}` = '{marking['mark']}'"
+    wanted = f"tags.`{RECORD_TAG}` = '{mark}'"
     return next(iter(client.search_runs([known.experiment_id], filter_string=wanted, max_results=1)), None)
 
 
@@ -360,20 +350,6 @@ def _deleted_experiment(experiment: Any, uri: str) -> str:
         f"`mlflow experiments restore -x {experiment.experiment_id}` brings it back, and the run's next "
         "start writes what is missing"
     )
-
-
-def _read(path: Path, uri: str, own: bool) -> dict[str, str]:
-    """Return what was noted about the server at `uri`; nothing about another one.
-
-    The home's `own` database is the same wherever the home was when it was noted.
-    """
-    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    noted = known.get("tracking_uri", "")
-    return known if noted == uri or (own and noted.startswith("sqlite:")) else {}
-
-
-def _write(mapping: Path, known: Mapping[str, str]) -> None:
-    write_atomically(mapping, json.dumps(known, indent=2).encode() + b"\n")
 
 
 def _milliseconds(at: float) -> int:

@@ -15,7 +15,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments.outside import OutsideEnvironment
 from antiphon.environments.registry import describe, environment_names, make_environment
 from antiphon.environments.scoring.messages import Failed, Verdict
-from antiphon.lineage.documents.artifacts import origin_facts
+from antiphon.lineage.documents.graph import origin_facts
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import environment_differences
 from antiphon.services.reward.server import scorer_of

@@ -22,7 +22,7 @@ from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.records import Records
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.tracking.mlflow_sink import _client, tracking_uri
+from antiphon.lineage.tracking.mlflow_client import client_at, tracking_uri
 from antiphon.services.coordinator.journal.journal import journal_place
 from antiphon.services.coordinator.journal.reading import JournalLog
 from tests.support.artifacts import RecordedRun
@@ -72,7 +72,7 @@ def test_another_mlflow_gets_all_steps(tmp_path: Path, monkeypatch: pytest.Monke
     else:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
     complete(run)
-    history = _client(tracking_uri(run.home)[0]).get_metric_history(run.mlflow_run_id(), "learning/loss")
+    history = client_at(tracking_uri(run.home)[0]).get_metric_history(run.mlflow_run_id(), "learning/loss")
     assert [point.step for point in history] == [0, 1, 2, 3]
 
 

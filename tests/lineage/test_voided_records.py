@@ -9,7 +9,7 @@ import pytest
 from antiphon.api.sink import RunEnd, SinkRun
 from antiphon.core.records import StepCommit
 from antiphon.core.voided_batch import VoidedBatch
-from antiphon.lineage.documents.artifacts import batch_facts
+from antiphon.lineage.documents.graph import batch_facts
 from antiphon.lineage.ledger.sink import LedgerSink
 from antiphon.lineage.run_log import read_steps, replaced_batches
 from tests.support.run_logs import write_run_log

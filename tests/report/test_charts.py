@@ -55,8 +55,8 @@ def test_a_name_of_a_run_cannot_leave_its_place_on_the_page() -> None:
     page = render(
         "compare.html",
         **dict.fromkeys(("title", "brand", "heading"), name),
-        **dict.fromkeys(("facts", "cards", "parameters", "figures", "over_seeds"), ()),
-        **dict.fromkeys(("seed_head", "warnings", "notes"), ()),
+        **dict.fromkeys(("facts", "runs", "parameters", "figures", "over_seeds"), ()),
+        **dict.fromkeys(("seed_head", "warnings"), ()),
         names=[],
         drawn={"p": chart, "q": bars},
         charts=plain_charts([chart, bars]),

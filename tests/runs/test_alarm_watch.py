@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import StepAlarms, swap_alarm
+from antiphon.core.reporting.alarms import StepAlarms, status_alarms
 from antiphon.core.reporting.run_display import planes_of
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerRecord, WorkerState
 from antiphon.runs.alarm_watch import AlarmWatch, current_alarms
@@ -123,10 +123,8 @@ def test_a_worker_that_cannot_load_newer_weights_is_told(tmp_path):
     assert (
         planes_of(status_of(0, workers=(stuck,)), {})["broadcast"].waits_for == "w-1: version 4 was refused"
     )
-    said = swap_alarm(status_of(0, workers=(stuck, worse)))
-    assert said is not None and said.text == (
-        "w-3 samples with nothing for 8 s: version 4 was refused; 1 others fail as well"
-    )
+    (said,) = status_alarms(status_of(0, workers=(stuck, worse)))
+    assert said.text == ("w-3 samples with nothing for 8 s: version 4 was refused; 1 others fail as well")
     assert watch.look(status_of(0), now=3.0) == ["alarm swap_failed is over"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from antiphon.core.broadcast import patch_kernels
-from antiphon.lineage.tracking.mlflow_sink import make_empty_database, make_own_database
+from antiphon.lineage.tracking.mlflow_client import make_own_database, make_tables
 from antiphon.runs.first_use import (
     compile_kernels,
     compile_modules,
@@ -47,7 +47,7 @@ def test_new_homes_begin_with_the_tables_that_mlflow_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    make_empty("mlflow", make_empty_database)
+    make_empty("mlflow", make_tables)
     kept = empty_database("mlflow")
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
     with sqlite3.connect(kept) as database:

@@ -42,7 +42,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
-from antiphon.lineage.documents.artifacts import read_document
+from antiphon.lineage.documents.graph import read_document
 from antiphon.lineage.layout import read_pointer
 from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
 from antiphon.net import wire

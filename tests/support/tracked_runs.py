@@ -18,7 +18,7 @@ from antiphon.lineage.follower import FollowerReport
 from antiphon.lineage.records import Records, RecordsReport
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.tracking.model_files import Exporter
+from antiphon.lineage.tracking.champion import Exporter
 from tests.support.made_log import MadeLog
 
 ROWS = 8

@@ -43,7 +43,8 @@ from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
 from antiphon.flows.told import ToldView
 from antiphon.lineage.layout import find_project
-from antiphon.lineage.tracking.mlflow_sink import explained, open_run
+from antiphon.lineage.tracking.mlflow_client import explained
+from antiphon.lineage.tracking.tracked_run import open_run
 from antiphon.report.render import render
 from antiphon.runs.clients import RunStopped
 from antiphon.runs.directory import home_directory

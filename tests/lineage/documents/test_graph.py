@@ -11,8 +11,14 @@ from antiphon.cli.app import execute
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import StepCommit
-from antiphon.lineage.documents.artifacts import build_document, parents_by_rule
-from antiphon.lineage.documents.graph import LineageGraph, all_documents, build_graph, read_documents
+from antiphon.lineage.documents.graph import (
+    LineageGraph,
+    all_documents,
+    build_document,
+    build_graph,
+    parents_by_rule,
+    read_documents,
+)
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.names import batch_entry, version_entry

@@ -157,6 +157,7 @@ import os, sys
 from pathlib import Path
 
 from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.ledger.verify import RunCheck
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
 WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.link", "os.chmod", "os.truncate"}
@@ -187,6 +188,12 @@ def killed_after(project, calls):
     os._exit(0)
 
 
+def check(project):
+    cache = project / ".dvc/cache/files/md5"
+    check = RunCheck(project / "runs/demo-1", project / "store")
+    return check.check(project / "ledger", lambda md5: cache / md5[:2] / md5[2:]).findings
+
+
 def main(root):
     calls = 0
     while True:
@@ -197,7 +204,9 @@ def main(root):
         if child == 0:
             killed_after(project, calls)
         _, status = os.waitpid(child, 0)
+        assert not check(project), (project.name, check(project))
         work(project)  # the next process tells the same again
+        assert not check(project), (project.name, check(project))
         if os.waitstatus_to_exitcode(status) == 0:
             return
         assert os.waitstatus_to_exitcode(status) == 9, status
@@ -209,7 +218,7 @@ main(Path(sys.argv[1]))
 
 
 def test_a_kill_at_any_point_loses_nothing(tmp_path: Path) -> None:
-    """Killed before its n-th call of the system, for every few n: the next process completes the ledger."""
+    """Killed before its n-th call of the system, for every few n: it verifies, and the next one goes on."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     root = tmp_path / "projects"

@@ -101,6 +101,17 @@ def test_a_verification_beside_a_removal_finds_nothing(project: Path) -> None:
         ledger.close()
 
 
+def test_a_tree_that_is_lost_is_one_finding(project: Path) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+    for number in range(3):
+        ledger.append(f"e{number}", str(number).encode())
+    ledger.close()
+    (tree,) = (project / ".dvc/cache/files/md5").glob("*/*.dir")
+    tree.unlink()
+    (found,) = problems(project)
+    assert found.startswith("pointer of ledger demo-1") and "dvc pull" in found
+
+
 def test_a_line_that_a_kill_cut_off_counts_for_nothing(project: Path) -> None:
     ledger = Ledger(project, "ledger", "demo-1")
     ledger.append("a", b"a")

@@ -17,9 +17,8 @@ from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.loop.events import RunPaused, StepCommitted
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.store import artifact_store as store_module
-from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.store.artifact_store import ArtifactStore, Outbox
 from antiphon.lineage.store.gc import alone, pinned, survey, sweep
-from antiphon.lineage.store.outbox import Outbox
 from antiphon.runs import directory as run_directory
 from antiphon.services.coordinator.journal.journal import Journal
 

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from antiphon.cli.app import execute
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
-from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.store.outbox import waiting_objects
-from antiphon.lineage.store.remote import RemoteStore
-from antiphon.lineage.store.remote_place import RemotePlace
+from antiphon.lineage.store.artifact_store import ArtifactStore, waiting_objects
+from antiphon.lineage.store.remote_place import RemotePlace, RemoteStore
 from antiphon.lineage.store.uploader import Uploader
 
 LIMIT_S = 60.0

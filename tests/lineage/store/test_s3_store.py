@@ -20,9 +20,8 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef
 from antiphon.lineage.ledger.pins import Ledger
-from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
-from antiphon.lineage.store.outbox import waiting_objects
-from antiphon.lineage.store.remote import RemoteStore
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store, waiting_objects
+from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.runs.preflight import preflight
 from antiphon.runs.servers.s3_server import S3Server, begin_s3, remove_sockets
@@ -124,7 +123,7 @@ UPLOADER = """
 import sys
 from pathlib import Path
 from antiphon.lineage.store.uploader import Uploader
-from antiphon.lineage.store.remote import RemoteStore
+from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 
 store = ArtifactStore(Path(sys.argv[1]), RemoteStore(sys.argv[2], sys.argv[3]))

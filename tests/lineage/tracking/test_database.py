@@ -7,21 +7,18 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from antiphon.core.errors import UnavailableError
-from antiphon.lineage.tracking.database import prepare_database
-from antiphon.lineage.tracking.mlflow_sink import _client, make_own_database
-from antiphon.lineage.tracking.tracked_run import TrackedRun, open_tracked_run
-from antiphon.system.files import sqlite_url
+from antiphon.lineage.tracking.mlflow_client import client_at, make_own_database
+from antiphon.lineage.tracking.tracked_run import TrackedRun, open_run
 
 DEADLINE_S = 120.0
 
 
 def experiments(path: Path) -> list[str]:
-    return [found.name for found in _client(f"sqlite:///{path}").search_experiments()]
+    return [found.name for found in client_at(f"sqlite:///{path}").search_experiments()]
 
 
 def test_a_database_that_was_left_half_made_is_set_aside(tmp_path: Path) -> None:
@@ -39,9 +36,9 @@ def test_a_database_in_use_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mlflow" / "mlflow.db"
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(make_own_database, [tmp_path, tmp_path]))
-    _client(f"sqlite:///{path}").create_experiment("kept")
+    client_at(f"sqlite:///{path}").create_experiment("kept")
     inode = path.stat().st_ino
-    prepare_database(path)
+    make_own_database(tmp_path)
     assert path.stat().st_ino == inode
     assert "kept" in experiments(path)
 
@@ -49,7 +46,7 @@ def test_a_database_in_use_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_while_it_makes_one_leaves_none(tmp_path: Path) -> None:
     words = (
         "import sys\nfrom pathlib import Path\n"
-        "from antiphon.lineage.tracking.mlflow_sink import make_own_database\n"
+        "from antiphon.lineage.tracking.mlflow_client import make_own_database\n"
         "sys.prefix = sys.argv[1]  # without the empty one of set-up\n"
         "make_own_database(Path(sys.argv[1]))"
     )
@@ -79,20 +76,15 @@ def test_a_home_that_moved_continues_its_run_and_keeps_its_artifacts_together(
     """Nothing is written to the place where it was."""
     mapping = tmp_path / "mlflow.json"
 
-    def opened(home: Path) -> tuple[TrackedRun, Any]:
-        path = home / "mlflow" / "mlflow.db"
-        make_own_database(home)
-        uri = sqlite_url(path)
-        client = _client(uri)
-        said = "demo", "demo-1", {}, {}, path.parent / "artifacts", {}
-        return open_tracked_run(client, uri, mapping, *said), client
+    def opened(home: Path) -> TrackedRun:
+        return open_run(home, mapping, "demo", "demo-1", {}, {})
 
-    before, _ = opened(tmp_path / "home")
+    before = opened(tmp_path / "home")
     (tmp_path / "home").rename(tmp_path / name)
-    after, client = opened(tmp_path / name)
+    after = opened(tmp_path / name)
     assert after.run_id == before.run_id
     (tmp_path / "note.txt").write_text("kept")
-    client.log_artifact(after.run_id, str(tmp_path / "note.txt"))
+    after.client.log_artifact(after.run_id, str(tmp_path / "note.txt"))
     assert [file.parents[3].name for file in tmp_path.rglob("artifacts/note.txt")] == ["artifacts"]
     assert not (tmp_path / "home").exists()
     assert list((tmp_path / name).rglob("note.txt"))

@@ -16,7 +16,7 @@ from antiphon.core.config import load_config
 from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS
 from antiphon.lineage.documents.manifest import code_revision, source_tree
 from antiphon.lineage.records import Records
-from antiphon.lineage.tracking import mlflow_sink
+from antiphon.lineage.tracking import tracked_run
 from antiphon.lineage.tracking.charts import chart_name
 from antiphon.lineage.tracking.description import nearest_example, note
 from tests.support.tracked_runs import TrackedRunFixture, census, mlflow_of
@@ -214,8 +214,8 @@ def test_nothing_is_doubled_where_an_answer_got_lost(
     home: Path, whole: TrackedRunFixture, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: set[str] = set()
-    real = mlflow_sink._client
-    monkeypatch.setattr(mlflow_sink, "_client", lambda uri: LostReplies(real(uri), lost))
+    real = tracked_run.client_at
+    monkeypatch.setattr(tracked_run, "client_at", lambda uri: LostReplies(real(uri), lost))
     run = TrackedRunFixture(home, "lost")
     records = run.records(first_pause_s=0.001)
     run.tell_all()
