@@ -66,7 +66,7 @@ def audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ..
 
 
 def to_audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ...]) -> GroupToAudit:
-    return GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids, lease.sampling, sampler.rule)
+    return GroupToAudit(submission(lease, "w-1", made), lease.prompt_token_ids, lease.sampling, sampler.rule)
 
 
 @pytest.mark.parametrize("kind", LIARS)
