@@ -7,9 +7,10 @@ step boundaries, in the order in which they came.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any, Protocol
 
+from antiphon.core.frozen import frozen, frozen_by_identity
 from antiphon.core.records import (
     Completion,
     DraftingStatistics,
@@ -19,7 +20,7 @@ from antiphon.core.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineRequest:
     """One completion to sample."""
 
@@ -38,7 +39,7 @@ class EngineRequest:
     follow theirs, and they count against `sampling.max_tokens`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class EngineOutput(Completion):
     """One finished completion; a request's prefix is left out, and the spans do not count it."""
 
@@ -49,7 +50,7 @@ class EngineOutput(Completion):
     """What drafting did for this completion; None from an engine that cannot draft."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class EngineProgress(Completion):
     """What an unfinished request has sampled from some token on, counted as in `EngineOutput`."""
 
@@ -130,7 +131,7 @@ class Engine(Protocol):
         """Free the engine; it is not used again."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoadReport:
     """What came of a swap."""
 

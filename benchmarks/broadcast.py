@@ -28,7 +28,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -252,21 +251,11 @@ def main() -> int:
         print(f"skipped: {reason}", file=sys.stderr)
         print(json.dumps({"skipped": reason}))
         return 0
-    report = asyncio.run(_until_terminated(_measure(args)))
+    report = asyncio.run(_measure(args))
     copies = report.get("source_copies", 0.0)
     many = [f"the origin sent {copies} copies in a chain; at most {MOST_COPIES}"]
     violated = many if copies > MOST_COPIES else []
     return finish(report, record=args.record, violated=violated, at_size=_slow(report))
-
-
-async def _until_terminated(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Run until done; a signal to end cancels, so that hosts and processes are removed."""
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise SystemExit(143) from None
 
 
 async def _measure(args: argparse.Namespace) -> dict[str, Any]:

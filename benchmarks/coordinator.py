@@ -141,44 +141,39 @@ STEPS_TOGETHER = 20
 DIGEST = "0" * 64
 
 
-def long_config(prompts_per_step: int) -> RunConfig:
+def long_config() -> RunConfig:
     """Return the configuration of a run that is far from its end."""
     return build_config(
         {
             "run": {"steps": 1_000_000, "seed": 1},
             "environment": {"train_size": 4096, "heldout_size": HELD_OUT},
             "evaluation": {"prompts": HELD_OUT, "interval": 0},
-            "loop": {"mode": "elastic", "prompts_per_step": prompts_per_step, "group_size": GROUP_SIZE},
+            "loop": {"mode": "elastic", "prompts_per_step": LONG_PLACES, "group_size": GROUP_SIZE},
             "drafting": {"enabled": False},
         }
     )
 
 
-def write_journal(folder: Path, run_id: str, config: RunConfig, events: int) -> int:
+async def write_journal(folder: Path, config: RunConfig, events: int) -> int:
     """Write a journal of at least this many events into a folder and return how many steps it has."""
-    journal, state = Journal(folder / JOURNAL_NAME, run_id), new_state(config)
-    snapshots = StateSnapshots(journal, state)
-
-    async def write() -> int:
-        step = 0
-        for found, trained in _steps(run_id, config):
-            for event in found:
-                state.apply(event)
-            written = journal.enqueue(found, trained=trained, dump=snapshots.due(len(found)))
-            step += trained is not None
-            if step % STEPS_TOGETHER == 0:
-                await written
-            if journal.last_seq >= events:
-                break
-        await journal.close()
-        return step
-
-    return asyncio.run(write())
+    journal, state = Journal(folder / JOURNAL_NAME, RUN_ID), new_state(config)
+    snapshots, step = StateSnapshots(journal, state), 0
+    for found, trained in _steps(config):
+        for event in found:
+            state.apply(event)
+        written = journal.enqueue(found, trained=trained, dump=snapshots.due(len(found)))
+        step += trained is not None
+        if step % STEPS_TOGETHER == 0:
+            await written
+        if journal.last_seq >= events:
+            break
+    await journal.close()
+    return step
 
 
-def _steps(run_id: str, config: RunConfig) -> Iterator[tuple[list[e.JournalEvent], TrainedRow | None]]:
+def _steps(config: RunConfig) -> Iterator[tuple[list[e.JournalEvent], TrainedRow | None]]:
     """Yield the events of the beginning, and then of one step after another, without end."""
-    opening: list[e.JournalEvent] = [e.RunOpened(run_id, pinned_values(config))]
+    opening: list[e.JournalEvent] = [e.RunOpened(RUN_ID, pinned_values(config))]
     opening += [e.WorkerRegistered(f"w{worker}-1", f"w{worker}", 16, 0.0) for worker in range(WORKERS)]
     yield [*opening, e.SnapshotAnnounced(0, DIGEST, "127.0.0.1:1")], None
     places, step = config.loop.prompts_per_step, 0
@@ -189,11 +184,9 @@ def _steps(run_id: str, config: RunConfig) -> Iterator[tuple[list[e.JournalEvent
         for number, group_id in zip(numbers, ids, strict=True):
             found.append(e.GroupOpened(group_id, number, number % 4096, number // 4096, None, None, False))
             found += _sampled(group_id, number, step, GROUP_SIZE, now + number % 8)
-        tokens, histogram = 800 * places, ((0, GROUP_SIZE * places),)
+        counts = (GROUP_SIZE * places, 0, 0, 800 * places)
         found.append(
-            e.BatchSealed(
-                step, ids, (), DIGEST, DIGEST, GROUP_SIZE * places, 0, 0, tokens, 0.5, 100.0, histogram
-            )
+            e.BatchSealed(step, ids, (), DIGEST, DIGEST, *counts, 0.5, 100.0, ((0, GROUP_SIZE * places),))
         )
         metrics = {f"train/figure_number_{index}": index * 1.2345678 + step for index in range(METRICS)}
         metrics |= {"train/loss": 0.1, "train/train_s": 5.0}
@@ -525,11 +518,6 @@ def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.P
         yield f"127.0.0.1:{port}", psutil.Process(process.pid)
 
 
-def manifest() -> SnapshotManifest:
-    """Return the announcement of version 0."""
-    return SnapshotManifest(RUN_ID, 0, "0" * 64, (), 0, (), "127.0.0.1:1")
-
-
 def sampled(lease: Lease, worker_id: str) -> GroupSubmission:
     """Return a group as a worker would hand it in."""
     tokens = np.arange(1, TOKENS + 1, dtype=np.int32)
@@ -615,7 +603,7 @@ def measure_fleet(folder: Path, workers: int, processes: int, seconds: float) ->
 async def open_run(address: str) -> None:
     """Announce the first version and open the one step of a run."""
     client = CoordinatorClient(address, timeout_s=60.0)
-    await client.announce_snapshot(manifest())
+    await client.announce_snapshot(SnapshotManifest(RUN_ID, 0, DIGEST, (), 0, (), "127.0.0.1:1"))
     await client.open_step(0)
     await client.close()
 
@@ -623,8 +611,8 @@ async def open_run(address: str) -> None:
 def measure_long_run(folder: Path, events: int) -> dict[str, float]:
     """Return what a restart on a journal of this many events takes, and what finishing such a run does."""
     folder.mkdir()
-    config = long_config(LONG_PLACES)
-    steps = write_journal(folder, RUN_ID, config, events)
+    config = long_config()
+    steps = asyncio.run(write_journal(folder, config, events))
     (folder / "config.yaml").write_text(dump_config(config))
     restarts = [in_child("--part", "restart", str(folder))[0]["restart_s"] for _ in range(RESTARTS)]
     with coordinator(folder, config) as (address, process):

@@ -323,7 +323,7 @@ def audited(auditor: Auditor, make: workers.Make, leases: Sequence[Lease]) -> Gr
         part = leases[start : start + BATCH]
         for lease, group in zip(part, make(part), strict=True):
             submission = GroupSubmission(lease.lease_id, lease.group_id, "w-1", group, 1.0)
-            found.append(auditor.examine(GroupToAudit(submission, lease.prompt.token_ids, lease.sampling)))
+            found.append(auditor.examine(GroupToAudit(submission, lease.prompt_token_ids, lease.sampling)))
     return found
 
 
@@ -341,7 +341,7 @@ def continued_groups(auditor: Auditor, sampler: workers.TinySampler, count: int)
         for lease, first, group in zip(part, begun, whole, strict=True):
             submission = GroupSubmission(lease.lease_id, lease.group_id, "honest-1", group, 1.0)
             authors = workers.authors_of(first, GIVEN, "liar-1")
-            prompt = lease.prompt.token_ids
+            prompt = lease.prompt_token_ids
             samples = auditor.examine(GroupToAudit(submission, prompt, lease.sampling, authors=authors))
             own = by_author(samples, "honest-1")
             honest.append(own["honest-1"])

@@ -160,7 +160,7 @@ class Report:
     def _policy(self, folder: Path) -> None:
         run = RecordedRun(self._home)
         epoch = run.epochs - 1
-        version = run.middle_version(epoch)
+        version = int((epoch + 0.5) * len(run.prompts) / run.config.loop.prompts_per_step)
         tensors = run.weights(version)
         model_dir = policy_directory(run, tensors, folder)
         bench = open_bench(model_dir, tensors, run.config.rollout.max_model_tokens, self._drafting)

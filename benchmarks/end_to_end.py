@@ -261,7 +261,7 @@ def compare(
     """
     ratios = {link: [round(ratio_of(one), 4) for one in found] for link, found in pairs.items()}
     first = pairs[links[0]]
-    share = median(delivery_share(one) for one in first)
+    share = median(one["baseline"]["delivery_s"] / busy_seconds(one["alone"]) for one in first)
     differences = [one["antiphon"]["reward"] - one["baseline"]["reward"] for one in first]
     mean, low, _ = mean_interval(differences)
     steps = {name: [dict(rows)[name] for rows in ablation] for name, _ in (ablation[0] if ablation else ())}
@@ -311,11 +311,6 @@ def ratio_of(
 ) -> float:
     """Return the seconds per step of another side over those of Antiphon."""
     return float(pair[over][of] / pair["antiphon"][of])
-
-
-def delivery_share(pair: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return what a delivery took in the baseline, relative to rollout and training without a link."""
-    return float(pair["baseline"]["delivery_s"] / busy_seconds(pair["alone"]))
 
 
 def busy_seconds(run: Mapping[str, Any]) -> float:

@@ -264,7 +264,9 @@ class KilledRun:
                 now = time.monotonic()
                 if self._disk is not None:
                     self._disk.look(now)
-                if (size := self._progress()) != seen or killed:
+                # Grows while the run gets on: bytes of what workers saw acknowledged.
+                size = sum(path.stat().st_size for path in self._folder.glob("*.acknowledged"))
+                if size != seen or killed:
                     seen, moved_s = size, now
                     if self._meanwhile is not None:
                         self._meanwhile()
@@ -358,10 +360,6 @@ class KilledRun:
         leaving = [p.process for p in self._processes.values() if p.role not in staying]
         while any(process.poll() is None for process in leaving) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-
-    def _progress(self) -> int:
-        """Return a number that grows while the run gets on: bytes of what workers saw acknowledged."""
-        return sum(path.stat().st_size for path in self._folder.glob("*.acknowledged"))
 
     def _log(self, role: str) -> Path:
         on_disk = self._disk is not None and role == "coordinator"

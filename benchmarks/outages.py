@@ -87,20 +87,24 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     _up(home, {})
     pages = read_pages(home)
     ports = {name: page.url.rpartition(":")[2] for name, page in pages.items()}
-    keys = _keys(home)
+    lines = (home / "s3" / "credentials.env").read_text().splitlines()
+    keys = dict(line.removeprefix("export ").split("=", 1) for line in lines)
     overrides = [
         f"run.steps={arguments.steps}",
         f"run.seed={arguments.seed}",
         f"record.artifact_url={BUCKET}",
     ]
     overrides += [f"record.artifact_endpoint={pages['s3'].url}"]
+    user, _, password = server_password(home).partition(":")  # which the home's MLflow server asks for
+    mlflow = {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
+    mlflow["MLFLOW_TRACKING_URI"] = pages["mlflow"].url
     log, results = home / "run.log", home / "results"
     words = ["run", str(PROJECT / "examples" / "quickstart.yaml"), *overrides, "--results", str(results)]
     with log.open("wb") as output:
         run = subprocess.Popen(
             _command(*words),
             cwd=PROJECT,
-            env=_environment(home) | keys | _mlflow_variables(home, pages["mlflow"].url),
+            env=_environment(home) | keys | mlflow,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -128,6 +132,7 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     ends = step_ends(json.loads((results / "timings.json").read_text()))
     between = [after - before for before, after in itertools.pairwise(ends)]
     batches = _commits(home)
+    (run_dir,) = (home / "runs").iterdir()
     return {
         "down_s": arguments.down,
         "servers": arguments.servers,
@@ -138,7 +143,7 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "prefect": _prefect(home, steps),
         "mlflow": _mlflow(home, steps),
         "s3": _s3(home, pages["s3"].url, keys, batches),
-        "verified": _antiphon(home, "lineage", _run(home).name, "--verify") == 0,
+        "verified": _antiphon(home, "lineage", run_dir.name, "--verify") == 0,
     }
 
 
@@ -156,13 +161,6 @@ def _prefect(home: Path, steps: range) -> dict[str, int]:
         "doubled": sum(count - 1 for count in tasks.values()),
         "not_completed": read_rows(database, unfinished)[0][0],
     }
-
-
-def _mlflow_variables(home: Path, url: str) -> dict[str, str]:
-    """Return what a run needs to write to the server of a home, which asks for the home's password."""
-    user, _, password = server_password(home).partition(":")
-    login = {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
-    return {"MLFLOW_TRACKING_URI": url, **login}
 
 
 def _mlflow(home: Path, steps: range) -> dict[str, int]:
@@ -211,21 +209,11 @@ def _commits(home: Path) -> list[str]:
     return [body["batch_digest"] for kind, body in events if kind == "step.committed"]
 
 
-def _run(home: Path) -> Path:
-    (found,) = (home / "runs").iterdir()
-    return found
-
-
 def _up(home: Path, ports: dict[str, str]) -> None:
     """Start what is not up, on free ports the first time and on the same ones later."""
     chosen = [word for name in SERVERS for word in (f"--{name}-port", ports.get(name, "0"))]
     if _antiphon(home, "up", "--s3", *chosen) != 0:
         raise SystemExit("the servers did not start; what they said stands above")
-
-
-def _keys(home: Path) -> dict[str, str]:
-    lines = (home / "s3" / "credentials.env").read_text().splitlines()
-    return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -268,11 +268,6 @@ def reclaimed(stays: Sequence[Stay], span_s: float) -> int:
     return sum(stay.stop_s < span_s for stay in stays)
 
 
-def worker_hours(stays: Sequence[Stay], span_s: float) -> float:
-    """Return the hours that workers are there, until reclaimed or until the end of the span."""
-    return sum(max(0.0, min(stay.stop_s, span_s) - stay.start_s) for stay in stays) / 3600.0
-
-
 def simulate_fleet(site: Site, stays: Sequence[Stay], span_s: float, seed: int) -> FleetRun:
     """Simulate one fleet; the witness checks every token, bound and acknowledgement on the way."""
     faults = [*as_faults(stays, site.workers), *site.trouble(span_s)]
@@ -437,7 +432,9 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str], l
         table.append(row)
         print(row, flush=True)
     kills = sum(reclaimed(stays, span_s) for stays in schedules.values())
-    hours = sum(worker_hours(stays, span_s) for stays in schedules.values())
+    # Of workers, until they are reclaimed or the span ends.
+    whole = [stay for stays in schedules.values() for stay in stays]
+    hours = sum(max(0.0, min(stay.stop_s, span_s) - stay.start_s) for stay in whole) / 3600.0
     share = table[0]["lost_throughput"]["mean"]
     result = {
         "lost_throughput": share,

@@ -47,17 +47,6 @@ def train(home: Path, steps: int, config: Path, overrides: list[str]) -> str:
     return str(job.timings()["run_id"])
 
 
-def check_base(copy: Path, run_id: str) -> None:
-    """Make sure that a copy holds the base model, so that none is taken from elsewhere.
-
-    Raises:
-        SystemExit: when it does not.
-    """
-    for name in ("model/config.json", "versions/v000000.safetensors"):
-        if not list(copy.glob(f"{run_id}*/{name}")):
-            raise SystemExit(f"the artifacts of {run_id} hold no {name}: the base model would be another")
-
-
 def replay(run_id: str, copy: Path, empty: Path) -> tuple[float, dict[str, Any]]:
     """Replay a copy in a process that knows nothing else; return its seconds and what it found.
 
@@ -98,7 +87,9 @@ def main() -> int:
         run_id = train(home, arguments.steps, arguments.config, arguments.overrides)
         outcome = json.loads((home / "runs" / run_id / "outcome.json").read_text())
         megabytes = copy_artifacts(home, run_id, fresh / "copy")
-        check_base(fresh / "copy", run_id)
+        for name in ("model/config.json", "versions/v000000.safetensors"):
+            if not list((fresh / "copy").glob(f"{run_id}*/{name}")):
+                raise SystemExit(f"the artifacts of {run_id} lack {name}: the base model would be another")
         shutil.rmtree(home)
         seconds, found = replay(run_id, fresh / "copy", fresh / "empty")
     share = found["steps_equal_share"]

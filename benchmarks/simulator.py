@@ -166,7 +166,7 @@ def predictions(rounds: int) -> tuple[dict[str, Any], list[str]]:
         calibrations.append(calibration.model_dump(exclude={"groups"}))
         print(f"calibrated by {CALIBRATED}: {calibrations[-1]}", flush=True)
         for setting in rows:
-            config = job_config(setting)
+            config = load_config(CONFIG, [*COMMON, *setting.overrides])
             predicted = predicted_figures(ModelledRun(config, calibration, setting.workers).run())
             rows[setting].append(row := compared(predicted, measured_figures(*runs[setting])))
             print(setting, row, flush=True)
@@ -185,11 +185,6 @@ def predictions(rounds: int) -> tuple[dict[str, Any], list[str]]:
         if worst > MOST_ERROR:
             wrong.append(f"{name} is {worst:.1%}; at most {MOST_ERROR:.0%}")
     return result, wrong
-
-
-def job_config(setting: Setting) -> RunConfig:
-    """Return the configuration of a real run."""
-    return load_config(CONFIG, [*COMMON, *setting.overrides])
 
 
 def real_run(home: Path, setting: Setting) -> tuple[RunConfig, list[TimedEvent]]:

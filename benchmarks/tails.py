@@ -370,7 +370,9 @@ def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         "window": None if ours.plan is None else ours.plan.window,
         "share": None if ours.plan is None else ours.plan.share,
         "floor_s": max(setting.learner_s, tokens * beta / WORKERS),
-        "lengths_by_staleness": _by_age(ours),
+        "lengths_by_staleness": {
+            str(age): round(mean_tokens / TOKENS, 3) for age, mean_tokens in ours.lengths_by_staleness.items()
+        },
     }
 
 
@@ -378,10 +380,6 @@ def _constant_plans(cell: Cell, places: int, size: int) -> list[RunAhead]:
     ahead = sorted({step for step in (1, 2, 3, 4, 6, 8) if step <= cell.max_staleness})
     shares = [share for share in SHARES if share * places >= size / 4]
     return [RunAhead((steps + 1) * size, share) for steps in ahead for share in shares]
-
-
-def _by_age(walked: Walked) -> dict[str, float]:
-    return {str(age): round(mean / TOKENS, 3) for age, mean in walked.lengths_by_staleness.items()}
 
 
 def _line(row: dict[str, Any]) -> str:

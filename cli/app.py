@@ -4,16 +4,16 @@
 what is heavy only when they run, so help and mistakes answer at once.
 """
 
-import errno
 import os
 import re
 import sys
 from collections.abc import Sequence
+from errno import EACCES, EDQUOT, EEXIST, EISDIR, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
 from importlib import metadata
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from antiphon.cli.verbs import GROUPS, REPLACED, VERBS, epilogue, shown_default, words_of
+from antiphon.cli.verbs import GROUPS, REPLACED, VERBS, epilogue, place_of, shown_default, words_of
 from antiphon.core.errors import INTERRUPTED, AntiphonError
 from antiphon.core.reporting.plain_text import plain
 from antiphon.system.ports import spare_proxies
@@ -32,29 +32,20 @@ app = App(
 )
 _groups = {name: Group(name, sort_key=place) for place, name in enumerate((*GROUPS, "Options"))}
 for _group, _verbs in GROUPS.items():
-    for _name, _verb in _verbs.items():
+    for _name in _verbs:
         app.command(
-            f"antiphon.cli.{_verb.place or f'{_name}:{_name}'}",
+            f"antiphon.cli.{':'.join(place_of(_name))}",
             name=_name,
-            help=_verb.help,
             group=_groups[_group],
             sort_key=list(VERBS).index(_name),
-            **({} if _verb.place.endswith(":app") else words_of(_name)),
+            **words_of(_name),
         )
 app.register_install_completion_command(help="Install completion for your shell.", group=_groups["Options"])
 for _flag in ("--help", "--version"):
     app[_flag].group = (_groups["Options"],)
 
 
-_UNUSABLE = (
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-)
+_UNUSABLE = (EROFS, EACCES, EPERM, ENOTDIR, EISDIR, EEXIST, ENAMETOOLONG)
 """What the system says of a file that a person named and that cannot be used."""
 
 
@@ -78,7 +69,7 @@ def execute(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (ENOSPC, EDQUOT):
             where = f" for {error.filename}" if error.filename else ""
             return _complain(
                 f"no space is left on the disk{where}; free some and give the same command again", 1

@@ -18,7 +18,9 @@ def deploy(
     project: Path | None = None,
     schedules: Annotated[bool | None, Parameter(negative="--no-schedules")] = None,
 ) -> None:
-    """Create or update the deployments on the server of PREFECT_API_URL, else on the one of `antiphon up`.
+    """Put the flows on a Prefect server, with forms and schedules.
+
+    Deployments are created or updated on the server of PREFECT_API_URL, else on that of `antiphon up`.
 
     Args:
         pool: work pool of type process; made when it is missing.
@@ -36,12 +38,10 @@ def deploy(
         raise UnavailableError(
             "no Prefect server is known: start one with `antiphon up`, or let PREFECT_API_URL name one"
         )
-    from antiphon.flows.deployments import DeployOptions
     from antiphon.flows.deployments import deploy as put
 
     folder = (project or Path.cwd()).absolute()
-    found = put(DeployOptions(project=folder, home=home, pool=pool, limit=limit, schedules=schedules))
-    for one in found:
+    for one in put(folder, home, pool, limit, schedules):
         made = "created" if one.created else "updated"
         print(f"{one.name}: {made}{', ' * bool(one.schedule)}{one.schedule}")
     print(f"pages: {url.removesuffix('/api')}/deployments")

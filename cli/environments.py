@@ -12,34 +12,27 @@ if TYPE_CHECKING:
 
 
 def environments(task: str | None = None, /, *, as_json: Json = False) -> None:
-    """List the environments by name; of one, its parameters, a prompt and its answer, and the YAML to use it.
+    """List the tasks that can be trained on, or show one.
+
+    Of one: its parameters, a prompt and its answer, and the YAML to use it.
 
     Args:
         task: the name of one, or package.module:Class for one of your own.
         as_json: print one JSON document.
     """
-    if task is not None:
-        return _show(task, as_json)
-    from antiphon.environments.registry import describe_all
+    from antiphon.environments.registry import describe, describe_all
 
+    if task is not None:
+        one = describe(task)
+        plain = {name: getattr(one, name) for name in one.__dataclass_fields__}
+        print(json.dumps(plain, indent=2, default=str) if as_json else "\n".join(lines(one)))
+        return
     found = describe_all()
     if as_json:
         print(json.dumps([{"name": name, "about": about} for name, about in found], indent=2))
         return
     print("\n".join(columns(found)))
     print(f"{len(found)} environments; `antiphon environments {found[0][0]}` shows one with a prompt")
-
-
-def _show(task: str, as_json: bool) -> None:
-    from antiphon.environments.registry import describe
-
-    found = describe(task)
-    if as_json:
-        plain = {name: getattr(found, name) for name in found.__dataclass_fields__}
-        print(json.dumps(plain, indent=2, default=str))
-        return
-    for line in lines(found):
-        print(line)
 
 
 def lines(found: "Description") -> list[str]:
@@ -55,19 +48,16 @@ def lines(found: "Description") -> list[str]:
     said += [f"  {line}" for line in (columns(rows) if rows else ["none"])]
     said += ["", "a prompt:", *(f"  {line}" for line in found.prompt.splitlines())]
     said += ["", "its answer:", *(f"  {line}" for line in (found.answer or "(there are many)").splitlines())]
-    said += ["", *_scoring(found.name), "", "to use it:"]
+    scoring = ["scoring: its own `reward` gives each answer a number in 0..1"]
+    if found.name.startswith("reasoning/"):
+        scoring = [
+            "scoring: 1 when the text between <answer> and </answer> at the very end is right, else 0;",
+            "  a model that does not write the tags by itself is told to by the parameter prompt_suffix",
+        ]
+    said += ["", *scoring, "", "to use it:"]
     tree: dict[str, Any] = {"environment": {"name": found.name}}
     simple = {name: value for name, value in found.parameters.items() if isinstance(value, int | float)}
     if simple:
         tree["environment"]["parameters"] = dict(list(simple.items())[:2])
     said += [f"  {line}" for line in yaml.safe_dump(tree, sort_keys=False).splitlines()]
     return [*said, f"or on the command line: environment.name={found.name}"]
-
-
-def _scoring(name: str) -> list[str]:
-    if not name.startswith("reasoning/"):
-        return ["scoring: its own `reward` gives each answer a number in 0..1"]
-    return [
-        "scoring: 1 when the text between <answer> and </answer> at the very end is right, else 0;",
-        "  a model that does not write the tags by itself is told to by the parameter prompt_suffix",
-    ]

@@ -35,10 +35,11 @@ def evaluate(
     timeout_s: float = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Print held-out scores; one that a running run has not measured yet is measured by its workers.
+    """Print the held-out scores of a run's versions; with --samples, what a version answers.
 
-    With --samples completions are shown instead, with rewards and reasons: the best, the worst and random
-    ones. A run that is going on shows what it has recorded so far.
+    A score that a running run has not measured yet is measured by its workers. With --samples completions are
+    shown instead, with rewards and reasons: the best, the worst and random ones. A run that is going on shows
+    what it has recorded so far.
 
     Args:
         run: the run's id; by default the newest.
@@ -53,10 +54,9 @@ def evaluate(
     """
     if run is not None and version is None and re.fullmatch(r"v\d+|best", run):
         run, version = None, run
-    if samples:
-        return _show_samples(run, version, number, split, as_json)
-
     home = home_directory()
+    if samples:
+        return _show_samples(home, run, version, number, split, as_json)
     directory = find_run(home, run)
     run_id, scores = held_out_scores(home, directory.name, version_of(directory, version), timeout_s)
     if results is not None:
@@ -74,12 +74,14 @@ def evaluate(
 
 
 def _show_samples(
-    run: str | None, version: str | None, number: int, split: str | None, as_json: bool
+    home: Path, run: str | None, version: str | None, number: int, split: str | None, as_json: bool
 ) -> None:
     if number < 1:
         raise ConfigError(f"--number {number} must be at least 1")
-    home = home_directory()
-    directory = _directory(home, run)
+    if run is not None and not (home / "runs" / run / "config.yaml").exists():
+        directory = home / "runs" / run  # perhaps it was pulled: its ledger is looked for
+    else:
+        directory = find_run(home, run)
     found = samples_of(directory, home, version=version_of(directory, version), split=split, count=number)
     if as_json:
         print(json.dumps([asdict(sample) for sample in found], indent=2))
@@ -100,9 +102,3 @@ def sample_lines(found: Iterable[Sample]) -> Iterator[str]:
             if text or name != "reason":
                 shown = plain(text, keep="\n\t")
                 yield f"  {name}  {textwrap.indent(shown, ' ' * 10).strip() or '(empty)'}"
-
-
-def _directory(home: Path, run: str | None) -> Path:
-    if run is not None and not (home / "runs" / run / "config.yaml").exists():
-        return home / "runs" / run  # perhaps it was pulled: its ledger is looked for
-    return find_run(home, run)

@@ -9,12 +9,12 @@ from antiphon.system.logs import configure_logs
 
 
 def export(run: str, version: str, folder: Path | None = None, /) -> None:
-    """Write a version of a run as a Hugging Face folder that transformers and vLLM load.
+    """Write a version of a run as a Hugging Face folder.
 
-    Its README.md names run, version, weights digest, held-out score, base model, recipe, and the command
-    that makes the same weights again. The folder appears whole or not at all. A run that is still going
-    gives what it has published so far. A version that is recorded by its digest alone (record.weights) is
-    made again first, by repeating the steps from the nearest checkpoint.
+    Transformers and vLLM load it. Its README.md names run, version, weights digest, held-out score, base
+    model, recipe, and the command that makes the same weights again. The folder appears whole or not at all.
+    A run that is still going gives what it has published so far. A version that is recorded by its digest
+    alone (record.weights) is made again first, by repeating the steps from the nearest checkpoint.
 
     Args:
         run: the run's id.

@@ -30,7 +30,7 @@ def gc(
     run: list[str] | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Remove artifacts that no run, ledger or upload needs any more.
+    """Remove artifacts that nothing needs any more.
 
     Args:
         home: the home directory; by default ANTIPHON_HOME or ./.antiphon.

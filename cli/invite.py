@@ -43,11 +43,12 @@ def invite(
     pardon: bool = False,
     reason: str = "",
 ) -> None:
-    """Make a private authority, the services' bundle and, for each worker, a bundle to send there.
+    """Let workers elsewhere into a run: certificates and access tokens, and taking them back.
 
-    With --run an access token for that run is written into each worker's bundle. The authority and the
-    signing keys are made once and stay. Certificates are made again each time, so the same command renews
-    them. Without a worker the services' bundle is made or renewed.
+    A private authority, the services' bundle and, for each worker, a bundle to send there are made. With
+    --run an access token for that run is written into each worker's bundle. The authority and the signing
+    keys are made once and stay. Certificates are made again each time, so the same command renews them.
+    Without a worker the services' bundle is made or renewed.
 
     Args:
         workers: names of workers, as in their certificates; with --revoke also the id of an access token.
@@ -75,20 +76,7 @@ def invite(
         if not workers:
             raise ConfigError(f"{'--pardon' if pardon else '--revoke'} needs the name of a worker; add it")
         return asyncio.run(_decide(run, workers, reason, pardon))
-    return _make(workers, run, host or [], relay_host or [], hours, _scopes(scopes), max_leases, days, keys)
-
-
-def _make(
-    workers: Sequence[str],
-    run: str | None,
-    hosts: list[str],
-    relay_hosts: list[str],
-    hours: float,
-    scopes: "tuple[Scope, ...]",
-    max_leases: int,
-    days: int,
-    keys: Path | None,
-) -> None:
+    allowed, hosts, relay_hosts = _scopes(scopes), host or [], relay_host or []
     if days < 1:
         raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")
     if not 0.0 < hours <= 24.0 * 366:
@@ -127,7 +115,7 @@ def _make(
             print(f"worker {name}: {bundle}; `antiphon invite {name} --run RUN` lets it in")
             continue
         expires = int(now.timestamp() + hours * 3600)
-        claims = TokenClaims(new_token_id(), run, name, scopes, expires, max_leases)
+        claims = TokenClaims(new_token_id(), run, name, allowed, expires, max_leases)
         write_private(bundle / "token", make_token(claims, signer).encode() + b"\n")
         print(f"worker {name}: {bundle}, with token {claims.token_id} for run {run}, {hours:g} h")
     print(f"the authority {folder / 'ca.key'} and {folder / 'tokens.key'} stay on this machine")
@@ -147,15 +135,13 @@ def _show(token: Path) -> None:
         raise ConfigError(
             f"there is no access token in {path}: {error}; `antiphon invite WORKER --run RUN` makes one"
         ) from None
-    claims = load_claims(text, None)
-    public = load_public(home_directory() / KEYS, TOKEN_KEY)
-    signed = "cannot be checked without keys/tokens.pub"
-    if public is not None:
-        try:
-            load_claims(text, public)
-            signed = "right"
-        except ContractError:
-            signed = "WRONG"
+    claims, public = load_claims(text, None), load_public(home_directory() / KEYS, TOKEN_KEY)
+    try:
+        signed = (
+            "right" if public and load_claims(text, public) else "cannot be checked without keys/tokens.pub"
+        )
+    except ContractError:
+        signed = "WRONG"
     left_h = (claims.expires_at - datetime.now(UTC).timestamp()) / 3600
     print(f"token {claims.token_id}\nworker {claims.worker_name}\nrun {claims.run_id}")
     print(f"scopes {', '.join(claims.scopes)}\nleases at most {claims.max_leases}")

@@ -21,11 +21,11 @@ from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 def keep(
     run: str | None = None, /, *, records: bool = False, remote: bool = False, timeout_s: float = 600.0
 ) -> None:
-    """Write the .dvc file of a run's ledger, which git and `dvc push` see; say what to do with it.
+    """Track a run's ledger with git and DVC; with --records or --remote, complete its records.
 
-    With --records the run's records are completed instead: each of its sinks follows the log to its
-    end, and what they have is left as it is. With --remote the artifacts of all runs that wait in
-    the outbox are sent, each to the store that its run named.
+    Its .dvc file is written, which git and `dvc push` see. With --records the run's records are completed
+    instead: each of its sinks follows the log to its end, and what they have is left as it is. With --remote
+    the artifacts of all runs that wait in the outbox are sent, each to the store that its run named.
 
     Args:
         run: the run's id; by default the newest. `benchmarks` is the ledger of scheduled benchmarks.

@@ -46,7 +46,7 @@ def lineage(
     verify_version: int | None = None,
     as_json: Json = False,
 ) -> None:
-    """Show the parents and children of a run, a policy version, a batch or an evaluation.
+    """Show what an artifact came from, or check that all are as recorded.
 
     Args:
         words: a run's id (by default the newest run), then what to show of it: v12, batch 7,

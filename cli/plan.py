@@ -40,7 +40,7 @@ def plan(
     plot: Path | None = None,
     as_json: Json = False,
 ) -> None:
-    """Say how many workers a configuration needs for its staleness bound, and what a run takes and costs.
+    """Say how many workers a configuration needs, and what a run takes and costs.
 
     Rates come from a run that was recorded here with the same model and environment; where there is none,
     they are estimated from data sheets. A bound that is too small for a learner that never waits is planned
@@ -189,22 +189,15 @@ def plain(config: RunConfig, made: Plan, notes: Sequence[str]) -> dict[str, Any]
             "usd_per_step": one.usd_per_step,
         }
 
-    shape = made.chosen.shape
+    of_plan = ("least_staleness", "staleness_reached", "acceptance", "run_hours", "run_usd", "survives")
+    of_shape = ("run_ahead", "train_s", "broadcast_s", "group_s")
     return {
         **told(made.chosen),
+        **{name: getattr(made, name) for name in of_plan},
+        **{name: getattr(made.chosen.shape, name) for name in of_shape},
         "max_staleness": config.loop.max_staleness,
-        "least_staleness": made.least_staleness,
-        "staleness_reached": made.staleness_reached,
         "required_supply": made.required,
         "required_supply_paused": None if math.isinf(made.required_paused) else made.required_paused,
-        "run_ahead": shape.run_ahead,
-        "train_s": shape.train_s,
-        "broadcast_s": shape.broadcast_s,
-        "group_s": shape.group_s,
-        "acceptance": made.acceptance,
-        "run_hours": made.run_hours,
-        "run_usd": made.run_usd,
-        "survives": made.survives,
         "classes": {
             name: {
                 "tokens_per_s": rate.sampling.tokens_per_s,

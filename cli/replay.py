@@ -27,7 +27,9 @@ def replay(
     threads: int | None = None,
     results: Path | None = None,
 ) -> None:
-    """Execute recorded steps again and compare weights and loss; the first difference is named.
+    """Execute recorded steps again and compare every bit of weights and loss.
+
+    The first difference is named.
 
     Args:
         run: the run's id; by default the newest finished one, or the only one of the copy.

@@ -22,9 +22,10 @@ MOST_IN_A_NAME = 3
 
 
 def report(*runs: str, out: Path | None = None, as_json: Json = False) -> None:
-    """Write a run's page: learning curve, staleness, overlap timeline, throughput, where the seconds went.
+    """Write one self-contained HTML page about a run, or about several side by side.
 
-    Of several runs it shows which parameters differ, their figures side by side, and their rewards.
+    It shows learning curve, staleness, overlap timeline, throughput, where the seconds went; of several which
+    parameters differ, their figures side by side, and their rewards.
 
     Args:
         runs: ids of runs; by default the newest one.

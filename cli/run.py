@@ -17,7 +17,9 @@ def run(
     fresh: bool = False,
     results: Path | None = None,
 ) -> int:
-    """Post-train a policy; the same command continues the run it left unfinished.
+    """Post-train a policy as a configuration says.
+
+    The same command continues the run that it left unfinished.
 
     Args:
         path: the YAML file.
@@ -61,7 +63,7 @@ def demo(
     fresh: bool = False,
     results: Path | None = None,
 ) -> int:
-    """Train the shipped small model on chain sums and show what came of it.
+    """Train the shipped small model and show what came of it.
 
     Args:
         overrides: key=value pairs, such as run.steps=20.
@@ -74,10 +76,11 @@ def demo(
 
 
 def config(path: Path, /, *overrides: str, as_json: Json = False) -> None:
-    """Print the resolved configuration with every default filled in; nothing is started.
+    """Print the tree that a configuration resolves to.
 
-    The environment's name and parameters are checked too. A learning rate that is not given is that of the
-    model's size, or null where the model is not on this machine.
+    Every default is filled in and nothing is started. The environment's name and parameters are checked too.
+    A learning rate that is not given is that of the model's size, or null where the model is not on this
+    machine.
 
     A note on the error output names each key that was set and cannot act with the others.
 

@@ -13,9 +13,10 @@ from antiphon.system.set_up import command
 
 
 def runs(*, as_json: Json = False) -> None:
-    """List all runs: state, steps, held-out pass@1 before, after and at best, age, and time of the loop.
+    """List all runs, newest first.
 
-    Starts that were stopped before their first step are named below, and other homes that have runs.
+    Of each: state, steps, held-out pass@1 before, after and at best, age, and time of the loop. Starts that
+    were stopped before their first step are named below, and other homes that have runs.
 
     Args:
         as_json: print one JSON document, with every figure of each run.

@@ -1,18 +1,18 @@
 """simulate: whole runs under virtual time, with faults from a seed, and what they broke."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from antiphon.core.config import load_config
+from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_run
 
 if TYPE_CHECKING:
     from antiphon.simulator.modelled.calibration import Calibration
-    from antiphon.simulator.modelled.prediction import Recorded
 
 DEFAULT_SEEDS = 20
 """Seeds simulated when none are named."""
@@ -33,10 +33,11 @@ def simulate(
     keep: Path | None = None,
     calibration: Path | None = None,
 ) -> int:
-    """Simulate whole runs without GPUs, sockets or waiting, and check every event of them.
+    """Simulate whole runs with faults and check every event.
 
-    Coordinator, workers, reward services and learner are the production ones; engines are stand-ins.
-    The same seed always gives the same run. The exit code is 1 when a promise was broken.
+    There are no GPUs, sockets or waiting. Coordinator, workers, reward services and learner are the
+    production ones; engines are stand-ins. The same seed always gives the same run. The exit code is 1 when a
+    promise was broken.
 
     With --from-run a recorded run is the scenario, with the key=value pairs that follow. What it measured of
     engines, lengths, learner and broadcasts predicts seconds per step, staleness and dollars of it.
@@ -71,10 +72,10 @@ def simulate(
             raise ConfigError("--calibration predicts a run; name its configuration, such as run.yaml")
         from antiphon.simulator.modelled.calibration import load_calibration
 
-        return _predict(scenario, list(overrides), load_calibration(calibration), workers, seed or 0)
+        return _predict(load_config(scenario, list(overrides)), load_calibration(calibration), workers, seed)
     if from_run is not None:
         directory, measured = _calibrated(from_run, crowded_run, keep)
-        return _predict(directory / "config.yaml", words, measured, workers, seed or 0)
+        return _predict(load_config(directory / "config.yaml", words), measured, workers, seed)
     if crowded_run is not None:
         raise ConfigError("--crowded-run says more of a machine that --from-run has measured; name that too")
     if overrides:
@@ -102,38 +103,31 @@ def simulate(
 
 def _calibrated(name: str, crowded: str | None, keep: Path | None) -> "tuple[Path, Calibration]":
     """Return the folder of a recorded run and what it measured, which is kept in a file if one is named."""
-    from antiphon.simulator.modelled.calibration import calibrate, save_calibration
-    from antiphon.simulator.modelled.prediction import calibrate_machine
+    from antiphon.simulator.modelled.calibration import calibrate, read_journal, save_calibration
+    from antiphon.simulator.modelled.prediction import Recorded, calibrate_machine
+
+    def recorded(directory: Path) -> Recorded:
+        config = load_config(directory / "config.yaml")
+        return Recorded(config, asyncio.run(read_journal(directory, config)), config.rollout.workers)
 
     directory = find_run(home_directory(), name)
-    recorded = _recorded(directory)
+    first = recorded(directory)
     if crowded is None:
-        calibration = calibrate(recorded.config, recorded.events, directory.name)
+        calibration = calibrate(first.config, first.events, directory.name)
     else:
         other = find_run(home_directory(), crowded)
-        calibration = calibrate_machine(recorded, _recorded(other), f"{directory.name} {other.name}")
+        calibration = calibrate_machine(first, recorded(other), f"{directory.name} {other.name}")
     if keep is not None:
         save_calibration(calibration, keep)
     return directory, calibration
 
 
-def _recorded(directory: Path) -> "Recorded":
-    import asyncio
-
-    from antiphon.simulator.modelled.calibration import read_journal
-    from antiphon.simulator.modelled.prediction import Recorded
-
-    config = load_config(directory / "config.yaml")
-    return Recorded(config, asyncio.run(read_journal(directory, config)), config.rollout.workers)
-
-
-def _predict(path: Path, overrides: list[str], calibration: "Calibration", workers: int, seed: int) -> int:
+def _predict(config: RunConfig, calibration: "Calibration", workers: int, seed: int | None) -> int:
     from antiphon.simulator.modelled.prediction import figure_lines
     from antiphon.simulator.modelled.run import ModelledRun
 
-    config = load_config(path, overrides)
-    count = workers or config.rollout.workers
-    print("\n".join(figure_lines(ModelledRun(config, calibration, count, seed).run())))
+    run = ModelledRun(config, calibration, workers or config.rollout.workers, seed or 0)
+    print("\n".join(figure_lines(run.run())))
     return 0
 
 

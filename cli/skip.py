@@ -10,9 +10,10 @@ from antiphon.runs.finding import find_run
 
 
 def skip(run: str, step: int, /, *, reason: str, operator: str | None = None) -> None:
-    """Let a step that is not committed train nothing; the run goes on with the next one.
+    """Train nothing in a step whose batch the learner cannot train on.
 
-    The groups of its batch are spent and never train. Works on running and on stopped runs.
+    The run goes on with the next step. The groups of its batch are spent and never train. Works on running
+    and on stopped runs.
 
     Args:
         run: the run's id.

@@ -7,14 +7,17 @@ import shlex
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from antiphon.cli.arguments import Json
 from antiphon.core.config import load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.loop.events import event_kinds
-from antiphon.core.reporting.alarms import alarms_of
+from antiphon.core.reporting.alarms import Alarm, alarms_of
+from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_display import TokenRates, planes_of
 from antiphon.core.status import Event
@@ -45,9 +48,10 @@ def status(
     last: int | None = None,
     follow: bool = False,
 ) -> int:
-    """Show a run: steps, reward, held-out pass@1, staleness, and what each plane waits for.
+    """Show a run as it is now; with --events, what happened to it.
 
-    With --events it is what happened to the run, in order: leases, losses, batches, commits, pauses.
+    As it is now: steps, reward, held-out pass@1, staleness, and what each plane waits for. What happened, in
+    order: leases, losses, batches, commits, pauses.
 
     Args:
         run: the run's id; by default the newest.
@@ -72,10 +76,9 @@ def status(
     if watch:
         return _watch(address, directory.name, credentials)
     shown = alarms_of(asyncio.run(commits_of(address, credentials)))
-    alarms = current_alarms(shown, found, config, directory)
+    alarms, figures = current_alarms(shown, found, config, directory), read_figures(directory)
     if as_json:
-        said = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
-        print(json.dumps(said | {"figures": read_figures(directory).plain()}, indent=2))
+        _print_json(dataclasses.asdict(found), alarms, figures)
         return 0
 
     from rich.console import Console
@@ -85,15 +88,16 @@ def status(
     history = RunHistory()
     history.take(found)
     Console().print(picture(found, planes_of(found, {}), history, None))
-    for line in read_figures(directory).lines():
-        print(line)
-    for alarm in alarms:
-        print(alarm_line(alarm))
-    print(f"coordinator: {address}")
+    print("\n".join([*figures.lines(), *map(alarm_line, alarms), f"coordinator: {address}"]))
     others = [d.name for d in list_runs(home) if d != directory]
     if run is None and others:
         print(f"other runs: {', '.join(others[-5:])}")
     return 0
+
+
+def _print_json(said: Mapping[str, Any], alarms: Sequence[Alarm], figures: RunFigures) -> None:
+    plain_alarms = [dataclasses.asdict(alarm) for alarm in alarms]
+    print(json.dumps({**said, "alarms": plain_alarms, "figures": figures.plain()}, indent=2))
 
 
 def _watch(address: str, run_id: str, credentials: Credentials | None) -> int:
@@ -122,24 +126,24 @@ def _watch(address: str, run_id: str, credentials: Credentials | None) -> int:
 def _show_resting(directory: Path, as_json: bool) -> int:
     """Say what is known of a run that is not running; exit code 1 when it is unfinished."""
     figures, alarms = read_figures(directory), records_alarms(standing(directory))
-    said_alarms = {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
-    if not is_finished(directory):
-        said = {"run_id": directory.name, "finished": False, "figures": figures.plain(), **said_alarms}
-        lines = f"run {directory.name}: " + "\n".join([*figures.lines(), *map(alarm_line, alarms)])
-        print(json.dumps(said, indent=2) if as_json else lines)
+    finished = is_finished(directory)
+    outcome: dict[str, Any] = {"run_id": directory.name, "finished": False}
+    if finished:
+        outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
+        outcome |= {"figures": figures.plain()}  # those of outcome.json, computed again
+        lines = RunOutcome.from_summary(outcome).lines(directory / "report.html")
+    else:
+        first, *rest = figures.lines()
+        lines = [f"run {directory.name}: {first}", *rest]
+    if as_json:
+        _print_json(outcome, alarms, figures)
+    else:
+        print("\n".join([*lines, *map(alarm_line, alarms)]))
+    if not finished:
         raise AntiphonError(
             f"run {directory.name} is not running and not finished; continue it with "
             f"`antiphon run {shlex.quote(str(directory / 'config.yaml'))} --resume {directory.name}`"
         )
-    outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
-    outcome |= {"figures": figures.plain()}  # those of outcome.json, computed again
-    if as_json:
-        print(json.dumps(outcome | said_alarms, indent=2))
-        return 0
-    for line in RunOutcome.from_summary(outcome).lines(directory / "report.html"):
-        print(line)
-    for alarm in alarms:
-        print(alarm_line(alarm))
     return 0
 
 
@@ -148,32 +152,30 @@ def _show_events(
 ) -> int:
     kinds = event_kinds()
     for wanted in kind:
-        if not any(_fits(known, wanted) for known in kinds):
+        if not any(_fits(known, (wanted,)) for known in kinds):
             raise ConfigError(f"--kind {wanted}: there is no such event; kinds are {', '.join(kinds)}")
     if last is not None and last < 1:
         raise ConfigError(f"--last {last}: give a number from 1 on, or leave it out for all events")
-    return asyncio.run(_print_events(find_run(home_directory(), run), kind, last, follow, as_json))
+    spell = _as_json if as_json else event_line
 
+    async def show(directory: Path) -> None:
+        seen, newest = 0, deque[Event](maxlen=last)
+        async with attached(directory) as (client, running):
+            async for event in client.watch_events(0, follow=False):
+                seen = event.seq
+                if _fits(event.kind, kind):
+                    newest.append(event)
+                while last is None and newest:
+                    print(spell(newest.popleft()))
+            for event in newest:
+                print(spell(event))
+            sys.stdout.flush()
+            if follow and running:
+                async for event in client.watch_events(seen, follow=True):
+                    if _fits(event.kind, kind):
+                        print(spell(event), flush=True)
 
-async def _print_events(
-    directory: Path, kinds: tuple[str, ...], last: int | None, follow: bool, as_json: bool
-) -> int:
-    spell, seen = _as_json if as_json else event_line, 0
-    newest: deque[Event] = deque(maxlen=last)
-    async with attached(directory) as (client, running):
-        async for event in client.watch_events(0, follow=False):
-            seen = event.seq
-            if _wanted(event, kinds):
-                newest.append(event)
-            while last is None and newest:
-                print(spell(newest.popleft()))
-        for event in newest:
-            print(spell(event))
-        sys.stdout.flush()
-        if follow and running:
-            async for event in client.watch_events(seen, follow=True):
-                if _wanted(event, kinds):
-                    print(spell(event), flush=True)
+    asyncio.run(show(find_run(home_directory(), run)))
     return 0
 
 
@@ -197,9 +199,6 @@ def _as_json(event: Event) -> str:
     return json.dumps({"seq": event.seq, "at": event.at, "kind": event.kind, **json.loads(event.data_json)})
 
 
-def _wanted(event: Event, kinds: tuple[str, ...]) -> bool:
-    return not kinds or any(_fits(event.kind, wanted) for wanted in kinds)
-
-
-def _fits(kind: str, wanted: str) -> bool:
-    return kind == wanted or kind.partition(".")[0] == wanted
+def _fits(kind: str, wanted: tuple[str, ...]) -> bool:
+    """Tell whether an event is of a wanted kind or noun; of nothing wanted all are."""
+    return not wanted or kind in wanted or kind.partition(".")[0] in wanted

@@ -25,7 +25,7 @@ LEAST_S = 0.5
 def tune(
     path: Path, /, *overrides: str, seconds: float = 8.0, alone: bool = False, as_json: Json = False
 ) -> None:
-    """Find the settings of rollout engine and learner that make a run at the least cost on this machine.
+    """Find the fastest settings of rollout engine and learner on this machine.
 
     Tries precision, threads, cache blocks, prefix caching and compilation, each in an engine of its own on
     the run's model and prompts, then threads of the learner in steps of the run's size, and keeps what saves

@@ -73,9 +73,10 @@ def up(
     s3_port: int | None = None,
     stop: bool = False,
 ) -> None:
-    """Serve the Prefect and MLflow pages of what was recorded, in the background.
+    """Serve the pages of what was recorded and, with --s3, a bucket; --stop ends them.
 
-    Both ask for a password: the line in prefect/password in the home directory, whose first word is the user.
+    The pages are Prefect's and MLflow's. Both ask for a password: the line in prefect/password in the home
+    directory, whose first word is the user.
 
     Args:
         prefect_port: port of the Prefect pages, 4200 unless given; 0 picks a free one.
@@ -90,31 +91,36 @@ def up(
     pages = {name: page for name, page in read_pages(home).items() if page.alive()}
     ports = _ports({"prefect": prefect_port, "mlflow": mlflow_port, "s3": s3_port}, pages, s3)
     make_home(home)
-    for name, begin in (("prefect", _begin_prefect), ("mlflow", _begin_mlflow)):
-        if name not in pages:
-            pages[name] = begin(home, ports[name])
-            # Written down before the wait, so that `--stop` finds it whatever happens meanwhile.
-            write_pages(home, pages)
-    if s3 and "s3" not in pages:
-        server = s3_server.begin_s3(home / "s3", ports["s3"], outlive=True)
-        pages["s3"] = _page("s3", server.endpoint_url, server.process)
+
+    def keep(name: str, url: str, process: ChildProcess) -> None:
+        pages[name] = Page(name, url, process.pid, psutil.Process(process.pid).create_time())
+        # Written down before the wait, so that `--stop` finds it whatever happens meanwhile.
         write_pages(home, pages)
-        server.wait_ready(START_TIMEOUT_S)
-    for name in ("prefect", "mlflow"):
-        _wait(pages[name], home)
-        print(f"{name}: {pages[name].url}", flush=True)
-        if name == "mlflow":
-            user, _, _ = server_password(home).partition(":")
-            print(f"  its user is {user}, its password what follows `{user}:` in that line", flush=True)
-            for line in newest_comparison(home):
-                print(f"  {line}", flush=True)
-        if name == "prefect":
-            print(f"  its password is the line in {password_file(home)}", flush=True)
-            variables = write_shell_file(home, pages[name].url + "/api")
-            print(f"  the prefect command of a shell: . {shlex.quote(str(variables))}")
+
+    if "prefect" not in pages:
+        prefect = begin_prefect_server(home, ports["prefect"], _log(home, "prefect"), outlive=True)
+        keep("prefect", prefect.page, prefect.process)
+    if "mlflow" not in pages:
+        keep("mlflow", *_begin_mlflow(home, ports["mlflow"]))
+    if s3 and "s3" not in pages:
+        bucket = s3_server.begin_s3(home / "s3", ports["s3"], outlive=True)
+        keep("s3", bucket.endpoint_url, bucket.process)
+        bucket.wait_ready(START_TIMEOUT_S)
+    _wait(pages["prefect"], home)
+    print(f"prefect: {pages['prefect'].url}")
+    print(f"  its password is the line in {password_file(home)}")
+    variables = write_shell_file(home, f"{pages['prefect'].url}/api")
+    print(f"  the prefect command of a shell: . {shlex.quote(str(variables))}", flush=True)
+    _wait(pages["mlflow"], home)
+    print(f"mlflow: {pages['mlflow'].url}")
+    user, _, _ = server_password(home).partition(":")
+    print(f"  its user is {user}, its password what follows `{user}:` in that line")
+    links = ((run.name, mlflow_links(run, home)) for run in reversed(list_runs(home)))
+    if newest := next((f"{name}: {known['comparison']}" for name, known in links if known), ""):
+        print(f"  runs beside {newest}", flush=True)
     if "s3" in pages:
         keys = s3_server.credentials_file(home / "s3")
-        print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {shlex.quote(str(keys))}", flush=True)
+        print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {shlex.quote(str(keys))}")
     print(f"stop them with: {command()} up --stop")
 
 
@@ -152,14 +158,6 @@ def _stop(home: Path) -> None:
     (home / "up.json").unlink(missing_ok=True)
     if not running:
         print("nothing was up")
-
-
-def newest_comparison(home: Path) -> list[str]:
-    """Return a line with the address of the newest run's experiment in MLflow; [] without one."""
-    for run_dir in reversed(list_runs(home)):
-        if pages := mlflow_links(run_dir, home):
-            return [f"runs beside {run_dir.name}: {pages['comparison']}"]
-    return []
 
 
 def running_prefect(home: Path) -> str | None:
@@ -210,12 +208,7 @@ def write_pages(home: Path, pages: Mapping[str, Page]) -> None:
     write_atomically(home / "up.json", (json.dumps(plain, indent=2) + "\n").encode())
 
 
-def _begin_prefect(home: Path, port: int) -> Page:
-    server = begin_prefect_server(home, port, _log(home, "prefect"), outlive=True)
-    return _page("prefect", server.page, server.process)
-
-
-def _begin_mlflow(home: Path, port: int) -> Page:
+def _begin_mlflow(home: Path, port: int) -> tuple[str, ChildProcess]:
     folder = home / "mlflow"
     (folder / "artifacts").mkdir(parents=True, exist_ok=True)
     if not (folder / "mlflow.db").exists():
@@ -233,12 +226,8 @@ def _begin_mlflow(home: Path, port: int) -> Page:
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}" for host in hosts),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    process = ChildProcess(arguments, _log(home, "mlflow"), environment, outlive=True)
-    return _page("mlflow", f"http://{HOST}:{port}", process)
-
-
-def _page(name: str, url: str, process: ChildProcess) -> Page:
-    return Page(name, url, process.pid, psutil.Process(process.pid).create_time())
+    url = f"http://{HOST}:{port}"
+    return url, ChildProcess(arguments, _log(home, "mlflow"), environment, outlive=True)
 
 
 def _log(home: Path, name: str) -> Path:

@@ -1,11 +1,13 @@
-"""Verbs: the one table of what can be typed: groups, places, help, usage, and an example of each.
+"""Verbs: the one table of what can be typed: groups, places, usage, and an example of each.
 
 Kept apart from the verbs themselves, so that `antiphon --help` imports none of them.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from inspect import cleandoc
+from pathlib import Path
 
 PAGES = "docs/guides/README.md"
 """Where a reader goes on, in the source tree."""
@@ -13,9 +15,8 @@ PAGES = "docs/guides/README.md"
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb as help shows it."""
+    """One verb as help shows it; what it does is said by its function's docstring."""
 
-    help: str
     usage: str
     """What follows the verb, in the words that its help explains."""
     examples: tuple[str, ...]
@@ -26,116 +27,58 @@ class Verb:
 
 GROUPS: Mapping[str, Mapping[str, Verb]] = {
     "Start": {
-        "demo": Verb(
-            "Train the shipped small model and show what came of it.",
-            "[OPTIONS] [OVERRIDES...]",
-            ("", "run.steps=20 loop.max_staleness=0"),
-            "run:demo",
-        ),
+        "demo": Verb("[OPTIONS] [OVERRIDES...]", ("", "run.steps=20 loop.max_staleness=0"), "run:demo"),
         "plan": Verb(
-            "Say how many workers a configuration needs, and what a run takes and costs.",
             "[OPTIONS] PATH [OVERRIDES...]",
             (
                 "examples/plan/eight-billion.yaml --offers examples/plan/rented-gpus.yaml",
                 "my.yaml loop.max_staleness=4 --run RUN --json",
             ),
         ),
-        "tune": Verb(
-            "Find the fastest settings of the rollout engine on this machine.",
-            "[OPTIONS] PATH [OVERRIDES...]",
-            ("examples/quickstart.yaml", "my.yaml --alone --json"),
-        ),
+        "tune": Verb("[OPTIONS] PATH [OVERRIDES...]", ("examples/quickstart.yaml", "my.yaml --alone --json")),
         "run": Verb(
-            "Post-train a policy as a configuration says.",
             "[OPTIONS] PATH [OVERRIDES...]",
             ("examples/quickstart.yaml", "my.yaml run.seed=7 loop.mode=fixed"),
         ),
         "config": Verb(
-            "Print the tree that a configuration resolves to.",
-            "[OPTIONS] PATH [OVERRIDES...]",
-            ("examples/quickstart.yaml loop.max_staleness=4",),
-            "run:config",
+            "[OPTIONS] PATH [OVERRIDES...]", ("examples/quickstart.yaml loop.max_staleness=4",), "run:config"
         ),
-        "environments": Verb(
-            "List the tasks that can be trained on, or show one.",
-            "[OPTIONS] [TASK]",
-            ("", "reasoning/chain_sum"),
-        ),
+        "environments": Verb("[OPTIONS] [TASK]", ("", "reasoning/chain_sum")),
     },
     "Look": {
-        "runs": Verb("List all runs, newest first.", "[OPTIONS]", ("", "--json")),
+        "runs": Verb("[OPTIONS]", ("", "--json")),
         "status": Verb(
-            "Show a run as it is now; with --events, what happened to it.",
-            "[OPTIONS] [RUN]",
-            ("--watch", "RUN --json", "RUN --events --kind lease.expired --follow"),
+            "[OPTIONS] [RUN]", ("--watch", "RUN --json", "RUN --events --kind lease.expired --follow")
         ),
-        "report": Verb(
-            "Write one self-contained HTML page about a run, or about several side by side.",
-            "[OPTIONS] [RUNS...]",
-            ("", "RUN --out page.html", "RUN1 RUN2 --json"),
-        ),
+        "report": Verb("[OPTIONS] [RUNS...]", ("", "RUN --out page.html", "RUN1 RUN2 --json")),
         "evaluate": Verb(
-            "Print the held-out scores of a run's versions; with --samples, what a version answers.",
-            "[OPTIONS] [RUN] [VERSION]",
-            ("", "RUN v12 --results scores.json", "RUN best --samples"),
+            "[OPTIONS] [RUN] [VERSION]", ("", "RUN v12 --results scores.json", "RUN best --samples")
         ),
     },
     "Take away and check": {
-        "export": Verb(
-            "Write a version of a run as a Hugging Face folder.",
-            "RUN [VERSION] FOLDER",
-            ("RUN best my-model", "RUN v12 my-model"),
-        ),
-        "lineage": Verb(
-            "Show what an artifact came from, or check that all are as recorded.",
-            "[OPTIONS] [WORDS...]",
-            ("RUN v12", "RUN --verify"),
-        ),
-        "replay": Verb(
-            "Execute recorded steps again and compare every bit.",
-            "[OPTIONS] [RUN]",
-            ("RUN", "RUN --from 50 --rollouts"),
-        ),
-        "keep": Verb(
-            "Track a run's ledger with git and DVC; with --records or --remote, complete its records.",
-            "[OPTIONS] [RUN]",
-            ("RUN", "RUN --records", "--remote"),
-        ),
+        "export": Verb("RUN [VERSION] FOLDER", ("RUN best my-model", "RUN v12 my-model")),
+        "lineage": Verb("[OPTIONS] [WORDS...]", ("RUN v12", "RUN --verify")),
+        "replay": Verb("[OPTIONS] [RUN]", ("RUN", "RUN --from 50 --rollouts")),
+        "keep": Verb("[OPTIONS] [RUN]", ("RUN", "RUN --records", "--remote")),
     },
     "Pages and services": {
-        "up": Verb(
-            "Serve the pages of what was recorded and, with --s3, a bucket; --stop ends them.",
-            "[OPTIONS]",
-            ("", "--s3", "--stop"),
-        ),
-        "deploy": Verb(
-            "Put the flows on a Prefect server, with forms and schedules.", "[OPTIONS]", ("", "--schedules")
-        ),
-        "serve": Verb(
-            "Run one service in the foreground.", "COMMAND", ("coordinator --config my.yaml",), "serve:app"
-        ),
+        "up": Verb("[OPTIONS]", ("", "--s3", "--stop")),
+        "deploy": Verb("[OPTIONS]", ("", "--schedules")),
+        "serve": Verb("--config PATH [OPTIONS] SERVICE", ("coordinator --config my.yaml",)),
     },
     "Fleet": {
         "worker": Verb(
-            "Join a run from this machine and sample for it.",
             "--coordinator HOST:PORT [OPTIONS]",
             ("--coordinator 10.0.0.5:7700 --name far-1 --credentials far-1",),
         ),
         "invite": Verb(
-            "Let workers elsewhere into a run: certificates and access tokens, and taking them back.",
-            "[OPTIONS] [WORKERS...]",
-            ("gpu-7 --run RUN --host trainer.example", "gpu-7 --revoke"),
+            "[OPTIONS] [WORKERS...]", ("gpu-7 --run RUN --host trainer.example", "gpu-7 --revoke")
         ),
     },
     "Maintenance": {
-        "skip": Verb(
-            "Train nothing in a step whose batch the learner cannot train on.",
-            "--reason TEXT [OPTIONS] RUN STEP",
-            ('RUN 12 --reason "the scorer was wrong"',),
-        ),
-        "gc": Verb("Remove artifacts that nothing needs any more.", "[OPTIONS]", ("--dry-run", "--run RUN")),
+        "skip": Verb("--reason TEXT [OPTIONS] RUN STEP", ('RUN 12 --reason "the scorer was wrong"',)),
+        "gc": Verb("[OPTIONS]", ("--dry-run", "--run RUN")),
         "simulate": Verb(
-            "Simulate whole runs with faults and check every event.",
             "[OPTIONS] [SCENARIO] [OVERRIDES...]",
             ("--seeds 0..100", "--from-run quickstart-s0-1 loop.max_staleness=4"),
         ),
@@ -162,11 +105,25 @@ REPLACED: Mapping[str, str] = {
 """What went -> the command that took its place."""
 
 
-def words_of(name: str) -> dict[str, Any]:
-    """Return what an `App` of the verb says besides its parameters: usage and examples."""
-    verb = VERBS[name]
-    examples = [f"{name} {example}".rstrip() for example in verb.examples]
-    return {"usage": f"Usage: antiphon {name} {verb.usage}".rstrip(), "help_epilogue": epilogue(examples)}
+def place_of(name: str) -> tuple[str, str]:
+    """Return the module of a verb within antiphon.cli, and its function."""
+    module, _, function = (VERBS[name].place or f"{name}:{name}").partition(":")
+    return module, function
+
+
+def help_of(name: str) -> str:
+    """Return what the docstring of a verb's function says before its arguments; nothing is imported."""
+    module, function = place_of(name)
+    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    found = re.search(rf'^def {function}\(.*?"""(.*?)\s*(?:Args:|""")', source, re.DOTALL | re.MULTILINE)
+    return "" if found is None else cleandoc(found[1])
+
+
+def words_of(name: str) -> dict[str, str]:
+    """Return what an `App` of the verb says besides its parameters: what it does, usage and examples."""
+    examples = [f"{name} {example}".rstrip() for example in VERBS[name].examples]
+    usage = f"Usage: antiphon {name} {VERBS[name].usage}"
+    return {"help": help_of(name), "usage": usage, "help_epilogue": epilogue(examples)}
 
 
 def epilogue(examples: Sequence[str]) -> str:

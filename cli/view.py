@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -54,23 +55,14 @@ def sparkline(values: Sequence[float], width: int = HISTORY) -> str:
     '▁▁'
     """
     shown = list(values)[-width:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    span = high - low
-    if span <= 0:
-        return SPARKS[0] * len(shown)
-    return "".join(SPARKS[round((v - low) / span * (len(SPARKS) - 1))] for v in shown)
+    low = min(shown, default=0.0)
+    span = max(shown, default=0.0) - low or 1.0
+    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in shown)
 
 
-def minutes(seconds: float) -> str:
-    """Write a duration as minutes and seconds.
-
-    >>> minutes(75.4)
-    '1:15'
-    """
-    whole = int(seconds)
-    return f"{whole // 60}:{whole % 60:02d}"
+def clock(seconds: float) -> timedelta:
+    """Return a duration that prints in hours, minutes and whole seconds."""
+    return timedelta(seconds=int(seconds))
 
 
 @dataclass
@@ -110,17 +102,19 @@ def picture(
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column()
-    clock = ""
+    time_said = ""
     if elapsed_s is not None:
         remaining = history.remaining_s(status, elapsed_s)
-        clock = minutes(elapsed_s) + ("" if remaining is None else f", about {minutes(remaining)} left")
+        time_said = f"   {clock(elapsed_s)}" + (
+            "" if remaining is None else f", about {clock(remaining)} left"
+        )
     courses = {"reward": history.rewards, "held-out pass@1": history.scores}
     for row in status_rows(status):
         said = Text(plain(row.text))
         if row.label == "step":
             bar = ProgressBar(total=max(1, status.steps_total), completed=status.committed_steps, width=32)
             step = Table.grid(padding=(0, 1))
-            step.add_row(bar, said + Text(f"   {clock}"))
+            step.add_row(bar, said + Text(time_said))
             rows.add_row(row.label, step)
         elif row.label in courses:
             course = courses[row.label]
@@ -209,7 +203,7 @@ class PlainView(RunDisplay):
         rates = [f"{p.name} {p.rate:,.0f} tokens/s" for p in planes.values() if p.rate]
         reward = share(reward_of(status.last_commit))
         stale = max(status.staleness_histogram, default=0)
-        head = f"{minutes(now - self._started_s)} step {status.committed_steps}/{status.steps_total}"
+        head = f"{clock(now - self._started_s)} step {status.committed_steps}/{status.steps_total}"
         drafts = [words.partition(",")[0]] if (words := drafting_words(status.last_commit)) else []
         more = [*rates, *drafts, *waits] if moved else [*waits, *rates, *drafts]
         self.message(one_line([f"{head} reward {reward} staleness <= {stale}", *more]))

@@ -28,7 +28,9 @@ def worker(
     credentials: Path | None = None,
     relay_address: str = "",
 ) -> int:
-    """Sample for a run until it is finished; the configuration comes from its coordinator.
+    """Join a run from this machine and sample for it.
+
+    It samples until the run is finished, whose configuration comes from the coordinator.
 
     Args:
         coordinator: HOST:PORT of the run's coordinator.
@@ -49,32 +51,23 @@ def worker(
     if not WORKER_NAME.fullmatch(name):
         raise ConfigError(f"--name {name} is not possible; use letters, digits, dot, dash, underscore")
     work_dir = work_dir or home_directory() / "workers" / name
-    _start_with_engine_environment(
-        threads,
-        ["worker", "--coordinator", coordinator, "--name", name, "--work-dir", str(work_dir)]
-        + (["--run", run] if run else [])
-        + (["--ready-file", str(ready_file)] if ready_file else [])
-        + (["--credentials", str(credentials)] if credentials else [])
-        + (["--relay-address", relay_address] if relay_address else []),
-    )
+    from antiphon.services.rollout.engine.environment import child_environment
+
+    inherited = os.environ.get("OMP_NUM_THREADS", "")
+    wanted = threads if threads is not None else int(inherited) if inherited.isdigit() else 1
+    if (environment := child_environment(wanted)) != dict(os.environ):
+        sys.stdout.flush()  # started again as the engine needs it, with the same name: the process stays
+        os.execve(
+            sys.executable, [sys.executable, "-P", "-m", "antiphon.cli.app", *sys.argv[1:]], environment
+        )
     from antiphon.services.rollout.process import serve_worker
     from antiphon.system.processes import run_service, write_ready_file
 
     ready = partial(write_ready_file, ready_file, 0)
     bundle = worker_credentials(credentials, run, coordinator)
     work_dir.mkdir(parents=True, exist_ok=True)
-    return run_service(
-        lambda stop: serve_worker(
-            coordinator,
-            name,
-            run,
-            work_dir,
-            ready,
-            credentials=bundle,
-            stop=stop,
-            relay_address=relay_address,
-        )
-    )
+    start = partial(serve_worker, coordinator, name, run, work_dir, ready, relay_address=relay_address)
+    return run_service(lambda stop: start(credentials=bundle, stop=stop))
 
 
 def worker_credentials(given: Path | None, run: str, coordinator: str) -> "Credentials":
@@ -101,15 +94,3 @@ def worker_credentials(given: Path | None, run: str, coordinator: str) -> "Crede
             "or ANTIPHON_CREDENTIALS, or --run RUN for a run of your own on this machine"
         )
     return bundle
-
-
-def _start_with_engine_environment(threads: int | None, arguments: list[str]) -> None:
-    """Replace this process by one that was started as the engine needs it, unless it was."""
-    from antiphon.services.rollout.engine.environment import child_environment
-
-    inherited = os.environ.get("OMP_NUM_THREADS", "")
-    wanted = threads if threads is not None else int(inherited) if inherited.isdigit() else 1
-    environment = child_environment(wanted)
-    if environment != dict(os.environ):
-        sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, "-P", "-m", "antiphon.cli.app", *arguments], environment)

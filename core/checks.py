@@ -278,12 +278,14 @@ def _in_one_line(given: SampleReward) -> SampleReward:
 def submission_digest(submission: GroupSubmission) -> str:
     """Return the digest of what was sampled, regardless of the worker and of the time it took."""
     parts = [submission.group_id.encode()]
-    for trajectory in submission.trajectories:
-        tokens, logprobs = trajectory.token_ids, trajectory.logprobs
-        spans = ", ".join([f"[{s.version}, {s.start}, {s.stop}, {s.kept_cache}]" for s in trajectory.spans])
-        head = f"[{trajectory.sample_index}, {trajectory.seed}, {tokens.size}, [{spans}]]"
-        parts.append(f"{head}{trajectory.finish_reason}".encode())
+    for x in submission.trajectories:
+        tokens, logprobs = x.token_ids, x.logprobs
+        spans = ", ".join([f"[{s.version}, {s.start}, {s.stop}, {s.kept_cache}]" for s in x.spans])
+        head = f"[{x.sample_index}, {x.seed}, {tokens.size}, [{spans}]]{x.finish_reason.value}"
         # Nearly always they have the type already, and to ask is cheaper than to convert.
-        parts.append((tokens if tokens.dtype == _TOKENS else tokens.astype(_TOKENS)).tobytes())
-        parts.append((logprobs if logprobs.dtype == _LOGPROBS else logprobs.astype(_LOGPROBS)).tobytes())
+        parts += (
+            head.encode(),
+            (tokens if tokens.dtype is _TOKENS else tokens.astype(_TOKENS)).tobytes(),
+            (logprobs if logprobs.dtype is _LOGPROBS else logprobs.astype(_LOGPROBS)).tobytes(),
+        )
     return blake3(b"".join(parts)).hexdigest()

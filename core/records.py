@@ -4,13 +4,14 @@ Legend: T tokens of one completion, P prompt tokens, G trajectories of one group
 B trajectories of one batch. Durations are seconds; instants never cross the wire.
 """
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from enum import StrEnum
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.frozen import frozen, frozen_by_identity
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.trust.audit import AuthoredSpan
 from antiphon.core.voided_batch import VoidedBatch
@@ -18,7 +19,7 @@ from antiphon.core.voided_batch import VoidedBatch
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Raised when an older peer could misread a message; a peer with another one is refused."""
 
 
@@ -29,7 +30,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SamplingParameters:
     """How tokens are drawn from the policy's distribution."""
 
@@ -39,7 +40,7 @@ class SamplingParameters:
     max_tokens: int = 256  # longest completion, the end token included
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prompt:
     """One item of an environment, ready for the engine."""
 
@@ -47,7 +48,7 @@ class Prompt:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VersionSpan:
     """Tokens [start, stop) of a completion were sampled under one policy version."""
 
@@ -57,7 +58,7 @@ class VersionSpan:
     kept_cache: bool = False  # over a cache that earlier versions filled: see docs/concepts/swaps.md
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class Completion:
     """Sampled tokens of one completion: all of it, or a piece that begins at token `start`."""
 
@@ -86,7 +87,7 @@ class Completion:
         return min(span.version for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class Trajectory(Completion):
     """A whole completion of a group that is handed in."""
 
@@ -98,7 +99,7 @@ class Trajectory(Completion):
     """Unsigned 64-bit seed of the position-keyed sampler for this request."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class PartialTrajectory(Completion):
     """A piece of one completion of a group that is not handed in yet."""
 
@@ -107,7 +108,7 @@ class PartialTrajectory(Completion):
     """Place in its group, 0 .. G - 1."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class LeaseProgress:
     """What was sampled under one lease since the coordinator last said what it keeps."""
 
@@ -115,7 +116,7 @@ class LeaseProgress:
     pieces: tuple[PartialTrajectory, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeptProgress:
     """How much of a lease's group the coordinator keeps for a hand-over."""
 
@@ -124,7 +125,7 @@ class KeptProgress:
     """[G] tokens by sample; the next pieces start there."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class PastCompletion:
     """A completion that was sampled and rewarded before: what drafts are made from."""
 
@@ -139,7 +140,7 @@ class PastCompletion:
     reward: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class PromptHistory:
     """Past completions of one prompt, sent with a lease; drafts are verified, so it decides speed alone."""
 
@@ -150,7 +151,7 @@ class PromptHistory:
     """Newest epoch first, then by sample index."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DraftingStatistics:
     """What drafting did for some completions. Counts add up; `gain` is the engine's newest."""
 
@@ -179,14 +180,15 @@ class DraftingStatistics:
     """Those of them that were sampled in steps for which the gate let drafts rest."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lease:
     """The right to produce one whole group until a deadline."""
 
     lease_id: str
     """32 hex digits; the fencing token of this attempt."""
     group_id: str
-    prompt: Prompt
+    prompt_key: str  # as `Prompt.key`
+    prompt_token_ids: tuple[int, ...]
     epoch: int
     """How many times the prompt pool was finished before this group was opened."""
     seeds: tuple[int, ...]
@@ -204,7 +206,7 @@ class Lease:
     """What earlier holders of the group sampled, each from token 0: it is continued, not repeated."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class GroupSubmission:
     """What a worker hands in for a lease."""
 
@@ -234,7 +236,7 @@ class SubmitVerdict(StrEnum):
     """The lease had expired and the group went elsewhere or is closed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SampleReward:
     """The environment's score of one trajectory."""
 
@@ -243,7 +245,7 @@ class SampleReward:
     failure: str = ""  # why the trajectory could not be scored, in a line; empty where it was
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupRewards:
     """The environment's scores of one group."""
 
@@ -251,7 +253,7 @@ class GroupRewards:
     samples: tuple[SampleReward, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class GroupToReward:
     """A finished group on its way to the reward service."""
 
@@ -261,7 +263,7 @@ class GroupToReward:
     finish_reasons: tuple[FinishReason, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class GroupToAudit:
     """An accepted group on its way to the auditor."""
 
@@ -272,7 +274,7 @@ class GroupToAudit:
     authors: tuple[AuthoredSpan, ...] = ()  # tokens that earlier holders had sampled
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class BatchRow(Completion):
     """One trajectory as the learner trains on it: nothing about hosts or clocks."""
 
@@ -289,7 +291,7 @@ class BatchRow(Completion):
     """Why there is no reward; such a row trains nothing and counts as never sampled."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowTiming:
     """What is known about a row's making that is no part of the batch digest."""
 
@@ -311,7 +313,7 @@ class RowTiming:
     accepted: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BatchRef:
     """A handle on one sealed batch: the file itself is in the store under its digest."""
 
@@ -341,7 +343,7 @@ class BatchRef:
     samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorEntry:
     """One tensor of a snapshot: where its bytes lie among those of all tensors."""
 
@@ -352,7 +354,7 @@ class TensorEntry:
     length: int  # bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Payload:
     """One file that brings a version; chunk i is its bytes [i, i + 1) * chunk_bytes, the last may be less."""
 
@@ -370,7 +372,7 @@ class Payload:
         return start, min(self.chunk_bytes, self.payload_bytes - start)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotManifest:
     """Published weights of one policy version: what to fetch and how to check it."""
 
@@ -386,7 +388,7 @@ class SnapshotManifest:
     """The learner's, over everything but the origin: see weights/signature.py."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepCommit:
     """What one learner step left behind."""
 

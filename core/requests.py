@@ -1,13 +1,12 @@
 """Requests and replies of the coordinator, in our own records: what workers and the flow say and hear."""
 
-from dataclasses import dataclass
-
 from antiphon.core.dissemination.reports import NetworkReport
+from antiphon.core.frozen import frozen
 from antiphon.core.records import BatchRef, KeptProgress, Lease, LeaseProgress, StepCommit
 from antiphon.core.status import EvaluationRecord
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerHello:
     """How a worker introduces itself."""
 
@@ -24,7 +23,7 @@ class WorkerHello:
     """host:port at which other workers may take payloads from it; "": none can reach it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerWelcome:
     """What a worker must know to take part."""
 
@@ -37,7 +36,7 @@ class WorkerWelcome:
     """Public key that manifests are signed with, 32 bytes; empty: this run's are not signed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerHeartbeat:
     """Sign of life; extends the worker's leases."""
 
@@ -73,7 +72,7 @@ class WorkerHeartbeat:
     """What it measured of its network; None: nothing since the last time."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeartbeatReply:
     """What the worker should know or give up."""
 
@@ -94,7 +93,7 @@ class HeartbeatReply:
     """Elastic mode: the version to sample with before any newer one, since it is evaluated."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseRequest:
     """A worker asks for groups."""
 
@@ -110,7 +109,7 @@ class LeaseRequest:
     """Send past completions of each prompt along; a worker that cannot draft saves their bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseReply:
     """Leases granted, possibly none."""
 
@@ -123,7 +122,7 @@ class LeaseReply:
     run_finished: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageReply:
     """Whether a stage of the flow is over at the coordinator, or what it waits for."""
 
@@ -157,7 +156,7 @@ class StageReply:
         return f"{said}it waits for {self.waiting_for}{hint}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommitsReply:
     """Some committed steps, as many as travel in one message."""
 

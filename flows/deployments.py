@@ -48,22 +48,6 @@ DEPLOYMENTS: tuple[dict[str, Any], ...] = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class DeployOptions:
-    """Where deployed runs work and how many at once."""
-
-    project: Path
-    """Folder that flow runs work in; relative paths of configurations start here."""
-    home: Path
-    """ANTIPHON_HOME of the flow runs."""
-    pool: str = "antiphon"
-    """Work pool of type process."""
-    limit: int = 1
-    """Runs of the machine queue at once; none of them knows of the others, so one for each machine."""
-    schedules: bool | None = None
-    """Switch all schedules on or off; None keeps each as it is, off when it is new."""
-
-
-@dataclass(frozen=True, slots=True)
 class Deployed:
     """What the server holds now."""
 
@@ -76,20 +60,33 @@ class Deployed:
     """The schedule as text; empty without one."""
 
 
-def deploy(options: DeployOptions) -> list[Deployed]:
+def deploy(
+    project: Path, home: Path, pool: str = "antiphon", limit: int = 1, schedules: bool | None = None
+) -> list[Deployed]:
     """Create or update pool, queue, automation and every deployment on the server of PREFECT_API_URL.
+
+    Args:
+        project: folder that flow runs work in; relative paths of configurations start here.
+        home: ANTIPHON_HOME of the flow runs.
+        pool: work pool of type process.
+        limit: runs of the machine queue at once; none of them knows of the others, so one for each machine.
+        schedules: switch all schedules on or off; None keeps each as it is, off when it is new.
 
     Raises:
         ConfigError: when the pool exists with another type, or the server refuses a value.
         UnavailableError: when the server does not answer.
     """
-    if options.limit < 1:
-        raise ConfigError(f"--limit {options.limit} lets nothing run; give 1 for each machine")
+    if limit < 1:
+        raise ConfigError(f"--limit {limit} lets nothing run; give 1 for each machine")
     with _server() as client:
-        _ensure_pool(client, options.pool)
-        _ensure_limit(client, options)
+        _ensure_pool(client, pool)
+        _ensure_limit(client, pool, limit)
         _ensure_watch(client)
-        return [_deploy_one(client, planned, options) for planned in DEPLOYMENTS if is_installed(planned)]
+        return [
+            _deploy_one(client, planned, project, home, pool, schedules)
+            for planned in DEPLOYMENTS
+            if is_installed(planned)
+        ]
 
 
 def is_installed(planned: Mapping[str, Any]) -> bool:
@@ -106,19 +103,30 @@ def load_flow(planned: Mapping[str, Any]) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def _deploy_one(client: SyncPrefectClient, planned: Mapping[str, Any], options: DeployOptions) -> Deployed:
+def _deploy_one(
+    client: SyncPrefectClient,
+    planned: Mapping[str, Any],
+    project: Path,
+    home: Path,
+    pool: str,
+    switch: bool | None,
+) -> Deployed:
     flow, place = load_flow(planned), planned["work_pool"]
     name = f"{flow.name}/{planned['name']}"
-    active = _active_schedules(client, name)
+    try:
+        known = client.read_deployment_by_name(name)
+        active = {schedule.slug: schedule.active for schedule in known.schedules}
+    except ObjectNotFound:
+        known, active = None, {}
     schedules, said = [], []
     for schedule in planned.get("schedules", ()):
-        slug, cron = schedule["slug"], schedule["cron"]
-        on = bool(active and active.get(slug)) if options.schedules is None else options.schedules
-        when = CronSchedule(cron=cron, timezone=schedule["timezone"])
+        slug, cron, zone = schedule["slug"], schedule["cron"], schedule["timezone"]
+        on = active.get(slug, False) if switch is None else switch
+        when = CronSchedule(cron=cron, timezone=zone)
         schedules.append(DeploymentScheduleCreate(schedule=when, active=on, slug=slug))
-        said.append(f"{slug} ({cron} {schedule['timezone']}), {'on' if on else 'off'}")
+        said.append(f"{slug} ({cron} {zone}), {'on' if on else 'off'}")
     variables = place["job_variables"]
-    environment = variables["env"] | {"ANTIPHON_HOME": str(options.home)}
+    environment = variables["env"] | {"ANTIPHON_HOME": str(home)}
     identity = client.create_deployment(
         flow_id=client.create_flow_from_name(flow.name),
         name=planned["name"],
@@ -129,21 +137,13 @@ def _deploy_one(client: SyncPrefectClient, planned: Mapping[str, Any], options: 
         enforce_parameter_schema=True,
         schedules=schedules,
         tags=planned["tags"],
-        work_pool_name=options.pool,
+        work_pool_name=pool,
         work_queue_name=place["work_queue_name"],
-        job_variables=variables | {"working_dir": str(options.project), "env": environment},
-        path=str(options.project),
+        job_variables=variables | {"working_dir": str(project), "env": environment},
+        path=str(project),
         pull_steps=[],
     )
-    return Deployed(name, identity, active is None, ", ".join(said))
-
-
-def _active_schedules(client: SyncPrefectClient, name: str) -> dict[str, bool] | None:
-    try:
-        known = client.read_deployment_by_name(name)
-    except ObjectNotFound:
-        return None
-    return {schedule.slug or "": schedule.active for schedule in known.schedules}
+    return Deployed(name, identity, known is None, ", ".join(said))
 
 
 def _ensure_pool(client: SyncPrefectClient, name: str) -> None:
@@ -160,16 +160,14 @@ def _ensure_pool(client: SyncPrefectClient, name: str) -> None:
         )
 
 
-def _ensure_limit(client: SyncPrefectClient, options: DeployOptions) -> None:
+def _ensure_limit(client: SyncPrefectClient, pool: str, limit: int) -> None:
     try:
-        queue = client.read_work_queue_by_name(MACHINE_QUEUE, work_pool_name=options.pool)
+        queue = client.read_work_queue_by_name(MACHINE_QUEUE, work_pool_name=pool)
     except ObjectNotFound:
-        client.create_work_queue(
-            name=MACHINE_QUEUE, work_pool_name=options.pool, concurrency_limit=options.limit
-        )
+        client.create_work_queue(name=MACHINE_QUEUE, work_pool_name=pool, concurrency_limit=limit)
         return
-    if queue.concurrency_limit != options.limit:
-        client.update_work_queue(queue.id, concurrency_limit=options.limit)
+    if queue.concurrency_limit != limit:
+        client.update_work_queue(queue.id, concurrency_limit=limit)
 
 
 def _ensure_watch(client: SyncPrefectClient) -> None:
@@ -203,14 +201,11 @@ def _server() -> Iterator[SyncPrefectClient]:
         try:
             yield client
         except (httpx.HTTPStatusError, PrefectException) as error:
-            raise ConfigError(f"the Prefect server at {client.api_url} refused: {_reason(error)}") from error
+            said = error.response.text if isinstance(error, httpx.HTTPStatusError) else str(error)
+            reason = " ".join(said.split())[:300]
+            raise ConfigError(f"the Prefect server at {client.api_url} refused: {reason}") from error
         except (httpx.HTTPError, OSError) as error:
             raise UnavailableError(
                 f"no Prefect server answers at {client.api_url} ({error or type(error).__name__}); "
                 "start one with `antiphon up`, or let PREFECT_API_URL name one"
             ) from error
-
-
-def _reason(error: Exception) -> str:
-    response = getattr(error, "response", None)
-    return " ".join((response.text if response is not None else str(error)).split())[:300]

@@ -121,29 +121,27 @@ def shipped_tree() -> dict[str, Any]:
     return tree
 
 
-def _card(form: str, section: str, fields: Iterable[str], start: Mapping[str, Any]) -> type[BaseModel]:
-    """Return a type of some fields of a section, with `start` (field -> value) in place of its defaults."""
-    kind: Any = RunConfig.model_fields[section].annotation
-    made: dict[str, Any] = {}
-    for position, name in enumerate(fields):
-        field = copy(kind.model_fields[name])
-        if name in start:
-            field.default, field.default_factory = start[name], None
-        field.metadata, field.json_schema_extra = [], {"position": position}
-        made[name] = (field.annotation, field)
-    settings = ConfigDict(title=label(section), field_title_generator=_title)
-    return create_model(f"{form}_{section}", __config__=settings, __doc__=kind.__doc__, **made)
+def _cards(form: str, fields: Mapping[str, Iterable[str]]) -> type[BaseModel]:
+    """Return a type with a card for each section of `fields`, section -> its fields.
 
-
-def _cards(name: str, fields: Mapping[str, Iterable[str]]) -> type[BaseModel]:
-    """Return a type with a card for each section of `fields`, section -> its fields."""
-    tree = shipped_tree()
-    made: dict[str, Any] = {}
+    The quickstart's values take the place of the configuration's defaults.
+    """
+    tree, cards = shipped_tree(), dict[str, Any]()
     for position, (section, names) in enumerate(fields.items()):
-        card = _card(name, section, names, tree.get(section, {}))
+        kind: Any = RunConfig.model_fields[section].annotation
+        made: dict[str, Any] = {}
+        for place, name in enumerate(names):
+            field = copy(kind.model_fields[name])
+            if name in tree.get(section, {}):
+                field.default, field.default_factory = tree[section][name], None
+            field.metadata, field.json_schema_extra = [], {"position": place}
+            made[name] = (field.annotation, field)
+        settings = ConfigDict(title=label(section), field_title_generator=_title)
+        card = create_model(f"{form}_{section}", __config__=settings, __doc__=kind.__doc__, **made)
         extra: JsonDict = {"position": position}
-        made[section] = (card, Field(default_factory=card, description=card.__doc__, json_schema_extra=extra))
-    return create_model(name, __config__=ConfigDict(title=name, field_title_generator=_title), **made)
+        about = Field(default_factory=card, description=card.__doc__, json_schema_extra=extra)
+        cards[section] = (card, about)
+    return create_model(form, __config__=ConfigDict(title=form, field_title_generator=_title), **cards)
 
 
 def _title(name: str, _: Any) -> str:

@@ -4,8 +4,8 @@ Prefect reads its variables once, when it is imported: so it is imported after t
 """
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -18,7 +18,7 @@ from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.flows.told import ToldView
 from antiphon.runs.directory import is_finished
 from antiphon.runs.interrupt import Interrupt
-from antiphon.runs.live_run import LiveRun, RunOptions, claim_run
+from antiphon.runs.live_run import RunOptions, claim_run
 from antiphon.runs.outcome import RunOutcome
 from antiphon.runs.servers.prefect_server import (
     HURRIED_GRACE_S,
@@ -53,23 +53,25 @@ def run_post_train(
     os.environ["ANTIPHON_HOME"] = str(home)
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
     run = claim_run(config, run_id, home, view, options, interrupt)
+
+    def grace_s() -> float:
+        return HURRIED_GRACE_S if run.interrupted() else STOP_GRACE_S
+
     with ExitStack() as stack:
         stack.callback(run.close)
         server = None
-        for name, value in QUIET.items():
-            stack.callback(_set_variable(name, value))
+        stack.enter_context(_variables(QUIET))
         if not os.environ.get("PREFECT_API_URL"):
             view.message("starting the Prefect server and the services")
             server = begun = begin_prefect_server(home, 0, home / "prefect" / "server.log")
-            stack.callback(lambda: begun.stop(_grace_s(run)))
-            for name, value in client_environment(server.url, home).items():
-                stack.callback(_set_variable(name, value))
+            stack.callback(lambda: begun.stop(grace_s()))
+            stack.enter_context(_variables(client_environment(server.url, home)))
         # Prefect takes seconds to import, which would otherwise come after all services are up.
         Thread(target=_load_flow, name="prefect", daemon=True).start()
         stack.enter_context(run)
         if server is not None:
             server.wait_healthy(SERVER_START_S)
-            stack.enter_context(kept_running(server, home, lambda: _grace_s(run)))
+            stack.enter_context(kept_running(server, home, grace_s))
         from prefect.exceptions import CancelledRun, FailedRun
 
         from antiphon.flows.post_train import flush_events, post_train
@@ -99,19 +101,13 @@ def _load_flow() -> None:
         import_module("antiphon.flows.post_train")
 
 
-def _grace_s(run: LiveRun) -> float:
-    return HURRIED_GRACE_S if run.interrupted() else STOP_GRACE_S
-
-
-def _set_variable(name: str, value: str) -> Callable[[], None]:
-    """Set an environment variable and return what puts the old one back."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-
-    def restore() -> None:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
-
-    return restore
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables while the block lasts."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -2,22 +2,32 @@
 
 Every stage of every step that takes time is one task run, so the run page's timeline shows the overlap. The
 flow moves handles: tokens and weights travel between the services.
+
+Stages are orchestrated in the flow's own process, so they need no server. Their states travel as events,
+which are held back in order until the server takes them: none is lost, and each has an id, so none counts
+twice. Only the end needs an answer, and waits for it. The kernel ends a run's services with the flow's
+process, so a cancelled or crashed flow run leaves none; its page says how to continue.
 """
 
-import threading
+import json
+import os
+import shlex
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Annotated, Any, cast
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 from uuid import UUID
 
 import httpx
 import structlog
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.events.clients import PrefectEventsClient
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import PrefectException, UnfinishedRun
-from prefect.futures import PrefectFuture
+from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -25,22 +35,27 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.reporting.run_display import RunDisplay
-from antiphon.flows.driver import Handle, StageSkipped, drive
+from antiphon.flows.driver import drive
 from antiphon.flows.form import FurtherFields, UsualFields, filled, with_fields
-from antiphon.flows.prefect_resilience import await_server, clear_up, hold_events, remember_flow_run
-from antiphon.flows.run_page import RunPage
+from antiphon.flows.run_page import CANCEL_REASON, RunPage, artifact_key
 from antiphon.flows.told import ToldView, hear_logs
-from antiphon.lineage.run_overview import note_cancelled
 from antiphon.models.learning_rate import with_learning_rate
-from antiphon.runs.directory import choose_run, home_directory, is_finished
-from antiphon.runs.live_run import LiveRun, claim_run, current_run
-from antiphon.runs.outcome import RunOutcome
+from antiphon.runs.directory import choose_run, home_directory, is_finished, list_runs
+from antiphon.runs.live_run import claim_run, current_run
+from antiphon.runs.servers.prefect_server import answers
+from antiphon.system.files import write_atomically
 from antiphon.tasks.stages import TASKS
 
 _log = structlog.get_logger(__name__)
 
-CANCEL_POLL_S = 5.0
-"""Pause between two looks at the flow run's state; each costs the server some 15 ms of CPU."""
+AWAY_S = 900
+"""Longest absence of the server that events are held back for, seconds."""
+
+LOOK_S = 1.0
+"""Pause between two looks at a server that is away."""
+
+FLOW_RUN_FILE = "prefect.json"
+"""File of a run directory that names the flow run which runs it."""
 
 EVENTS_S = 30.0
 """Longest wait for the last task states to reach the server."""
@@ -48,55 +63,46 @@ EVENTS_S = 30.0
 NO_SIGNAL = "NoSignal"
 """Name of the state, a failed one, in which a run ends none of whose steps trained anything."""
 
-CANCEL_REASON = "cancelled from Prefect"
+CANCELLED = "The run was cancelled; start it again to continue it."
 
 
-class FlowCancelled(AntiphonError):
-    """The flow run was cancelled on its page."""
+def remember_flow_run(run_dir: Path, flow_run_id: str) -> None:
+    """Write down which flow run runs it, whole or not at all."""
+    write_atomically(run_dir / FLOW_RUN_FILE, (json.dumps({"flow_run_id": flow_run_id}) + "\n").encode())
 
 
-class PrefectHandle:
-    """A stage that runs as a Prefect task."""
-
-    def __init__(self, future: PrefectFuture[Any]) -> None:
-        self.future = future
-        self._ended = threading.Event()
-        future.add_done_callback(lambda _: self._ended.set())
-
-    def wait(self) -> None:
-        try:
-            self.future.result(raise_on_failure=True)
-        except UnfinishedRun as error:  # Prefect leaves a task pending whose upstream failed
-            raise StageSkipped("a stage before this one failed") from error
-
-    def done(self) -> bool:
-        return self._ended.is_set()
+def find_run_of(home: Path, flow_run_id: str) -> Path | None:
+    """Return the directory of a flow run's newest run, or None when it had none."""
+    for directory in reversed(list_runs(home)):
+        path = directory / FLOW_RUN_FILE
+        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["flow_run_id"] == flow_run_id:
+            return directory
+    return None
 
 
-class PrefectStages:
-    """Submits stages as Prefect tasks of the current flow run."""
+def note_how_to_continue(flow: Any, flow_run: Any, state: Any) -> None:
+    """Write on the page of a cancelled or crashed flow run how to continue its run.
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-
-    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
-        futures = [cast("PrefectHandle", handle).future for handle in after]
-        return PrefectHandle(TASKS[stage].submit(self._run_id, number, wait_for=futures))
-
-
-def watch_cancellation(run: LiveRun, flow_run_id: UUID) -> None:
-    """Stop the run when its flow run is cancelled, unless it has its outcome; returns when it is over."""
-    with get_client(sync_client=True) as client:
-        while not run.wait_stopped(CANCEL_POLL_S):
-            try:
-                state = client.read_flow_run(flow_run_id).state
-            except (PrefectException, httpx.HTTPError, OSError) as error:
-                _log.warning("prefect.unreachable", error=str(error)[:200])
-                continue
-            if state is not None and state.type in {StateType.CANCELLING, StateType.CANCELLED}:
-                if is_finished(run.run_dir):
-                    return  # its outcome is written: what is left of its end must not be missing
-                run.stop(CANCEL_REASON)
+    Prefect gives the arguments by these names.
+    """
+    run_dir = find_run_of(home_directory(), str(flow_run.id))
+    if run_dir is None or is_finished(run_dir):
+        return
+    note = ArtifactCreate(
+        key=artifact_key("going-on", run_dir.name),
+        type="markdown",
+        data=f"# {run_dir.name}: {'crashed' if state.is_crashed() else 'cancelled'}\n\n"
+        "What was committed is in the journal; a new run of the deployment with the same configuration "
+        "continues from there, and so does\n\n"
+        f"    ./antiphon run {shlex.quote(str(run_dir / 'config.yaml'))} --resume {run_dir.name}\n",
+        description="How to continue this run",
+        flow_run_id=flow_run.id,
+    )
+    try:
+        with get_client(sync_client=True) as client:
+            client.create_artifact(note)
+    except (PrefectException, httpx.HTTPError, OSError) as error:
+        _log.warning("prefect.unreachable", error=str(error)[:200])
 
 
 def name_of_this_run() -> str:
@@ -118,8 +124,8 @@ def name_of_this_run() -> str:
     task_runner=ThreadPoolTaskRunner(max_workers=96),
     persist_result=False,
     validate_parameters=True,
-    on_cancellation=[clear_up],
-    on_crashed=[clear_up],
+    on_cancellation=[note_how_to_continue],
+    on_crashed=[note_how_to_continue],
 )
 def post_train(
     config: Annotated[RunConfig, UsualFields],
@@ -140,20 +146,22 @@ def post_train(
     told = shown if isinstance(shown, ToldView) else ToldView(RunDisplay())
     if entered is not None and entered.interrupt is not None:
         entered.interrupt.listen()
+    run = entered
     with ExitStack() as stack:
         stack.enter_context(hear_logs(told))
         try:
-            run = entered or claim_run(config, run_id or None, home, told)
-            if entered is None:
+            if run is None:
+                run = claim_run(config, run_id or None, home, told)
                 stack.callback(run.close)
             remember_flow_run(run.run_dir, str(flow_run_id))
             stack.enter_context(RunPage(run, told, flow_run_id))
             with nullcontext() if entered else run:
-                outcome = _drive(run, flow_run_id)
-        except FlowCancelled as error:
-            told.stopped(str(error))
-            return Cancelled(message=str(error))
+                drive(run, partial(submit_stage, run.run_id), run.committed)
+                outcome = run.finish()
         except AntiphonError as error:
+            if run is not None and run.stop_reason == CANCEL_REASON:
+                told.stopped(CANCELLED)
+                return Cancelled(message=CANCELLED)
             told.stopped(str(error))
             await_server()
             raise
@@ -163,23 +171,28 @@ def post_train(
     return outcome.summary()
 
 
-def _drive(run: LiveRun, flow_run_id: UUID) -> RunOutcome:
-    """Submit all stages of a run whose services are up and return what came of it."""
-    watcher = threading.Thread(target=watch_cancellation, args=(run, flow_run_id), name="cancel", daemon=True)
-    watcher.start()
-    try:
-        drive(run, PrefectStages(run.run_id), run.committed)
-        return run.finish()
-    except AntiphonError as error:
-        if run.stop_reason == CANCEL_REASON:
-            note_cancelled(run.run_dir)
-            raise FlowCancelled("The run was cancelled; start it again to continue it.") from error
-        raise
-    finally:
-        run.stop("the flow ended")
-        watcher.join(2 * CANCEL_POLL_S)
+def submit_stage(run_id: str, stage: str, number: int, after: Sequence[Any]) -> Any:
+    """Submit a stage as a Prefect task of the current flow run and return its future."""
+    return TASKS[stage].submit(run_id, number, wait_for=after)
 
 
 def flush_events() -> None:
     """Send what Prefect still has for its server, so that the kept database is complete."""
     EventsWorker.drain_all(timeout=EVENTS_S, at_exit=False)
+
+
+def hold_events() -> None:
+    """Keep task states for a server that is away instead of giving each up within seconds."""
+    if os.environ.get("PREFECT_API_URL", "").startswith("http"):
+        # The client makes about one attempt a second.
+        EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=AWAY_S)
+
+
+def await_server(timeout_s: float = AWAY_S) -> None:
+    """Wait until the server of PREFECT_API_URL answers, or has stayed away for `timeout_s`."""
+    url, ends = os.environ.get("PREFECT_API_URL", ""), time.perf_counter() + timeout_s
+    if url and not (up := answers(f"{url}/health")):
+        _log.warning("prefect.unreachable", waiting_s=timeout_s, url=url)
+        while not up and time.perf_counter() < ends:
+            time.sleep(LOOK_S)
+            up = answers(f"{url}/health")

@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from antiphon.core.errors import IntegrityError
-from antiphon.core.reporting.replay_checks import ReplaySummary, choose_steps
+from antiphon.core.reporting.replay_checks import choose_steps
 from antiphon.flows.run_page import artifact_key
 from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_artifacts
@@ -95,10 +95,7 @@ def replay(
         lines = [replay_span(replayer, a, b) for a, b in _spans(begun, steps[-1], span)]
         if rollouts:
             lines += [score_span(replayer, a, b) for a, b in _spans(steps[0], steps[-1], span)]
-    return _conclude(replayer.summary, lines)
-
-
-def _conclude(summary: ReplaySummary, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    summary = replayer.summary
     said = "\n\n".join(summary.lines())
     create_table_artifact(lines, key=artifact_key("replay", summary.run_id), description=said)
     difference = summary.first_difference()

@@ -5,13 +5,11 @@ its server is away; here lines wait for the page's thread, which tries again.
 """
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 import structlog
@@ -29,16 +27,6 @@ _OWN = {"alarm.changed"}
 """Log lines that say what the view is told anyway."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToldLine:
-    """One line of a run's log on its page."""
-
-    at: datetime
-    level: int
-    """As in `logging`."""
-    text: str
-
-
 @dataclass
 class ToldView(RunDisplay):
     """Shows a run to another view, and keeps what it says."""
@@ -48,8 +36,8 @@ class ToldView(RunDisplay):
     """The newest alarms that rose or ended, oldest first."""
     outcome: list[str] = field(default_factory=list)
     """What came of the run, once it is complete."""
-    _lines: deque[ToldLine] = field(default_factory=lambda: deque(maxlen=LINES_KEPT))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    lines: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LINES_KEPT))
+    """What the page's log lacks, oldest first, as Prefect takes it; its reader removes what it sends."""
 
     def started(self, run_id: str, links: Mapping[str, str]) -> None:
         self.say(f"the services of {run_id} are up")
@@ -81,20 +69,8 @@ class ToldView(RunDisplay):
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Keep a line for the page alone."""
-        with self._lock:
-            self._lines.append(ToldLine(datetime.now(UTC), level, text))
-
-    def take(self, count: int) -> list[ToldLine]:
-        """Return the oldest lines that are kept, at most `count`."""
-        with self._lock:
-            return list(islice(self._lines, count))
-
-    def drop(self, lines: Sequence[ToldLine]) -> None:
-        """Forget lines that `take` returned, of which some may have made room for newer ones meanwhile."""
-        with self._lock:
-            for line in lines:
-                if self._lines and self._lines[0] is line:
-                    self._lines.popleft()
+        at = datetime.now(UTC).isoformat()
+        self.lines.append({"name": "antiphon", "level": level, "message": text, "timestamp": at})
 
 
 @contextmanager

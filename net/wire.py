@@ -244,7 +244,6 @@ def _check_assignment(m: Any) -> None:
 
 
 codec(r.SamplingParameters, records_pb2.SamplingParameters)
-codec(r.Prompt, records_pb2.Prompt)
 codec(r.KeptProgress, rollout_pb2.KeptProgress)
 codec(r.Lease, records_pb2.Lease)
 codec(api.KitPart, coordinator_pb2.KitPart)

@@ -18,14 +18,6 @@ class SamplingParameters(_message.Message):
     max_tokens: int
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
-class Prompt(_message.Message):
-    __slots__ = ("key", "token_ids")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    key: str
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, key: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class VersionSpan(_message.Message):
     __slots__ = ("version", "start", "stop", "kept_cache")
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -151,10 +143,11 @@ class DraftingStatistics(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., passes: _Optional[int] = ..., drafted: _Optional[int] = ..., covered: _Optional[int] = ..., accepted: _Optional[int] = ..., with_history: _Optional[int] = ..., drafter_s: _Optional[float] = ..., sampler_s: _Optional[float] = ..., gain: _Optional[float] = ..., completions: _Optional[int] = ..., promising: _Optional[int] = ..., rested: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "group_id", "prompt", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history", "prefix")
+    __slots__ = ("lease_id", "group_id", "prompt_key", "prompt_token_ids", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history", "prefix")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_KEY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -165,7 +158,8 @@ class Lease(_message.Message):
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
-    prompt: Prompt
+    prompt_key: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     epoch: int
     seeds: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParameters
@@ -174,7 +168,7 @@ class Lease(_message.Message):
     attempt: int
     history: PromptHistory
     prefix: _containers.RepeatedCompositeFieldContainer[PartialTrajectory]
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ...) -> None: ...
 
 class GroupSubmission(_message.Message):
     __slots__ = ("lease_id", "group_id", "worker_id", "generation_s", "drafting", "trajectories")

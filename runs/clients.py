@@ -115,10 +115,6 @@ class ServiceCalls:
         if self._stopped.is_set():
             raise RunStopped(self.stop_reason)
 
-    def wait_stopped(self, timeout_s: float) -> bool:
-        """Sleep up to `timeout_s`, less if the run is asked to stop; return whether it was."""
-        return self._stopped.wait(timeout_s)
-
     def call(self, work: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float | None = ANSWER_S) -> _T:
         """Run a client call, trying again while the service is away, up to the stall timeout.
 
@@ -142,7 +138,7 @@ class ServiceCalls:
                 limit_s = self._services.outage_timeout_s if blocked else self._services.stall_timeout_s
                 if now - since > limit_s:
                     raise UnavailableError(f"gave up after {limit_s:g} s: {error}") from error
-                self.wait_stopped(0.2)
+                self._stopped.wait(0.2)
 
     def wait(self, stage: Coroutine[Any, Any, _T]) -> _T:
         """Run a stage to its end; each of its calls has a deadline, and it ends when nothing moves.

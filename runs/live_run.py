@@ -151,7 +151,7 @@ def claim_run(
     place = run_directory.choose_run(config, run_id, home, options.fresh)
     run_directory.create(place, config)
     run = LiveRun(place, config, home, display, options, interrupt)
-    run.leave_with(run_directory.lock(place.directory))
+    run._leaving.enter_context(run_directory.lock(place.directory))
     return run
 
 
@@ -194,10 +194,6 @@ class LiveRun(ServiceCalls):
         self._opened_s = time.perf_counter()
         self._leaving = ExitStack()
         self._reading = asyncio.Lock()
-
-    def leave_with(self, resource: Any) -> None:
-        """Close a resource when the run is left, after all that comes later."""
-        self._leaving.enter_context(resource)
 
     def __enter__(self) -> Self:
         """Start (or continue) the run's services.

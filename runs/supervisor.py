@@ -213,14 +213,6 @@ class Supervisor:
         """Return where a service's output goes."""
         return self._run_dir / "logs" / f"{name}.log"
 
-    def process_ids(self) -> dict[str, int]:
-        """Return the running children: service name -> process id."""
-        return {
-            name: child.process.pid
-            for name, child in self._children.items()
-            if child.process is not None and child.process.alive()
-        }
-
     def restarts(self) -> dict[str, int]:
         """Return how often each service was started again."""
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}

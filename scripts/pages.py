@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from antiphon.cli.verbs import REPLACED, VERBS
+from antiphon.cli.verbs import REPLACED, VERBS, help_of
 from antiphon.core import errors
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.events import JournalEvent
@@ -91,7 +91,7 @@ def catalogue_page() -> str:
     )
     parts.append(_list((f"`{a.name}`", f"{a.meaning}. {a.fix[:1].upper()}{a.fix[1:]}") for a in ALARMS))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
-    parts.append(_list((f"`antiphon {name}`", VERBS[name].help) for name in sorted(VERBS)))
+    parts.append(_list((f"`antiphon {name}`", help_of(name).partition("\n")[0]) for name in sorted(VERBS)))
     parts.append("What took the place of verbs that went:\n")
     parts.append(_list((f"`antiphon {name}`", f"`antiphon {now}`") for name, now in REPLACED.items()))
     parts.append(

@@ -210,7 +210,7 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
     async with asyncio.TaskGroup() as beside:
         beside.create_task(service.keep_announced())
         auditor = ArithmeticAuditor(shared.learner_disk.payloads)
-        beside.create_task(audit_forever(coordinator, auditor, f"learner-{origin}"))
+        beside.create_task(audit_forever(coordinator, auditor.examine, f"learner-{origin}"))
 
 
 def make_worker(

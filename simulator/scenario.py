@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.errors import ConfigError
 from antiphon.simulator.faults import FaultMix, draw_mix
 from antiphon.simulator.virtual.random_streams import RandomStream
@@ -88,16 +89,14 @@ def load_scenario(path: Path) -> Scenario:
         ConfigError: when there is no such file, or it is no scenario.
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        scenario = Scenario.model_validate(tree)
+        scenario = Scenario.model_validate(read_yaml(path.read_text(encoding="utf-8")) or {})
     except OSError as error:
         raise ConfigError(f"cannot read the scenario {path}: {error.strerror}; give a YAML file") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path} is no scenario: {where}: {first['msg']}; see examples/") from error
+        said = sentences(error, Scenario)
+        raise ConfigError(f"{path} is no scenario: {said}; see examples/") from error
     scenario.run_config()
     return scenario
 

@@ -10,25 +10,10 @@ from contextvars import copy_context
 from pathlib import Path
 
 from antiphon.core.config import load_config
-from antiphon.flows.driver import Handle, drive
+from antiphon.flows.driver import drive
 from antiphon.runs.directory import home_directory
 from antiphon.runs.live_run import RunOptions, claim_run
 from antiphon.tasks.stages import TASKS
-
-
-class PlainHandle:
-    """A stage that runs in a plain thread."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        """Return when the stage ended, or raise what it raised."""
-        self._future.result()
-
-    def done(self) -> bool:
-        """Tell whether the stage ended."""
-        return self._future.done()
 
 
 class PlainStages:
@@ -44,15 +29,15 @@ class PlainStages:
         self._work = work
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stage")
 
-    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
+    def submit(self, stage: str, number: int, after: Sequence[Future[None]]) -> Future[None]:
         """Run a stage once every stage in `after` has ended well."""
 
         def run() -> None:
-            for handle in after:
-                handle.wait()
+            for before in after:
+                before.result()
             self._work(stage, number)
 
-        return PlainHandle(self._pool.submit(copy_context().run, run))
+        return self._pool.submit(copy_context().run, run)
 
     def close(self) -> None:
         """Wait for the threads to end."""
@@ -70,7 +55,7 @@ def main() -> None:
     options = RunOptions(fresh=True, results=arguments.results)
     with claim_run(config, None, home_directory(), options=options) as run:
         stages = PlainStages(lambda stage, number: TASKS[stage].fn(run.run_id, number))
-        drive(run, stages, run.committed)
+        drive(run, stages.submit, run.committed)
         run.finish()
         stages.close()
 

@@ -9,12 +9,13 @@ that one slow step changes no plan.
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.capacity.measured import Measured
+from antiphon.core.frozen import frozen
 from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import RunState
 
@@ -39,7 +40,7 @@ def token_s(alpha_s: float, beta_s: float, load: float) -> float:
     return max(1e-12, alpha_s + beta_s * load)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SampledGroup:
     """One group as it was sampled and rewarded."""
 
@@ -59,7 +60,7 @@ class SampledGroup:
     """It was left out, and another took its place."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoopPace:
     """How fast the parts of the loop are."""
 
@@ -77,7 +78,7 @@ class LoopPace:
     """Leases ended lately without a submission: groups take longer than their completions."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Lease:
     """One group that was sampled from its first token to its last under one lease, or still is."""
 

@@ -7,7 +7,6 @@ from antiphon.core.coordinator.consequences import begin_again, move_back, strik
 from antiphon.core.coordinator.loop_state import (
     Decision,
     Forget,
-    Keep,
     KeepHistory,
     LoopState,
     Rewarding,
@@ -63,7 +62,7 @@ def submit(loop: LoopState, submission: GroupSubmission, now: float) -> Decision
     if given is not None:
         yield Forget((prefix_name(submission.group_id),))
     if verdict is SubmitVerdict.ACCEPTED:
-        yield Keep(submission.group_id, submission)
+        yield submission
         loop.fleet.work_done += 1
     return verdict
 

@@ -3,12 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from antiphon.core.checks import MOST_PLACES, check_number
 from antiphon.core.coordinator.fleet import Member
 from antiphon.core.coordinator.loop_state import Decision, Forget, LoopState, prefix_name
+from antiphon.core.frozen import frozen
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
@@ -21,7 +21,7 @@ from antiphon.core.requests import LeaseReply, LeaseRequest
 from antiphon.core.trust.worker_names import name_of_worker
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wait:
     """There is nothing to lease now; the request waits for a change."""
 
@@ -246,10 +246,12 @@ def _grant_duplicate(
 def _lease(
     loop: LoopState, group: GroupState, lease_id: str, attempt: int, prefix: KeptGroup | None
 ) -> Lease:
+    prompt = loop.prompt_of(group)
     return Lease(
         lease_id=lease_id,
         group_id=group.group_id,
-        prompt=loop.prompts.prompt(group.split, group.prompt_index),
+        prompt_key=prompt.key,
+        prompt_token_ids=prompt.token_ids,
         epoch=group.epoch,
         seeds=loop.seeds(group),
         sampling=admission.sampling_of(loop.config, group),

@@ -9,7 +9,6 @@ worker registers.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from antiphon.core.checks import TokenRules
@@ -17,6 +16,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.coordinator.fleet import Fleet, Member
 from antiphon.core.coordinator.planner import RunAheadPlanner
 from antiphon.core.coordinator.running_leases import RunningLeases
+from antiphon.core.frozen import frozen
 from antiphon.core.loop import admission
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupState
@@ -32,15 +32,15 @@ LONGEST_REASON = 500
 NO_REASON = "no reason was given"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Keep:
-    """A payload that the journal keeps until it is to be forgotten."""
+    """A payload that the journal keeps until it is to be forgotten; a submission stands for itself."""
 
     name: str
-    record: GroupSubmission | KeptGroup | SnapshotManifest
+    record: KeptGroup | SnapshotManifest
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Forget:
     """Payloads that nothing needs any more, in the journal or at hand."""
 
@@ -49,7 +49,7 @@ class Forget:
     """The journal still keeps them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeepHistory:
     """A rewarded group that later drafts of its prompt may come from."""
 
@@ -59,12 +59,12 @@ class KeepHistory:
     rewards: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class News:
     """Workers may be given more now, although no event says so: all requests that wait look again."""
 
 
-Effect = e.JournalEvent | Keep | Forget | KeepHistory | News
+Effect = e.JournalEvent | GroupSubmission | Keep | Forget | KeepHistory | News
 _Reply = TypeVar("_Reply")
 Decision = Generator[Effect, None, _Reply]
 
@@ -80,7 +80,7 @@ class PromptSource(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rewarding:
     """A group at a reward service until a deadline."""
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from antiphon.core.checks import check_number
 from antiphon.core.digests import check_digest
 from antiphon.core.errors import ContractError
+from antiphon.core.frozen import frozen
 
 MOST_SOURCES = 16
 """Sources in one report; a worker is named fewer."""
@@ -26,7 +27,7 @@ _V = TypeVar("_V")
 _ADDRESS = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeliveryRecord:
     """How one version came to one worker."""
 
@@ -53,7 +54,7 @@ class DeliveryRecord:
         return sum(self.bytes_from.values())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NetworkReport:
     """What a worker measured, and what it has to give."""
 

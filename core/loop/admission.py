@@ -10,13 +10,13 @@ them turned out to lack variance, never of who was faster.
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
 from antiphon.core.config import RunConfig
+from antiphon.core.frozen import frozen
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.places import window_of
@@ -26,7 +26,7 @@ from antiphon.core.records import SamplingParameters
 from antiphon.core.seeds import derive_seed, prompt_order, refill_order, request_seeds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeasePlan:
     """What a worker may be given now."""
 
@@ -39,7 +39,7 @@ class LeasePlan:
     """Fixed mode: the version to load for the lowest open work."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Waiting:
     """A training group that a worker may be given."""
 
@@ -49,7 +49,7 @@ class Waiting:
     """At which it trains."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ordering:
     """How the groups are chosen that a worker is given, where not as they come."""
 

@@ -4,18 +4,18 @@ The journal is a list of these; the state of a run is their fold. Each class has
 noun.verb. Instants are seconds on the coordinator's monotonic clock: only their differences mean anything.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
+
+from pydantic_core import to_json
 
 from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError
+from antiphon.core.frozen import frozen
 from antiphon.core.records import DraftingStatistics
 
 _KINDS: dict[str, type["JournalEvent"]] = {}
-_FIELDS: dict[type, tuple[str, ...]] = {}
 _E = TypeVar("_E", bound="type[JournalEvent]")
 
 
@@ -31,7 +31,7 @@ def _event(kind: str) -> Callable[[_E], _E]:
     """Make a class an event of that kind, and a frozen dataclass."""
 
     def register(cls: _E) -> _E:
-        made = dataclass(frozen=True, slots=True)(cls)
+        made = frozen(cls)
         made.kind = kind
         _KINDS[kind] = made
         return cast(_E, made)
@@ -362,7 +362,7 @@ def event_kinds() -> tuple[str, ...]:
 
 def dump_event(event: JournalEvent) -> str:
     """Return the event's fields as compact JSON, such as `{"step":3}`; floats keep every bit."""
-    return _ENCODER.encode(_fields_of(event))
+    return to_json(event, inf_nan_mode="constants").decode()
 
 
 def load_event(kind: str, body: str) -> JournalEvent:
@@ -383,18 +383,6 @@ def load_event(kind: str, body: str) -> JournalEvent:
         return cls(**fields)
     except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"the journal's event {kind} cannot be read: {error}") from error
-
-
-def _fields_of(record: Any) -> dict[str, Any]:
-    """Return a dataclass as a dict of its own fields; unlike `asdict` it copies nothing."""
-    kind = type(record)
-    names = _FIELDS.get(kind)
-    if names is None:
-        names = _FIELDS[kind] = tuple(field.name for field in dataclasses.fields(record))
-    return {name: getattr(record, name) for name in names}
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=_fields_of)
 
 
 def _frozen(value: Any) -> Any:

@@ -35,6 +35,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from antiphon.core.frozen import frozen
 from antiphon.core.loop.events import BatchSealed, StepCommitted
 from antiphon.core.records import BatchRef, DraftingStatistics, StepCommit
 from antiphon.core.run_clock import RunTimes
@@ -108,7 +109,7 @@ class GroupState:
         return bool(scored) and min(scored) < max(scored)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Receipt:
     """Proof that a group was accepted, kept after it ended."""
 
@@ -147,7 +148,7 @@ class EvaluationState:
         return math.fsum(self.rewards.values()) / count, math.fsum(self.tokens.values()) / count
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupOutcome:
     """What a batch says of a rewarded group, used or filtered: its mean reward and length, its drafting."""
 

@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from antiphon.core.frozen import frozen
 from antiphon.core.trust.worker_names import name_of_worker
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeldLease:
     """One lease and when it ends."""
 
@@ -151,7 +152,7 @@ class UsualPause:
         return max(self._shortest_s, sorted(self._pauses)[math.ceil(USUAL_SHARE * len(self._pauses)) - 1])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineSign:
     """What one heartbeat says of its worker's engine."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from antiphon.core.errors import ContractError
+from antiphon.core.frozen import frozen_by_identity
 from antiphon.core.records import PartialTrajectory, Trajectory
 from antiphon.core.spans import (
     beginning_of,
@@ -33,7 +34,7 @@ Authorship = tuple[int, str, int, int]
 """(sample index, worker id, start, stop): who sampled the tokens [start, stop) of a completion."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class KeptSample:
     """The beginning of one completion, or all of it."""
 
@@ -43,7 +44,7 @@ class KeptSample:
     """(worker id, stop), in order: each sampled from where the one before it ended."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_by_identity
 class KeptGroup:
     """What the next holder of a group may continue from."""
 

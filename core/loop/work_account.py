@@ -16,6 +16,7 @@ does the time after the run has finished.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from antiphon.core.frozen import frozen
 from antiphon.core.loop import events as e
 
 _SECONDS_PER_HOUR = 3600.0
@@ -46,7 +47,7 @@ class Use(StrEnum):
     """Not known yet: the group is being sampled, rewarded, or waits for its batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spent:
     """Worker seconds, and what they cost."""
 
@@ -64,7 +65,10 @@ class Spent:
         return Spent(self.seconds * share, self.dollars * share)
 
 
-@dataclass(frozen=True, slots=True)
+_NOTHING = Spent()
+
+
+@frozen
 class WorkAccount:
     """Worker seconds, their price and tokens by use at one moment."""
 
@@ -103,7 +107,7 @@ class _WorkerHours:
     usd_per_s: float = 0.0
     of_class: str = ""
     leases: int = 0
-    share: Spent = Spent()
+    share: Spent = _NOTHING
     """What a lease held all along would have got."""
     gone: bool = False
     led: bool = False
@@ -130,7 +134,7 @@ class _Running:
     worker_name: str
     begun: Spent
     """The worker's `share` when it began."""
-    before: Spent = Spent()
+    before: Spent = _NOTHING
     """What it got before the coordinator's last restart."""
 
 
@@ -138,7 +142,7 @@ class _Running:
 class _Cost:
     """What a living group has cost so far."""
 
-    spent: Spent = Spent()
+    spent: Spent = _NOTHING
     tokens: int = 0
 
 

@@ -33,6 +33,7 @@ from antiphon.core.loop import assembly, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, heldout_group_id
 from antiphon.core.loop.run_state import RunState, fold
+from antiphon.core.records import GroupSubmission
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal import payloads
@@ -206,10 +207,13 @@ class RunStateMachine:
                     events.append(effect)
                     if isinstance(effect, e.StepCommitted):
                         trained = _trained(self.state, effect)
+                elif isinstance(effect, GroupSubmission):
+                    keep[effect.group_id] = payloads.dump(effect)
+                    forget.pop(effect.group_id, None)  # the last word holds
+                    self.submissions.remember(effect)
                 elif isinstance(effect, Keep):
                     keep[effect.name] = payloads.dump(effect.record)
-                    forget.pop(effect.name, None)  # the last word holds
-                    self.submissions.remember(effect.record)
+                    forget.pop(effect.name, None)
                 elif isinstance(effect, Forget):
                     self.submissions.forget(effect.names)
                     if not effect.only_at_hand:

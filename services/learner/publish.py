@@ -140,6 +140,12 @@ class SnapshotPublisher(Publishing):
         """
         made: list[Payload] = []
 
+        def left_out(parent: int, length: int) -> None:
+            if not self._said_left_out:  # once: the next versions are hardly other ones
+                self._said_left_out = True
+                share = round(length / manifest.full_bytes, 3)
+                _log.info("patches.left_out", version=manifest.version, parent=parent, share_of_full=share)
+
         def make(length: int) -> OutgoingPayload:
             # The next version's space, which pruning may not come before, is not for patches.
             self._check_space(manifest.version, manifest.tensors, length)
@@ -152,7 +158,7 @@ class SnapshotPublisher(Publishing):
                 self._earlier(manifest),
                 manifest.tensors,
                 choice,
-                left_out=lambda parent, length: self._say_left_out(manifest, parent, length),
+                left_out=left_out,
                 written=self.progress.add,
             )
             with closing(payloads):
@@ -183,10 +189,3 @@ class SnapshotPublisher(Publishing):
                 if len(weights.data) == manifest.full_bytes:
                     found.append(weights)
         return found
-
-    def _say_left_out(self, manifest: SnapshotManifest, parent: int, length: int) -> None:
-        """Say once why patches are missing: the next versions are hardly other ones."""
-        if not self._said_left_out:
-            self._said_left_out = True
-            share = round(length / manifest.full_bytes, 3)
-            _log.info("patches.left_out", version=manifest.version, parent=parent, share_of_full=share)

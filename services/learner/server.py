@@ -189,7 +189,7 @@ async def serve_learner(
             from antiphon.services.learner.audits.audit_loop import audit_forever
             from antiphon.services.learner.audits.auditor import Auditor  # torch again
 
-            begin(audit_forever(coordinator, Auditor(config, payloads), f"learner-{os.getpid()}"))
+            begin(audit_forever(coordinator, Auditor(config, payloads).examine, f"learner-{os.getpid()}"))
         collect_as_usual()  # everything is loaded; tensors in cycles are not to be kept for long
         ready(bound)
         await leaving

@@ -162,7 +162,7 @@ class WorkInFlight:
         requests = [
             EngineRequest(
                 request_id=f"{lease.lease_id}/{index}",
-                prompt_token_ids=lease.prompt.token_ids,
+                prompt_token_ids=lease.prompt_token_ids,
                 seed=lease.seeds[index],
                 sampling=lease.sampling,
                 group=lease.lease_id,

@@ -295,9 +295,9 @@ class Witness:
             self.report(f"group {lease.group_id} was leased with other seeds than before")
         self._unless_empty(lease.group_id, reasons.false_beginning(lease))
         held_out = self._groups.get(lease.group_id, GroupRecord()).evaluation
-        owner = (lease.prompt.key, lease.epoch) if held_out is not None else (lease.group_id,)
+        owner = (lease.prompt_key, lease.epoch) if held_out is not None else (lease.group_id,)
         self._unless_empty(lease.group_id, reasons.seeds_taken(self._seed_owners, lease.seeds, owner))
-        self._prompts[lease.prompt.key] = lease.prompt.token_ids
+        self._prompts[lease.prompt_key] = lease.prompt_token_ids
 
     def answered(self, submission: GroupSubmission, verdict: SubmitVerdict) -> None:
         """A worker was told what became of its group, and forgets it."""

@@ -146,7 +146,7 @@ class ArithmeticAuditor:
         self._payloads = payloads
 
     def examine(self, group: GroupToAudit) -> Sequence[SampleStatistics]:
-        """Return what each sample and author showed; see `services.learner.audits.audit_loop.Examiner`."""
+        """Return what each sample and author showed; see `services.learner.audits.audit_loop.Examine`."""
         found, prompt = [], arithmetic.prompt_number(group.prompt_token_ids)
         scored = 0
         for trajectory in group.submission.trajectories:

@@ -109,7 +109,9 @@ def test_blame_follows_who_sampled(
     async def act(site: SecuredSite) -> None:
         bad, good = await enter(site, house, "bad"), await enter(site, house, "good")
         auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
-        auditing = asyncio.ensure_future(audit_forever(site.client(house.services), auditor, "auditor"))
+        auditing = asyncio.ensure_future(
+            audit_forever(site.client(house.services), auditor.examine, "auditor")
+        )
         first, last = (bad, good) if liar == "first" else (good, bad)
         make = workers.cherry_picked(sampler, 1) if liar == "first" else workers.honest(sampler)
         _, begun = await begin(first, make)
@@ -150,7 +152,9 @@ def test_one_edited_token_a_group_is_found(
     async def act(site: SecuredSite) -> None:
         bad = await enter(site, house, "bad")
         auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
-        auditing = asyncio.ensure_future(audit_forever(site.client(house.services), auditor, "auditor"))
+        auditing = asyncio.ensure_future(
+            audit_forever(site.client(house.services), auditor.examine, "auditor")
+        )
         groups = 0
         while not site.state_machine.state.barred("bad"):
             groups += await bad.work(workers.one_edited(sampler, groups))
@@ -222,7 +226,7 @@ def test_audits_go_on_after_any_failure_and_are_counted(
     async def act(site: SecuredSite) -> None:
         good, flow = await enter(site, house, "good"), site.client(house.services)
         auditor = Breaking(CONFIG, None, sampler.model)  # type: ignore[arg-type]
-        auditing = asyncio.ensure_future(audit_forever(flow, auditor, "auditor"))
+        auditing = asyncio.ensure_future(audit_forever(flow, auditor.examine, "auditor"))
         for _ in range(3):
             assert await good.work(workers.honest(sampler))
             await until_audited(site)
@@ -251,7 +255,9 @@ def test_a_slow_auditor_slows_the_worker_and_drops_nothing(
         assert site.trust.waiting == 3
         asked = asyncio.ensure_future(bad.client.lease_group(LeaseRequest(bad.worker_id, 0, 1, 20.0)))
         auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
-        auditing = asyncio.ensure_future(audit_forever(site.client(house.services), auditor, "auditor"))
+        auditing = asyncio.ensure_future(
+            audit_forever(site.client(house.services), auditor.examine, "auditor")
+        )
         assert (await asked).leases  # as soon as one of them was audited
         await until_audited(site)
         assert site.state_machine.state.standings["bad"].audited == 2

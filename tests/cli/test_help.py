@@ -2,11 +2,13 @@
 
 import re
 import shlex
+from importlib import import_module
+from inspect import getdoc
 
 import pytest
 
 from antiphon.cli.app import app, execute
-from antiphon.cli.verbs import GROUPS, REPLACED, VERBS, words_of
+from antiphon.cli.verbs import GROUPS, REPLACED, VERBS, help_of, place_of, words_of
 
 NOISE = ("--empty-", "[default: ()]", '[default: ""]', "[default: False]", "[ARGS", "[default: None]")
 
@@ -34,6 +36,15 @@ def test_help_of_a_verb_has_an_example_and_no_noise(verb: str, capsys: pytest.Ca
     usage = page.splitlines()[0]
     for name in re.findall(r"^│ \*?\s*([A-Z][A-Z_]+) ", arguments[0] if arguments else "", re.MULTILINE):
         assert re.search(rf"\b{name}\b", usage), f"{usage} does not name {name}"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_explained_by_its_docstring(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module, function = place_of(verb)
+    said_of_it = getdoc(getattr(import_module(f"antiphon.cli.{module}"), function)) or ""
+    explained, _, _ = said_of_it.partition("Args:")
+    assert help_of(verb) == explained.strip()
+    assert explained.split("\n")[0].split()[0] in said(capsys, verb)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -6,33 +6,28 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from prefect.client.schemas.objects import StateType
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.states import Cancelling
 
-from antiphon.flows import post_train
+from antiphon.core.reporting.run_display import RunDisplay
+from antiphon.flows.run_page import CANCEL_REASON, RunPage
+from antiphon.flows.told import ToldView
 from antiphon.runs.live_run import LiveRun
 
 
 class Server:
     """A Prefect server on which every flow run is being cancelled."""
 
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close nothing."""
-
     def read_flow_run(self, _: UUID) -> Any:
-        return SimpleNamespace(state=SimpleNamespace(type=StateType.CANCELLING))
+        return SimpleNamespace(state=Cancelling())
 
 
 @pytest.mark.parametrize("complete", [False, True])
-def test_a_run_that_has_its_outcome_is_not_stopped_any_more(
-    complete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(post_train, "get_client", lambda sync_client: Server())
+def test_a_run_that_has_its_outcome_is_not_stopped_any_more(complete: bool, tmp_path: Path) -> None:
     if complete:
         (tmp_path / "outcome.json").write_text("{}")
     reasons: list[str] = []
-    run = SimpleNamespace(run_dir=tmp_path, wait_stopped=lambda _: bool(reasons), stop=reasons.append)
-    post_train.watch_cancellation(cast("LiveRun", run), UUID(int=1))
-    assert reasons == ([] if complete else [post_train.CANCEL_REASON])
+    run = cast("LiveRun", SimpleNamespace(run_dir=tmp_path, stop_reason="", stop=reasons.append))
+    RunPage(run, ToldView(RunDisplay()), UUID(int=1)).heed(cast("SyncPrefectClient", Server()))
+    assert reasons == ([] if complete else [CANCEL_REASON])
+    assert (tmp_path / "cancelled").exists() is not complete

@@ -2,15 +2,15 @@
 
 import json
 import logging
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+from uuid import UUID
 
-import psutil
 import pytest
 import structlog
+from prefect.states import Cancelled, Crashed
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import StepCommit
@@ -18,15 +18,11 @@ from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.core.reporting.run_view import EvaluationFacts, RunView, StepFacts
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
-from antiphon.flows.prefect_resilience import end_services, find_run_of, how_to_continue, remember_flow_run
-from antiphon.flows.run_page import (
-    TABLE_VERSIONS,
-    PageFacts,
-    artifact_key,
-    links,
-    stage_seconds,
-)
+from antiphon.flows import post_train
+from antiphon.flows.post_train import find_run_of, note_how_to_continue, remember_flow_run
+from antiphon.flows.run_page import TABLE_VERSIONS, artifact_key, links, plan_of, stage_seconds, versions_of
 from antiphon.flows.told import ToldView, hear_logs
+from antiphon.runs.live_run import LiveRun
 from antiphon.runs.outcome import StageSpan
 
 
@@ -65,44 +61,53 @@ def commits(count: int) -> list[StepCommit]:
     ]
 
 
-def test_the_page_shows_progress_the_newest_versions_and_the_plan() -> None:
+def run_of(config: RunConfig, folder: Path, view: RunView | None = None, **facts: Any) -> LiveRun:
+    run_dir = folder / "runs" / "demo-s0-ab-1"
+    known = {"status": None, "spans": [], "view": view or RunView(), **facts}
+    return cast(
+        "LiveRun", SimpleNamespace(run_id=run_dir.name, run_dir=run_dir, home=folder, config=config, **known)
+    )
+
+
+def test_the_page_shows_the_newest_versions_and_the_plan(tmp_path: Path) -> None:
     spans = [StageSpan("step", n, float(n), n + 0.5) for n in range(100)]
     figures = RunFigures(steps=160, wall_s=320.0, learner_idle_share=0.25)
     config = build_config({"run": {"steps": 200}, "loop": {"max_staleness": 4}})
-    where = {"folder": "`a|b`"}
-    alarms = ["alarm stall: slow"]
     view = RunView()
     view.steps = [StepFacts(commit) for commit in commits(160)]
     view.evaluations = [EvaluationFacts(150, 9.0, 0.5, 9.0, 8)]
-    facts = PageFacts("demo-s0-ab-1", config, status(160), view, spans, where, alarms, figures)
-    assert facts.percent == 80.0
-    assert len(facts.versions()) == TABLE_VERSIONS and facts.versions()[0]["version"] == 160
-    assert {row["held-out pass@1"] for row in facts.versions()} == {"–", "50.0%"}
-    assert facts.versions()[0]["loss"] == 0.1235
-    assert "| staleness bound | 4 versions, elastic mode |" in facts.plan()
-    assert "| loop.max_staleness | 4 |" in facts.plan() and "| differs from " in facts.plan()
-    assert "- **alarm stall: slow**" in facts.plan()
-    assert "| step | 0.50 s |" in facts.plan() and "| folder | `a/b` |" in facts.plan()
-    assert "| workers | worker-0 (active) |" in facts.plan()
-    assert "| waiting for | worker-0 |" in facts.plan()
-    assert "| time | 320.0 s |" in facts.plan() and "| learner idle | 25.0% |" in facts.plan()
-    assert json.loads(json.dumps(facts.versions())) == facts.versions()
-    ordered = replace(facts, status=replace(status(160), order="alternating; measured: 2.00 s a step"))
-    assert "| lease order | alternating; measured: 2.00 s a step |" in ordered.plan()
-
-
-def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end() -> None:
-    before = PageFacts("demo-s0-ab-1", RunConfig())
-    assert before.percent == 0.0 and before.versions() == [] and "# demo-s0-ab-1" in before.plan()
-    assert (
-        "the services are starting" in before.plan()
-        and "| policy | examples/models/chain-sum |" in before.plan()
+    run, told = (
+        run_of(config, tmp_path / "a|b", view, status=status(160), spans=spans),
+        ToldView(RunDisplay()),
     )
-    view = RunView()
-    view.steps = [StepFacts(commit) for commit in commits(60)]
-    facts = PageFacts("r", RunConfig(), status(60), view, outcome=["60 steps in 9 s", "report: r.html"])
-    assert facts.percent == 100.0 and "- 60 steps in 9 s\n- report: r.html" in facts.plan()
-    assert "waiting for" not in facts.plan()
+    told.alarms.append("alarm stall: slow")
+    rows, plan = versions_of(view), plan_of(run, figures, told)
+    assert len(rows) == TABLE_VERSIONS and rows[0]["version"] == 160
+    assert {row["held-out pass@1"] for row in rows} == {"–", "50.0%"}
+    assert rows[0]["loss"] == 0.1235
+    assert "| staleness bound | 4 versions, elastic mode |" in plan
+    assert "| loop.max_staleness | 4 |" in plan and "| differs from " in plan
+    assert "- **alarm stall: slow**" in plan
+    assert "| step | 0.50 s |" in plan and "| folder | `" in plan and "/a/b/runs/" in plan
+    assert "| workers | worker-0 (active) |" in plan
+    assert "| waiting for | worker-0 |" in plan
+    assert "| time | 320.0 s |" in plan and "| learner idle | 25.0% |" in plan
+    assert json.loads(json.dumps(rows)) == rows
+    run.status = replace(status(160), order="alternating; measured: 2.00 s a step")
+    assert "| lease order | alternating; measured: 2.00 s a step |" in plan_of(run, figures, told)
+
+
+def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end(tmp_path: Path) -> None:
+    run, told = run_of(RunConfig(), tmp_path), ToldView(RunDisplay())
+    assert versions_of(run.view) == []
+    before = plan_of(run, RunFigures(), told)
+    assert "# demo-s0-ab-1" in before and "the services are starting" in before
+    assert "| policy | examples/models/chain-sum |" in before
+    run.status = status(60)
+    told.finished(["60 steps in 9 s", "weights 12ab", "report: r.html"])
+    after = plan_of(run, RunFigures(), told)
+    assert "- 60 steps in 9 s\n- weights 12ab\n\n" in after
+    assert "waiting for" not in after
 
 
 def test_what_a_run_says_is_kept_for_its_page_and_shown_all_the_same(
@@ -128,16 +133,12 @@ def test_what_a_run_says_is_kept_for_its_page_and_shown_all_the_same(
     told.finished(["3 steps in 1 s"])
     assert Shown.said == ["learner: restoring", "alarm stall: nothing moves; look"]
     assert list(told.alarms) == ["alarm stall: nothing moves; look"] and told.outcome == ["3 steps in 1 s"]
-    lines = told.take(10)
-    assert [(logging.getLevelName(line.level), line.text) for line in lines] == [
+    assert [(logging.getLevelName(line["level"]), line["message"]) for line in told.lines] == [
         ("INFO", "learner: restoring"),
         ("WARNING", "alarm stall: nothing moves; look"),
         ("WARNING", "record.delayed why=full"),
         ("INFO", "3 steps in 1 s"),
     ]
-    told.drop(lines[:3])
-    told.say("later")
-    assert [line.text for line in told.take(10)] == ["3 steps in 1 s", "later"]
 
 
 def test_stage_seconds_are_those_of_the_newest_steps() -> None:
@@ -179,21 +180,30 @@ def test_a_flow_run_finds_the_run_it_lived(tmp_path: Path) -> None:
     assert find_run_of(tmp_path, "one") is None
 
 
-def test_services_left_behind_are_ended_and_strangers_are_not(tmp_path: Path) -> None:
-    run_dir = tmp_path / "runs" / "left-s0-ab-1"
-    (run_dir / "services").mkdir(parents=True)
-    program = [sys.executable, "-c", "import time; time.sleep(300)"]
-    with subprocess.Popen([*program, run_dir.name]) as ours, subprocess.Popen(program) as stranger:
-        for name, pid in (("learner", ours.pid), ("reward", stranger.pid), ("gone", 2**22 - 3)):
-            (run_dir / "services" / f"{name}.json").write_text(json.dumps({"pid": pid, "port": 0}))
-        try:
-            assert end_services(run_dir) == [ours.pid]
-            assert not psutil.pid_exists(ours.pid) and stranger.poll() is None
-        finally:
-            stranger.kill()
+@pytest.mark.parametrize("how", ["cancelled", "crashed"])
+def test_the_note_says_how_to_continue(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Server:
+        notes: ClassVar[list[str]] = []
 
+        def __enter__(self) -> "Server":
+            return self
 
-def test_the_note_says_how_to_continue(tmp_path: Path) -> None:
-    note = how_to_continue(tmp_path / "runs" / "r-1", "cancelled", 0)
-    assert "# r-1: cancelled" in note and "--resume r-1" in note and "No service was left" in note
-    assert "2 of its services" in how_to_continue(tmp_path / "r-1", "crashed", 2)
+        def __exit__(self, *_: object) -> None:
+            """Close nothing."""
+
+        def create_artifact(self, note: Any) -> None:
+            self.notes.append(note.data)
+
+    monkeypatch.setattr(post_train, "get_client", lambda sync_client: Server())
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    run_dir = tmp_path / "runs" / "r-1"
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text("{}")
+    flow_run = SimpleNamespace(id=UUID(int=1))
+    remember_flow_run(run_dir, str(flow_run.id))
+    note_how_to_continue(flow=None, flow_run=flow_run, state=Crashed() if how == "crashed" else Cancelled())
+    (note,) = Server.notes
+    assert f"# r-1: {how}" in note and "--resume r-1" in note
+    (run_dir / "outcome.json").write_text("{}")
+    note_how_to_continue(flow=None, flow_run=flow_run, state=Crashed())
+    assert Server.notes == [note]

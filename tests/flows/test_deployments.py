@@ -27,7 +27,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from antiphon.cli import app as cli
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.flows import deployments
-from antiphon.flows.deployments import DEPLOYMENTS, MACHINE_QUEUE, WATCH_NAME, DeployOptions
+from antiphon.flows.deployments import DEPLOYMENTS, MACHINE_QUEUE, WATCH_NAME
 from antiphon.runs.servers.prefect_server import PrefectServer, begin_prefect_server, server_password
 from antiphon.system.ports import free_port
 
@@ -179,18 +179,17 @@ def test_deploying_offers_every_flow_with_its_form(site: Site, client: SyncPrefe
 
 
 def test_deploying_again_changes_only_what_changed(site: Site, client: SyncPrefectClient) -> None:
-    options = DeployOptions(project=site.project, home=site.home)
-    before = {d.name: d.identity for d in deployments.deploy(options)}
+    before = {d.name: d.identity for d in deployments.deploy(site.project, site.home)}
     assert all(s.active is False for d in client.read_deployments() for s in d.schedules)
-    deployments.deploy(DeployOptions(project=site.project, home=site.home, schedules=True))
-    again = deployments.deploy(options)  # a switch that was set stays
+    deployments.deploy(site.project, site.home, schedules=True)
+    again = deployments.deploy(site.project, site.home)  # a switch that was set stays
     assert {d.name: d.identity for d in again} == before and not any(d.created for d in again)
     by_name = {d.name: d for d in client.read_deployments()}
     assert [(s.slug, s.active) for s in by_name["benchmark"].schedules] == [("nightly", True)]
     assert [(s.slug, s.active) for s in by_name["replay"].schedules] == [("weekly", True)]
-    deployments.deploy(DeployOptions(project=site.project, home=site.home, limit=2, schedules=False))
+    deployments.deploy(site.project, site.home, limit=2, schedules=False)
     assert client.read_work_queue_by_name(MACHINE_QUEUE, work_pool_name="antiphon").concurrency_limit == 2
-    deployments.deploy(options)
+    deployments.deploy(site.project, site.home)
     assert len(client.read_deployments()) == len(DEPLOYMENTS)
     assert len(client.read_automations_by_name(WATCH_NAME)) == 1
 
@@ -314,9 +313,9 @@ def test_a_pool_of_another_type_is_left_alone(site: Site, client: SyncPrefectCli
 
     client.create_work_pool(WorkPoolCreate(name="cloud", type="kubernetes"))
     with pytest.raises(ConfigError, match="work pool cloud is of type kubernetes; give --pool"):
-        deployments.deploy(DeployOptions(project=site.project, home=site.home, pool="cloud"))
+        deployments.deploy(site.project, site.home, pool="cloud")
     with pytest.raises(ConfigError, match="--limit 0"):
-        deployments.deploy(DeployOptions(project=site.project, home=site.home, limit=0))
+        deployments.deploy(site.project, site.home, limit=0)
 
 
 def test_without_a_server_the_sentence_says_what_to_do(
@@ -331,7 +330,7 @@ def test_without_a_server_the_sentence_says_what_to_do(
         temporary_settings({PREFECT_API_URL: nobody}),
         pytest.raises(UnavailableError, match="no Prefect server answers at http"),
     ):
-        deployments.deploy(DeployOptions(project=tmp_path, home=tmp_path))
+        deployments.deploy(tmp_path, tmp_path)
 
 
 def test_the_guides_hold_what_was_run(site: Site) -> None:

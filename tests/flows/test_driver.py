@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prefect.exceptions import UnfinishedRun
 
 from antiphon.benchmarks.parts.plain_job import PlainStages
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.schedule import schedule
-from antiphon.flows.driver import Handle, StageSkipped, drive
+from antiphon.flows.driver import drive
 from antiphon.runs.clients import RunStopped
 from antiphon.runs.live_run import LiveRun
 
@@ -26,13 +27,12 @@ class Stage:
     error: Exception | None = None
     ended: bool = False
 
-    def wait(self) -> None:
-        self.ended = True
+    def result(self, timeout: float | None = None) -> None:
         if self.error is not None:
             raise self.error
-
-    def done(self) -> bool:
-        return self.ended or self.error is not None
+        if timeout == 0 and not self.ended:
+            raise TimeoutError
+        self.ended = True
 
 
 @dataclass
@@ -42,11 +42,11 @@ class Book:
     fails: dict[tuple[str, int], Exception] = field(default_factory=dict)
     stages: dict[tuple[str, int], Stage] = field(default_factory=dict)
 
-    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
-        before = tuple(cast("Stage", handle) for handle in after)
+    def submit(self, stage: str, number: int, after: Sequence[Stage]) -> Stage:
+        before = tuple(after)
         error = self.fails.get((stage, number))
         if error is None and any(s.error is not None for s in before):
-            error = StageSkipped("a stage before this one failed")
+            error = UnfinishedRun("a stage before this one failed")
         assert (stage, number) not in self.stages
         made = self.stages[stage, number] = Stage(stage, number, before, error)
         return made
@@ -82,7 +82,7 @@ def config_of(steps: int, staleness: int, interval: int = 1, evaluated: int = 0)
 
 def driven(run: Run, first: int = 0, book: Book | None = None) -> Book:
     book = book or Book()
-    drive(cast("LiveRun", run), book, first)
+    drive(cast("LiveRun", run), book.submit, first)
     return book
 
 
@@ -114,7 +114,7 @@ def test_plain_stages_wait_for_what_comes_before() -> None:
     done: list[tuple[str, int]] = []
     stages = PlainStages(lambda stage, number: done.append((stage, number)))
     try:
-        drive(cast("LiveRun", Run(config_of(5, staleness=2))), stages, 0)
+        drive(cast("LiveRun", Run(config_of(5, staleness=2))), stages.submit, 0)
     finally:
         stages.close()
     assert len(done) == len(set(done))

@@ -34,6 +34,12 @@ def until(look: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def process_ids(supervisor: Supervisor) -> dict[str, int]:
+    """Return the running children: service name -> process id."""
+    processes = {name: child.process for name, child in supervisor._children.items()}
+    return {name: one.pid for name, one in processes.items() if one is not None and one.alive()}
+
+
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[tuple[Supervisor, ServiceSpec, list[str]]]:
     """A supervisor, a coordinator it may start, and what it complains of."""
@@ -76,11 +82,11 @@ def test_a_killed_or_stopped_service_is_back_at_its_address(
     supervisor.start(spec)
     port = supervisor.wait_ready("coordinator", START_S)
     for restarts, number in enumerate((signal.SIGKILL, signal.SIGTERM), start=1):
-        os.kill(supervisor.process_ids()["coordinator"], number)
+        os.kill(process_ids(supervisor)["coordinator"], number)
         until(lambda wanted=restarts: supervisor.restarts()["coordinator"] == wanted)  # type: ignore[misc]
         assert supervisor.wait_ready("coordinator", START_S) == port
     assert complaints == []
-    last = supervisor.process_ids()["coordinator"]
+    last = process_ids(supervisor)["coordinator"]
     os.kill(last, signal.SIGKILL)
     until(lambda: bool(complaints))
     assert complaints[0].startswith("coordinator was ended by SIGKILL (is there enough memory?)")
@@ -95,8 +101,8 @@ def test_a_service_that_ends_with_the_run_is_let_go(
     supervisor.start(spec)
     supervisor.wait_ready("coordinator", START_S)
     supervisor.expect_end()
-    os.kill(supervisor.process_ids()["coordinator"], signal.SIGTERM)
-    until(lambda: not supervisor.process_ids())
+    os.kill(process_ids(supervisor)["coordinator"], signal.SIGTERM)
+    until(lambda: not process_ids(supervisor))
     supervisor.close()
     assert supervisor.restarts() == {"coordinator": 0}
     assert complaints == []
@@ -121,7 +127,7 @@ def test_a_coordinator_whose_database_is_away_waits_for_it(
             supervisor.start(service_spec("run-1", tmp_path, tmp_path / "store", "127.0.0.1", "coordinator"))
             port = supervisor.wait_ready("coordinator", START_S)
             server.stop()
-            os.kill(supervisor.process_ids()["coordinator"], signal.SIGKILL)
+            os.kill(process_ids(supervisor)["coordinator"], signal.SIGKILL)
             until(lambda: "cannot be reached" in blocked_reason(tmp_path, port))
             assert supervisor.restarts() == {"coordinator": 1} and complaints == []
             server.start()
@@ -221,7 +227,7 @@ def deaf_supervisor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor
 
 
 def family_of(supervisor: Supervisor) -> list[psutil.Process]:
-    leaders = [psutil.Process(pid) for pid in supervisor.process_ids().values()]
+    leaders = [psutil.Process(pid) for pid in process_ids(supervisor).values()]
     family = leaders + [child for leader in leaders for child in leader.children(recursive=True)]
     assert len(family) == 4
     return family
@@ -251,7 +257,7 @@ def test_a_dismissed_worker_is_ended_and_not_started_again(
     supervisor = deaf_supervisor(tmp_path, monkeypatch)
     assert supervisor.keeps("worker-0") and not supervisor.keeps("worker-1")
     supervisor.dismiss("worker-0")
-    until(lambda: set(supervisor.process_ids()) == {"coordinator"})
+    until(lambda: set(process_ids(supervisor)) == {"coordinator"})
     assert not supervisor.keeps("worker-0") and supervisor.restarts()["worker-0"] == 0
     supervisor.kill()
     supervisor.close()
@@ -319,7 +325,7 @@ def test_only_a_service_that_was_ready_is_told_that_it_is_started_again(
     try:
         supervisor.start(service_spec("run-1", tmp_path, tmp_path / "store", "127.0.0.1", "coordinator"))
         supervisor.wait_ready("coordinator", START_S)
-        os.kill(supervisor.process_ids()["coordinator"], signal.SIGKILL)
+        os.kill(process_ids(supervisor)["coordinator"], signal.SIGKILL)
         until(lambda: len(started) == 3)
         assert ["--wait-for-journal" in arguments for arguments in started] == [False, False, True]
     finally:

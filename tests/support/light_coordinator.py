@@ -16,7 +16,6 @@ from antiphon.core.records import (
     GroupSubmission,
     GroupToReward,
     Lease,
-    Prompt,
     SampleReward,
     SamplingParameters,
     SnapshotManifest,
@@ -46,7 +45,8 @@ def light_lease(
     return Lease(
         lease_id=f"{number:030x}{attempt:02x}",
         group_id=f"g{number}",
-        prompt=Prompt(f"train-0-{number}", (1 + number % 7, 3)),
+        prompt_key=f"train-0-{number}",
+        prompt_token_ids=(1 + number % 7, 3),
         epoch=0,
         seeds=request_seeds(0, f"train-0-{number}", 0, samples),
         sampling=SamplingParameters(max_tokens=max_tokens),

@@ -59,7 +59,7 @@ def sample_lease(lease: Lease, worker_id: str, version: int) -> GroupSubmission:
         group_id=lease.group_id,
         worker_id=worker_id,
         trajectories=tuple(
-            light_trajectory(seed, version, index, lease.prompt.key) for index, seed in enumerate(lease.seeds)
+            light_trajectory(seed, version, index, lease.prompt_key) for index, seed in enumerate(lease.seeds)
         ),
         generation_s=0.01,
     )

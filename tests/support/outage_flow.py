@@ -13,8 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from antiphon.flows.post_train import flush_events
-from antiphon.flows.prefect_resilience import await_server, hold_events
+from antiphon.flows.post_train import await_server, flush_events, hold_events
 from antiphon.system.logs import configure_logs
 
 

@@ -70,10 +70,6 @@ class RecordedRun:
         tensors: dict[str, Any] = load_file(self._ledger / "versions" / f"v{version:06d}.safetensors")
         return tensors
 
-    def middle_version(self, epoch: int) -> int:
-        """Return the version in the middle of an epoch."""
-        return int((epoch + 0.5) * len(self.prompts) / self.config.loop.prompts_per_step)
-
     def histories(self, epoch: int) -> dict[str, PromptHistory]:
         """Return prompt key -> what workers are sent as the history of an epoch."""
         groups: dict[str, list[BatchRow]] = defaultdict(list)

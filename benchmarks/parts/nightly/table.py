@@ -117,30 +117,19 @@ def compare(
         return Comparison(measure, Verdict.UNDECIDED, 0, None, None, None, None)
     changes = _changes([before[c] for c in shared], [after[c] for c in shared])
     middle = median(changes)
-    allowance = allowed_change(measure, changes, [*history, before])
-    return Comparison(
-        measure,
-        _verdict(measure.better, changes, middle, allowance),
-        len(shared),
-        median(before[c] for c in shared),
-        median(after[c] for c in shared),
-        middle,
-        allowance,
-    )
-
-
-def allowed_change(
-    measure: Measure, changes: Sequence[float], history: Sequence[Mapping[str, float]]
-) -> float:
-    """Return the relative change up to which a measure counts as unchanged.
-
-    `changes`: of the pairs, at least one; `history`: case -> value of earlier tables, oldest first.
-    """
     tolerance = measure.tolerance if len(changes) >= FEW_PAIRS else 2.0 * measure.tolerance
-    middle = median(changes)
     deviation = MAD_TO_DEVIATION * median(abs(change - middle) for change in changes)
-    spread = deviation / sqrt(len(changes))
-    return max(tolerance, NOISE_FACTOR * spread, NOISE_FACTOR * usual_distance(history))
+    usual = usual_distance([*history, before])
+    allowance = max(tolerance, NOISE_FACTOR * deviation / sqrt(len(changes)), NOISE_FACTOR * usual)
+    agreeing = sum(change * middle > 0.0 for change in changes)
+    if measure.better is Direction.NEITHER:
+        verdict = Verdict.UNDECIDED
+    elif abs(middle) <= allowance or agreeing < AGREEING_SHARE * len(changes):
+        verdict = Verdict.SAME
+    else:
+        verdict = Verdict.BETTER if (middle > 0.0) == (measure.better is Direction.HIGHER) else Verdict.WORSE
+    was, now = (median(table[c] for c in shared) for table in (before, after))
+    return Comparison(measure, verdict, len(shared), was, now, middle, allowance)
 
 
 def usual_distance(history: Sequence[Mapping[str, float]]) -> float:
@@ -163,18 +152,6 @@ def usual_distance(history: Sequence[Mapping[str, float]]) -> float:
 def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
     # The larger of the two values is the scale, so that a change and its way back weigh the same.
     return [0.0 if a == b else (a - b) / max(abs(a), abs(b)) for b, a in zip(before, after, strict=True)]
-
-
-def _verdict(better: Direction, changes: Sequence[float], middle: float, allowance: float) -> Verdict:
-    if better is Direction.NEITHER:
-        return Verdict.UNDECIDED
-    if abs(middle) <= allowance:
-        return Verdict.SAME
-    agreeing = sum(1 for change in changes if change * middle > 0.0)
-    if agreeing < AGREEING_SHARE * len(changes):
-        return Verdict.SAME
-    grew = middle > 0.0
-    return Verdict.BETTER if grew == (better is Direction.HIGHER) else Verdict.WORSE
 
 
 _SIDES = (

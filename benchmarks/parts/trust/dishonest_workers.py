@@ -22,7 +22,6 @@ from antiphon.core.records import (
     FloatArray,
     IntArray,
     Lease,
-    Prompt,
     SamplingParameters,
     Trajectory,
     VersionSpan,
@@ -84,14 +83,15 @@ def trust_leases(count: int, first: int = 0, samples: int = GROUP) -> list[Lease
     leases = []
     for number in range(first, first + count):
         text = f"{1 + number % 9} + {number // 9 % 8 + 1} - {number % 7 + 1} + {number // 7 % 6 + 2} ="
-        prompt = Prompt(f"train-0-{number}", codec.encode_prompt(text))
+        key = f"train-0-{number}"
         leases.append(
             Lease(
                 lease_id=f"{number:032x}",
                 group_id=f"g{number:07d}",
-                prompt=prompt,
+                prompt_key=key,
+                prompt_token_ids=codec.encode_prompt(text),
                 epoch=0,
-                seeds=request_seeds(0, prompt.key, 0, samples),
+                seeds=request_seeds(0, key, 0, samples),
                 sampling=SamplingParameters(max_tokens=MAX_TOKENS),
                 version=None,
                 duration_s=30.0,
@@ -123,7 +123,7 @@ def sample(
 
     wanted = [lease.seeds for lease in leases] if seeds is None else seeds
     flat = [seed for row in wanted for seed in row]
-    prompts = [lease.prompt.token_ids for lease, row in zip(leases, wanted, strict=True) for _ in row]
+    prompts = [lease.prompt_token_ids for lease, row in zip(leases, wanted, strict=True) for _ in row]
     sampling, start = leases[0].sampling, len(prompts[0])
     if temperature is not None:
         sampling = dataclasses.replace(sampling, temperature=temperature)
@@ -189,9 +189,9 @@ def stepped(sampler: TinySampler, lease: Lease, learning_rate: float) -> Any:
     That is what AdamW's first step does; the gradient is of the model's own completions.
     """
     found = copy.deepcopy(sampler.model)
-    start = len(lease.prompt.token_ids)
+    start = len(lease.prompt_token_ids)
     for trajectory in sample(sampler, sampler.model, [lease])[0]:
-        whole = torch.tensor([[*lease.prompt.token_ids, *trajectory.token_ids.tolist()]])
+        whole = torch.tensor([[*lease.prompt_token_ids, *trajectory.token_ids.tolist()]])
         logits = found(input_ids=whole[:, :-1]).logits[0, start - 1 :].float()
         torch.nn.functional.cross_entropy(logits, whole[0, start:]).backward()
     with torch.no_grad():

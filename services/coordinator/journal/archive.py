@@ -93,7 +93,7 @@ class Archive:
 
     async def attach(self, leases: Sequence[Lease]) -> list[Lease]:
         """Return the leases with the history of their prompts, as much as fits one reply."""
-        histories = [self.history(lease.prompt.key) for lease in leases]
+        histories = [self.history(lease.prompt_key) for lease in leases]
         sizes = [most_bytes(history) for history in histories if history is not None]
         room = min(REPLY_BYTES, max(0, MESSAGE_BYTES - MARGIN_BYTES - sum(map(_bytes, leases))))
         if sum(sizes) > room or max(sizes, default=0) > self._lease_bytes:
@@ -107,4 +107,4 @@ class Archive:
 
 def _bytes(lease: Lease) -> int:
     tokens = sum(piece.token_ids.size for piece in lease.prefix)
-    return group_bytes(len(lease.seeds), tokens, len(lease.prompt.token_ids))
+    return group_bytes(len(lease.seeds), tokens, len(lease.prompt_token_ids))

@@ -108,9 +108,11 @@ class Journal:
         self._retry_s, self._longest_wait_s = retry_s, longest_wait_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal") if threaded else None
         self._pending = WriteBatch()
-        self._pending_done: asyncio.Future[None] | None = None
+        self._pending_for: list[asyncio.Future[None]] = []
+        """Who waits for what is pending; each has a future of its own, so giving up disturbs no other."""
         self._flushing: asyncio.Task[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
+        self._writing_for: list[asyncio.Future[None]] | None = None
+        """Who waits for the transaction under way; None without one."""
         self._next_write = 0.0
         self.failure: AntiphonError | None = None
         """Why nothing can be written any more, or None."""
@@ -201,7 +203,6 @@ class Journal:
             AntiphonError: when an earlier write failed or has no known end; nothing is taken after that.
         """
         self._check()
-        loop = asyncio.get_running_loop()
         failpoints.reach("coordinator.enqueue.before")
         batch = self._pending
         at = self.wall_clock()
@@ -218,13 +219,13 @@ class Journal:
             if dump.body:
                 batch.snapshots.append(StateRow(self.last_seq, FORM, dump.digest, dump.body))
             batch.entries.update({(name, place): body for name, place, body in dump.entries})
-        if self._pending_done is None:
-            self._pending_done = loop.create_future()
-            self._pending_done.add_done_callback(_observe)
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        self._pending_for.append(done)
         if self._flushing is None:
             self._flushing = loop.create_task(self._flush())
         failpoints.reach("coordinator.enqueue.after")
-        return asyncio.shield(self._pending_done)
+        return done
 
     def written(self) -> "asyncio.Future[None]":
         """Return what is done when everything that was enqueued before is on the disk.
@@ -233,17 +234,19 @@ class Journal:
             AntiphonError: as `enqueue`.
         """
         self._check()
-        last = self._pending_done or self._writing
-        if last is None:
-            last = asyncio.get_running_loop().create_future()
-            last.set_result(None)
-            return last
-        return asyncio.shield(last)
+        done = asyncio.get_running_loop().create_future()
+        if self._pending_for:
+            self._pending_for.append(done)
+        elif self._writing_for is not None:
+            self._writing_for.append(done)
+        else:
+            done.set_result(None)
+        return done
 
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure
-        if self._writing is not None and self._flushing is None:
+        if self._writing_for is not None and self._flushing is None:
             raise IntegrityError(
                 f"nobody knows whether the last events of the journal {self._store.place} are on the disk; "
                 "start the run again"
@@ -277,23 +280,25 @@ class Journal:
     async def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while (done := self._pending_done) is not None:
+            while self._pending_for:
                 await asyncio.sleep(max(0.0, self._next_write - loop.time()))
-                batch, self._pending, self._pending_done = self._pending, WriteBatch(), None
-                self._writing = done
+                batch, self._pending = self._pending, WriteBatch()
+                self._writing_for, self._pending_for = self._pending_for, []
                 try:
                     await self._write(batch)
                 except AntiphonError as error:
-                    self._fail(error, done)
+                    self._fail(error)
                     return
                 except BaseException as error:  # a waiting caller must not wait for ever
                     broke = f"the journal {self._store.place} broke ({error!r}); the log has the details"
-                    self._fail(IntegrityError(f"{broke}, and a restart continues"), done)
+                    self._fail(IntegrityError(f"{broke}, and a restart continues"))
                     _log.error("journal.broke", exc_info=error)
                     raise
-                self._writing = None
+                written, self._writing_for = self._writing_for, None
                 self._next_write = loop.time() + GATHER_S
-                done.set_result(None)
+                for done in written:
+                    if not done.done():  # its caller hung up
+                        done.set_result(None)
                 self.grown.notify()
         finally:
             self._flushing = None
@@ -326,12 +331,13 @@ class Journal:
             f"(epoch {self._store.epoch} was overtaken); it stops, call the new one"
         )
 
-    def _fail(self, error: AntiphonError, done: "asyncio.Future[None]") -> None:
+    def _fail(self, error: AntiphonError) -> None:
         self.failure = error
-        for waiting in (done, self._pending_done):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(error)
-        self._pending, self._pending_done = WriteBatch(), None
+        for done in (*(self._writing_for or ()), *self._pending_for):
+            if not done.done():
+                done.set_exception(error)
+                done.exception()  # seen: callers that do not wait for the disk get it on their next call
+        self._pending, self._pending_for = WriteBatch(), []
         if self.on_failure is not None:
             self.on_failure(error)
         self.grown.notify()
@@ -347,13 +353,7 @@ class Journal:
         return self._thread.submit(work, *arguments).result()
 
 
-def _observe(future: "asyncio.Future[None]") -> None:
-    """Mark a failure as seen: callers that do not wait for the disk get it on their next call."""
-    if not future.cancelled():
-        future.exception()
-
-
-SNAPSHOT_EVERY = 20_000
+SNAPSHOT_EVERY = 40_000
 """Events between two snapshots; a restart folds this many within half a second."""
 PARTS = 20
 """Of the events between two snapshots: after each, what became final is written, so that no call pays

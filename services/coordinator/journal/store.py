@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from antiphon.core.frozen import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class HistoryRow:
     """The completions of one prompt in one epoch, as the archive keeps them."""
 
@@ -22,7 +24,7 @@ class HistoryRow:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HistoryEdit:
     """What changes in the history; a row that is kept and gone is gone."""
 
@@ -31,7 +33,7 @@ class HistoryEdit:
     """(prompt key, epoch) of rows to delete."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredEvent:
     """One row of the journal."""
 
@@ -42,7 +44,7 @@ class StoredEvent:
     body: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StateRow:
     """The state of the run after one event, as `core.loop.state_codec` writes it."""
 
@@ -53,7 +55,7 @@ class StateRow:
     body: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TrainedRow:
     """A step that was trained: the version it made and the groups it used up."""
 
@@ -65,7 +67,7 @@ class TrainedRow:
     """In the order of the batch; a store takes each of them once, whatever the step."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoreTotals:
     """What a store counts by itself, to compare with the state that was folded from its events."""
 

@@ -19,10 +19,9 @@ class Submissions:
         self._journal = journal
         self._known: dict[str, GroupSubmission] = {}
 
-    def remember(self, record: object) -> None:
-        """Keep an accepted submission at hand until its group ends; other records are ignored."""
-        if isinstance(record, GroupSubmission):
-            self._known[record.group_id] = dataclasses.replace(record, encoded=None)
+    def remember(self, submission: GroupSubmission) -> None:
+        """Keep an accepted submission at hand until its group ends."""
+        self._known[submission.group_id] = dataclasses.replace(submission, encoded=None)
 
     def forget(self, group_ids: Iterable[str]) -> None:
         """Drop what is kept at hand of groups that ended; other names are ignored."""

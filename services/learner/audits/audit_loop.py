@@ -1,10 +1,9 @@
 """Audit loop: takes groups from the coordinator one after the other and tells it what an auditor found."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,48 +20,39 @@ PULL_S = 20.0
 """How long one question for groups stays open at the coordinator."""
 GROUPS_PER_PULL = 4
 
+_NOTHING: Sequence[SampleStatistics] = ()
 _log = structlog.get_logger(__name__)
 
 
-class Examiner(Protocol):
-    """Scores groups again; for one thread."""
-
-    def examine(self, group: GroupToAudit) -> Sequence[SampleStatistics]:
-        """Return what the scores say, for each sample and each worker that sampled some of it.
-
-        Raises:
-            UnavailableError: when no version of the group is kept any more.
-        """
+Examine = Callable[[GroupToAudit], Sequence[SampleStatistics]]
+"""Scores a group again, on one thread, and returns what the scores say for each sample and each worker that
+sampled some of it; raises UnavailableError when no version of the group is kept any more."""
 
 
-async def audit_forever(coordinator: Coordinator, auditor: Examiner, client_id: str) -> None:
+async def audit_forever(coordinator: Coordinator, examine: Examine, client_id: str) -> None:
     """Examine what the coordinator hands out, until cancelled; it may come and go meanwhile.
 
     Whatever goes wrong with a group, the coordinator is told why it was not audited, and the next follows.
     """
+    loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(1, "audit") as thread:
         while True:
             try:
                 for group in await coordinator.pull_for_audit(client_id, GROUPS_PER_PULL, PULL_S):
-                    samples, reason = await _examined(auditor, group, thread)
-                    await coordinator.submit_audit(group.submission.group_id, samples, reason=reason)
+                    group_id, samples, reason = group.submission.group_id, _NOTHING, ""
+                    try:
+                        samples = await loop.run_in_executor(thread, examine, group)
+                    except UnavailableError as error:
+                        reason = str(error)
+                    except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which counts it
+                        _log.error("audit.broke", group=group_id, exc_info=error)
+                        reason = f"the auditor failed: {error!r}"
+                    await coordinator.submit_audit(group_id, samples, reason=reason)
             except Exception as error:  # noqa: BLE001 - that audits end for good is what a liar hopes for
                 _log.warning(
                     "audit.failed", reason=repr(error), exc_info=not isinstance(error, AntiphonError)
                 )
                 await asyncio.sleep(MOST_PAUSE_S)
-
-
-async def _examined(
-    auditor: Examiner, group: GroupToAudit, thread: ThreadPoolExecutor
-) -> tuple[Sequence[SampleStatistics], str]:
-    try:
-        return await asyncio.get_running_loop().run_in_executor(thread, auditor.examine, group), ""
-    except UnavailableError as error:
-        return (), str(error)
-    except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which counts it
-        _log.error("audit.broke", group=group.submission.group_id, exc_info=error)
-        return (), f"the auditor failed: {error!r}"
 
 
 Flags = npt.NDArray[np.bool_]

@@ -66,7 +66,7 @@ def audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ..
 
 
 def to_audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ...]) -> GroupToAudit:
-    return GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids, lease.sampling, sampler.rule)
+    return GroupToAudit(submission(lease, "w-1", made), lease.prompt_token_ids, lease.sampling, sampler.rule)
 
 
 @pytest.mark.parametrize("kind", LIARS)
@@ -163,7 +163,7 @@ def test_a_liar_is_shut_out_while_others_go_on(
     async def act(site: SecuredSite) -> None:
         flow = site.client(house.services)
         auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
-        auditing = asyncio.ensure_future(audit_forever(flow, auditor, "auditor"))
+        auditing = asyncio.ensure_future(audit_forever(flow, auditor.examine, "auditor"))
         bad, good = await enter(site, house, "bad"), await enter(site, house, "good")
         cheat = workers.cherry_picked(sampler, 1)
         handed_in = 0

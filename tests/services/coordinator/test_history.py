@@ -19,7 +19,6 @@ from antiphon.core.records import (
     GroupRewards,
     GroupSubmission,
     Lease,
-    Prompt,
     PromptHistory,
     SampleReward,
     SamplingParameters,
@@ -92,7 +91,7 @@ async def run_step(client: CoordinatorClient, worker_id: str, step: int) -> dict
     digest = light_manifest(step + 1).weights_digest
     await client.commit_step(StepCommit(step, step + 1, digest, batch.digest))
     await client.announce_snapshot(light_manifest(step + 1))
-    return {lease.prompt.key: sent for lease, sent in zip(leases, submissions, strict=True)}
+    return {lease.prompt_key: sent for lease, sent in zip(leases, submissions, strict=True)}
 
 
 def rows_of(history: PromptHistory | None) -> list[tuple[int, int, int, float, list[int]]]:
@@ -125,9 +124,9 @@ def test_leases_carry_what_was_judged_and_a_restart_changes_nothing(tmp_path: Pa
         await client.open_step(3)
         worker = await client.register(hello())
         (lease,) = await take(client, worker.worker_id, 3, groups=1)
-        assert rows_of(lease.history) == seen[0][lease.prompt.key] != []
+        assert rows_of(lease.history) == seen[0][lease.prompt_key] != []
         (bare,) = await take(client, worker.worker_id, 3, groups=1, wants_history=False)
-        assert bare.prompt.key != lease.prompt.key and bare.history is None
+        assert bare.prompt_key != lease.prompt_key and bare.history is None
 
     serve_and(tmp_path, first)
     assert archived(tmp_path) == rewarded_epochs(tmp_path, CONFIG.drafting.epochs)
@@ -144,13 +143,13 @@ def test_held_out_prompts_draft_from_earlier_evaluations(tmp_path: Path) -> None
             await client.announce_snapshot(light_manifest(version))
             await client.open_evaluation(version)
             leases = await take(client, worker.worker_id, version)
-            assert {lease.prompt.key for lease in leases} == {"heldout-0-0", "heldout-0-1"}
+            assert {lease.prompt_key for lease in leases} == {"heldout-0-0", "heldout-0-1"}
             for lease in leases:
-                earlier = sent.get(lease.prompt.key, [])
+                earlier = sent.get(lease.prompt_key, [])
                 assert rows_of(lease.history) == [row for rows in reversed(earlier) for row in rows]
             submissions = await judge(client, worker.worker_id, leases, version)
             for lease, submission in zip(leases, submissions, strict=True):
-                sent.setdefault(lease.prompt.key, []).append(rows_from(version, submission))
+                sent.setdefault(lease.prompt_key, []).append(rows_from(version, submission))
             await run_step(client, worker.worker_id, version)
 
     serve_and(tmp_path, act)
@@ -249,7 +248,7 @@ def long_group(
 
 
 def lease_of(key: str) -> Lease:
-    return Lease("0" * 32, key, Prompt(key, (1, 2)), 1, (1,), SamplingParameters(), None, 60.0, 1)
+    return Lease("0" * 32, key, key, (1, 2), 1, (1,), SamplingParameters(), None, 60.0, 1)
 
 
 def test_no_lease_and_no_reply_exceeds_its_limit() -> None:

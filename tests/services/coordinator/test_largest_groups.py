@@ -115,7 +115,7 @@ def test_the_largest_groups_are_handed_over_handed_in_rewarded_and_audited(tmp_p
                 assert [piece.stop for piece in lease.prefix] == [LONGEST - 1] * GROUP_SIZE
                 submission = finished(lease, worker_id)
                 assert await client.submit_group(submission) is SubmitVerdict.ACCEPTED
-                audits._waiting[lease.group_id] = _Waiting(submission, lease.prompt.token_ids)
+                audits._waiting[lease.group_id] = _Waiting(submission, lease.prompt_token_ids)
             for _ in range(GROUPS):
                 (group,) = await client.pull_for_reward("r", 16, 1.0)
                 assert [tokens.size for tokens in group.completions] == [LONGEST] * GROUP_SIZE

@@ -58,7 +58,7 @@ def test_evaluation_is_sampled_and_audited_by_its_own_keys(tmp_path: Path) -> No
             await client.open_evaluation(0)
             worker_id = (await client.register(replace(hello(), device="gpu"))).worker_id
             leases = (await client.lease_group(LeaseRequest(worker_id, 0, 16, 5.0))).leases
-            heldout = [lease for lease in leases if lease.prompt.key.startswith("heldout")]
+            heldout = [lease for lease in leases if lease.prompt_key.startswith("heldout")]
             assert heldout and len(heldout) < len(leases)
             wanted = {}
             queues = [AuditQueue(state_machine, bytes([number] * 32)) for number in range(12)]

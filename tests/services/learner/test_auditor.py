@@ -27,7 +27,7 @@ def sampler() -> workers.TinySampler:
 
 def to_audit(lease: Lease, made: workers.Group, *authors: AuthoredSpan) -> GroupToAudit:
     submission = GroupSubmission(lease.lease_id, lease.group_id, "w-1", made, 0.1)
-    return GroupToAudit(submission, lease.prompt.token_ids, lease.sampling, authors=authors)
+    return GroupToAudit(submission, lease.prompt_token_ids, lease.sampling, authors=authors)
 
 
 def test_no_more_than_the_bound_is_in_memory(

@@ -23,7 +23,7 @@ def history_for(lease: Lease, *rows: list[int]) -> PromptHistory:
     completions = tuple(
         PastCompletion(np.array(row, dtype=np.int32), 0, 0, index, 1.0) for index, row in enumerate(rows)
     )
-    return PromptHistory(lease.prompt.key, 0, completions)
+    return PromptHistory(lease.prompt_key, 0, completions)
 
 
 def work_off(leases: list[Lease], drafts: bool) -> tuple[LightCoordinator, LightEngine]:
