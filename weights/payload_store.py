@@ -21,8 +21,8 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from antiphon.api.manifest import full_payload, manifest_from_bytes, manifest_to_bytes, payload_digest
-from antiphon.core.digests import check_digest
-from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.digests import is_digest
+from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.system.files import PREFIX, flush_folder, unusable, write_atomically
 from antiphon.system.wakeup import Wakeup
@@ -108,7 +108,9 @@ class PayloadStore:
         Raises:
             ContractError: when `digest` has not the form of a digest.
         """
-        return self.root / f"{check_digest(digest)}{SUFFIX}"
+        if not is_digest(digest):  # no peer smuggles a path
+            raise ContractError(f"{digest[:80]!r} is not a digest; expected 64 lower-case hex digits")
+        return self.root / f"{digest}{SUFFIX}"
 
     def has(self, digest: str) -> bool:
         """Tell whether a payload is here whole."""
@@ -260,7 +262,7 @@ class PayloadStore:
         """Remove a payload, such as one that was altered, so that it is fetched again."""
         with self._guard:
             self._incoming.pop(digest, None)
-        for path in self.root.glob(f"*{check_digest(digest)}*"):
+        for path in self.root.glob(f"{self.path(digest).name}*"):
             path.unlink(missing_ok=True)
 
     def put_manifest(self, manifest: SnapshotManifest) -> None:
