@@ -52,6 +52,8 @@ def serve(
 
     resolved = load_config(config)
     if service != "coordinator":
+        if wait_for_journal:
+            raise ConfigError(f"serve {service} has no journal; leave --wait-for-journal out")
         if not coordinator:
             raise ConfigError(
                 f"serve {service} needs --coordinator HOST:PORT, the address of the run's coordinator"

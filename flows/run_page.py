@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -19,7 +20,7 @@ import httpx
 import structlog
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-from prefect.exceptions import PrefectException
+from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import StepCommit
@@ -64,6 +65,8 @@ _LINKED = ("report: ", "look around: ", "beside another run: ", "beside other ru
 """Sentences of an outcome whose places the page links to."""
 
 _AWAY = (PrefectException, httpx.HTTPError, OSError)
+_REFUSED = (400, 413, 422)
+"""Statuses of lines that a server would refuse again."""
 
 
 class RunPage:
@@ -97,9 +100,9 @@ class RunPage:
             looks = 0
             while not self._over.wait(PAGE_S if looks else 0.0):
                 self._try(lambda: self.heed(client))
-                self._look(client, whole=looks % SLOW_LOOKS == 0)
+                self._try(partial(self._look, client, whole=looks % SLOW_LOOKS == 0))
                 looks += 1
-            self._look(client, whole=True)
+            self._try(lambda: self._look(client, whole=True))
 
     def heed(self, client: SyncPrefectClient) -> None:
         """Stop the run when its flow run was cancelled, unless it has its outcome.
@@ -109,8 +112,8 @@ class RunPage:
         run, state = self._run, client.read_flow_run(self._flow_run_id).state
         cancelled = state is not None and (state.is_cancelling() or state.is_cancelled())
         if cancelled and not run.stop_reason and not is_finished(run.run_dir):
-            note_cancelled(run.run_dir)
             run.stop(CANCEL_REASON)
+            note_cancelled(run.run_dir)
 
     def _look(self, client: SyncPrefectClient, whole: bool) -> None:
         run = self._run
@@ -137,7 +140,12 @@ class RunPage:
             flow_run = {"flow_run_id": str(self._flow_run_id)}
             while lines and len(self._unsent) < LINES_SENT:
                 self._unsent.append(lines.popleft() | flow_run)
-            client.create_logs(self._unsent)
+            try:
+                client.create_logs(self._unsent)
+            except PrefectHTTPStatusError as error:
+                if error.response.status_code not in _REFUSED:
+                    raise
+                _log.warning("prefect.lines_refused", lines=len(self._unsent), error=str(error)[:200])
             self._unsent.clear()
 
     def _write(self, client: SyncPrefectClient, whole: bool) -> None:
@@ -169,6 +177,8 @@ class RunPage:
             if not self._away:
                 _log.warning("prefect.unreachable", error=str(error)[:200])
             self._away = True
+        except Exception as error:  # noqa: BLE001 - a cancellation must be heeded whatever the page lacks
+            _log.error("page.failed", exc_info=error)
         else:
             self._away = False
 

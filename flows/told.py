@@ -70,6 +70,7 @@ class ToldView(RunDisplay):
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Keep a line for the page alone."""
         at = datetime.now(UTC).isoformat()
+        text = text.encode(errors="replace").decode()  # a path may hold what is no UTF-8
         self.lines.append({"name": "antiphon", "level": level, "message": text, "timestamp": at})
 
 

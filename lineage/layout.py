@@ -115,22 +115,26 @@ def journal_line(rel: str, md5: str) -> str:
     return f"\n{json.dumps([rel, md5])}"
 
 
-def read_journal(directory: Path) -> dict[str, str] | None:
-    """Return the md5 of each entry, by path, in a shard's journal; None where an earlier release had none.
+def read_journal(directory: Path) -> tuple[set[str], dict[str, str]] | None:
+    """Return a shard's journal: the trees that it may follow, and the md5 of each entry by path.
 
-    Lines that a kill cut off are left out. An entry whose file is not in the directory was not placed yet, or
-    has left.
+    None where an earlier release had none. A tree is a line without a path, written before its pointer; "" is
+    none. Lines that a kill cut off are left out. An entry whose file is not in the directory was not placed
+    yet, or has left.
     """
     try:
         lines = journal_of(directory).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return None
-    found = {}
+    trees, found = set(), {}
     for line in lines:
         with suppress(ValueError, TypeError):
-            rel, md5 = json.loads(line)
-            found[str(rel)] = str(md5)
-    return found
+            rel, md5 = map(str, json.loads(line))
+            if rel:
+                found[rel] = md5
+            else:
+                trees.add(md5)
+    return trees, found
 
 
 def keep(folder: Path, name: str) -> list[Path]:

@@ -36,8 +36,9 @@ class Scale(NamedTuple):
         step = power * next(times for times in (1, 2, 5, 10) if times * power >= 0.999 * rough)
         step = max(1, round(step)) if whole else step
         places = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
+        digits = max(4, 1 + math.floor(math.log10(max(abs(self.low), abs(self.high)) / step)))
         values = [place * step for place in places]
-        return [(self.at(v), f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.4g}") for v in values]
+        return [(self.at(v), f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.{digits}g}") for v in values]
 
     def words(self, marks: Marks) -> list[tuple[float, float, str]]:
         """Return (pixel of the line, of the middle of its words, words) of marked places."""
@@ -82,7 +83,7 @@ def picture(chart: Chart) -> str:
 
 def _panel(panel: Panel, left: float, right: float, top: float, height: float) -> dict[str, Any]:
     shown = [series for series in panel.series if not series.hidden]
-    xs = [x for series in shown for x, _ in series.points]
+    xs = [x for series in shown for x, _, _ in _rows(series)]
     ys = [y + half for series in shown for _, y, spread in _rows(series) for half in (-spread, spread)]
     bars = any(series.style == "bars" for series in shown)
     low, high = _range(xs, panel.left, None, 0.6 / max(1, len(xs) - 1) if bars else 0.02)
@@ -109,7 +110,7 @@ def _panel(panel: Panel, left: float, right: float, top: float, height: float) -
 def _rows(series: Series) -> list[tuple[float, float, float]]:
     """Return (x, y, half of the interval) of the points that have a value."""
     rows = zip_longest(series.points, series.spread, fillvalue=0.0)
-    return [(x, y, half) for (x, y), half in rows if math.isfinite(y)]  # type: ignore[misc]
+    return [(x, y, half) for (x, y), half in rows if all(map(math.isfinite, (x, y, half)))]  # type: ignore[misc]
 
 
 def _range(

@@ -4,8 +4,8 @@ A run's ledger is the directory ``<folder>/<run>`` with a pointer beside it that
 entries. An entry is first a line of the journal, name and md5, then in DVC's cache and then, under its name,
 in the directory. So the next process that opens the ledger knows what a killed one had not published, and
 takes nothing else that lies there for it. Publishing writes the tree, flushed to the disk, before the pointer
-and empties the journal. Appending takes a few milliseconds, where the command needs seconds. ``dvc status``,
-``push``, ``pull``, ``checkout`` and ``gc`` work on ledgers that are kept.
+and empties the journal but for the tree's name. Appending takes a few milliseconds, where the command needs
+seconds. ``dvc status``, ``push``, ``pull``, ``checkout`` and ``gc`` work on ledgers that are kept.
 
 Entries never change; those that retention takes away leave in the same order: a line of the journal, the tree
 and the pointer without them, DVC's cache, and the file last. A long run of an earlier release has further
@@ -14,6 +14,7 @@ directories of the same form, its shards; they are read, and the last one is wri
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -168,27 +169,33 @@ class Ledger:
         Raises:
             UnavailableError: when there is no space left for the tree.
         """
-        with _explained(self.directory):
-            gone, published = [], False
-            for rel in rels:
-                shard = self._homes[rel]
-                info = shard.entries[rel][1]
-                if rel not in shard.unpublished:
-                    self._note(shard, rel, str(info.value))
-                    published = True
+        leaving, published = deque[tuple[str, _Shard, tuple[Meta, HashInfo]]](), False
+        try:
+            with _explained(self.directory):
+                for rel in rels:
+                    shard = self._homes[rel]
+                    if rel not in shard.unpublished:
+                        self._note(shard, rel, str(shard.entries[rel][1].value))
+                        published = True
+                    shard.unpublished ^= {rel}
+                    leaving.append((rel, self._homes.pop(rel), shard.entries.pop(rel)))
+                if published:
+                    self._write_trees()
+                needed = {info.value for shard in self._shards for _, info in shard.entries.values()}
+                while leaving:
+                    rel, shard, (_, info) = leaving[0]
+                    place = shard.directory / rel
+                    if place.exists():
+                        if info.value not in needed and release(place):
+                            self._cached(info.value).unlink(missing_ok=True)
+                        place.unlink()
+                    leaving.popleft()
+                if published:
+                    self._empty_journals()
+        finally:  # what could not leave is an entry again
+            for rel, shard, entry in leaving:
+                self._homes[rel], shard.entries[rel] = shard, entry
                 shard.unpublished ^= {rel}
-                del self._homes[rel], shard.entries[rel]
-                gone.append((shard.directory / rel, str(info.value)))
-            if published:
-                self._write_trees()
-            needed = {info.value for shard in self._shards for _, info in shard.entries.values()}
-            for place, md5 in gone:
-                if place.exists():
-                    if md5 not in needed and release(place):
-                        self._cached(md5).unlink(missing_ok=True)
-                    place.unlink()
-            if published:
-                self._empty_journals()
 
     def publish(self) -> None:
         """Write what is new as a tree and its pointer.
@@ -209,21 +216,23 @@ class Ledger:
             for rel, (meta, info) in shard.entries.items():
                 tree.add(tuple(rel.split("/")), meta, info)
             body = tree.as_bytes()
-            before, shard.tree = shard.tree, tree_name(body)
-            write_atomically(self._cached(shard.tree), body, _PROTECTED)
+            name = tree_name(body)
+            write_atomically(self._cached(name), body, _PROTECTED)
             size = sum(meta.size or 0 for meta, _ in shard.entries.values())
             place = kept_pointer_of(shard.directory) if self._kept else pointer
-            write_atomically(place, pointer_bytes(shard.directory, shard.tree, size, len(tree)))
+            self._note(shard, "", name)
+            write_atomically(place, pointer_bytes(shard.directory, name, size, len(tree)))
+            before, shard.tree = shard.tree, name
             shard.unpublished.clear()
             if before not in ("", shard.tree) and place.suffix != ".dvc":  # which git may know as it was
                 self._cached(before).unlink(missing_ok=True)
 
     def _empty_journals(self) -> None:
         for shard in self._shards:
-            journal_of(shard.directory).write_bytes(b"")
+            write_atomically(journal_of(shard.directory), journal_line("", shard.tree).encode())
 
     def _note(self, shard: _Shard, rel: str, md5: str) -> None:
-        """Write to the journal that an entry comes or leaves, before anything of it happens."""
+        """Write to the journal that an entry comes or leaves, or which tree is next, before it happens."""
         with journal_of(shard.directory).open("a", encoding="utf-8") as journal:
             journal.write(journal_line(rel, md5))
             journal.flush()
@@ -269,17 +278,17 @@ class Ledger:
     def _opened(self, directory: Path) -> _Shard:
         """Read what was published, and enter what the journal has besides.
 
-        What lies in the directory counts by itself only where an earlier release left no journal, or the tree
-        was lost.
+        What lies in the directory counts by itself only where an earlier release left no journal, the tree
+        was lost, or the pointer is not the one that the journal follows.
         """
         directory.mkdir(parents=True, exist_ok=True)
         for path in filter(half_written, directory.rglob(".*")):
             path.unlink()
-        shard, files, noted = _Shard(directory), files_in(directory), read_journal(directory)
-        tree = self._published(shard, files)
-        if noted is None or tree is None:
+        shard, files = _Shard(directory), files_in(directory)
+        tree, (trees, noted) = self._published(shard, files), read_journal(directory) or ((), {})
+        if tree is None or shard.tree not in trees:
             lying = files.keys() - (tree or {}).keys()
-            noted = {rel: self._md5(files[rel]) for rel in lying} | (noted or {})
+            noted = {rel: self._md5(files[rel]) for rel in lying} | noted
         for rel, md5 in ({rel: noted[rel] for rel in noted if rel in files} | (tree or {})).items():
             info, file, place = HashInfo("md5", md5), files.get(rel), self._cached(md5)
             if rel not in (tree or {}):
@@ -288,7 +297,8 @@ class Ledger:
                     self._cache_file(file, info)
             size = next((known.stat().st_size for known in (place, file) if known and known.is_file()), 0)
             shard.entries[rel] = Meta(size=size), info
-        lines = [journal_line(rel, str(shard.entries[rel][1].value)) for rel in shard.unpublished]
+        lines = [journal_line("", shard.tree)]
+        lines += [journal_line(rel, str(shard.entries[rel][1].value)) for rel in shard.unpublished]
         write_atomically(journal_of(directory), "".join(lines).encode())
         return shard
 

@@ -163,16 +163,18 @@ class ShardCheck:
     def check(self) -> dict[str, Path | None]:
         """Read everything and return the entries: path -> file, None for one that is not as it was pinned."""
         # What comes is in the journal first, and what leaves until it has left: it is read before the tree.
-        noted, files = read_journal(self._directory), files_in(self._directory)
+        journal, files = read_journal(self._directory), files_in(self._directory)
+        noted = {} if journal is None else journal[1]
         finished = f"{RUN_FOLDER}/{EVENTS_FILE}" in files  # they come last
-        earlier = noted is None and not finished  # an earlier release kept no journal
-        out, tree = self._read_published(may_be_missing=bool(noted) or not files or earlier)
+        earlier = journal is None and not finished  # an earlier release kept no journal
+        growing = noted or not files or self._noted_by_now()
+        out, tree = self._read_published(may_be_missing=bool(growing) or earlier)
         entries = {rel: self._check_entry(rel, md5) for rel, md5 in sorted(tree.items())}
         if out is not None and None not in entries.values():
             self._check_pointer(out, [path for path in entries.values() if path])
         for rel in sorted(files.keys() - tree.keys()):
             found = self._findings.read(files[rel])
-            md5 = (noted or {}).get(rel) or self._recorded_since(rel)
+            md5 = noted.get(rel) or self._recorded_since(rel)
             if found is None or not files[rel].exists():
                 continue  # it has left
             if md5 is None and (earlier or not tree) and self._cached(found.md5).is_file():
@@ -189,7 +191,11 @@ class ShardCheck:
 
     def _recorded_since(self, rel: str) -> str | None:
         """Return the md5 of an entry that came after the journal and the tree were read."""
-        return (read_journal(self._directory) or {}).get(rel) or (self._tree_by_now() or {}).get(rel)
+        return self._noted_by_now().get(rel) or (self._tree_by_now() or {}).get(rel)
+
+    def _noted_by_now(self) -> dict[str, str]:
+        journal = read_journal(self._directory)
+        return {} if journal is None else journal[1]
 
     def _tree_by_now(self) -> dict[str, str] | None:
         try:

@@ -17,9 +17,15 @@ const write = (svg, x, y, text, anchor = "start", colour = "muted") =>
 const line = (svg, x1, y1, x2, y2, style = {}) =>
   add(svg, "line", { x1: round(x1), y1: round(y1), x2: round(x2), y2: round(y2), stroke: ink("grid"), ...style });
 
-function number(value) {
+function number(value, digits = 4) {
   if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en-US");
-  return String(Number(value.toPrecision(4)));
+  return String(Number(value.toPrecision(digits)));
+}
+
+// Digits that tell the ticks of an axis apart.
+function digits(found) {
+  const most = Math.max(...found.map(Math.abs)), step = found[1] - found[0];
+  return step > 0 ? Math.min(9, Math.max(4, 1 + Math.floor(Math.log10(most / step)))) : 4;
 }
 
 function ticks(low, high, most, whole) {
@@ -45,9 +51,10 @@ function range(values, low, high, room) {
 function axis(svg, box, [low, high], label, whole, from = box.bottom) {
   const at = (x) => box.left + (x - low) / (high - low) * (box.right - box.left);
   const most = Math.max(2, Math.min(8, Math.floor((box.right - box.left) / 50)));
-  for (const tick of ticks(low, high, most, whole)) {
+  const found = ticks(low, high, most, whole), precision = digits(found);
+  for (const tick of found) {
     line(svg, at(tick), from, at(tick), box.bottom + 4);
-    write(svg, at(tick), box.bottom + LINE, number(tick), "middle");
+    write(svg, at(tick), box.bottom + LINE, number(tick, precision), "middle");
   }
   line(svg, box.left, box.bottom, box.right, box.bottom);
   write(svg, (box.left + box.right) / 2, box.bottom + 2 * LINE, label, "middle");
@@ -71,15 +78,16 @@ function panel(svg, spec, box) {
   let x = range(xs, spec.left, undefined, bars ? 0.6 / Math.max(1, xs.length - 1) : 0.02);
   if (spec.whole && x[1] - x[0] < 1) x = [x[0] - 0.5, x[1] + 0.5];
   const rows = ticks(low, high, Math.max(2, Math.min(5, Math.floor((box.bottom - box.top) / 30))));
-  const inner = { ...box, left: box.left + 8 + LETTER * Math.max(...rows.map((row) => number(row).length)) };
+  const named = rows.map((row) => number(row, digits(rows)));
+  const inner = { ...box, left: box.left + 8 + LETTER * Math.max(...named.map((name) => name.length)) };
   inner.top += (spec.y ? LINE + 8 : 6) + (spec.marks ? LINE : 0);
   inner.bottom -= 2 * LINE + 6;
   if (spec.y) write(svg, box.left, box.top + 11, spec.y);
   const up = (y) => inner.bottom - (Math.min(Math.max(y, low), high) - low) / (high - low) * (inner.bottom - inner.top);
-  for (const row of rows) {
+  rows.forEach((row, i) => {
     line(svg, inner.left, up(row), inner.right, up(row));
-    write(svg, inner.left - 5, up(row) + 4, number(row), "end");
-  }
+    write(svg, inner.left - 5, up(row) + 4, named[i], "end");
+  });
   const at = axis(svg, inner, x, spec.x, spec.whole);
   mark(svg, inner, at, spec.marks);
   for (const series of drawn) curve(svg, series, at, up);

@@ -38,6 +38,9 @@ HOST = "127.0.0.1"
 APPLICATION = ("--factory", "prefect.server.api.server:create_app")
 """What `prefect server start` has uvicorn serve, without the half CPU second that its command line takes."""
 
+_NOT_PASSED_ON = ("PREFECT_", "UVICORN_", "WEB_CONCURRENCY", "FORWARDED_ALLOW_IPS")
+"""Beginnings of variables that are about other servers."""
+
 STOP_GRACE_S = 10.0
 """Seconds a server gets between SIGTERM and SIGKILL."""
 
@@ -171,6 +174,7 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
     Raises:
         ConfigError: when the port is taken.
     """
+    home = home.absolute()
     if port:
         check_port(port, "--prefect-port")
     port = port or free_port()
@@ -181,9 +185,11 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
         # Prefect's own default puts the path into a URL as it is.
         environment[_DATABASES[1]] = sqlite_url(home / "prefect" / "prefect.db", "sqlite+aiosqlite")
     arguments = [sys.executable, "-P", "-m", "antiphon.system.collecting", "uvicorn", *APPLICATION]
-    arguments += ["--host", HOST, "--port", str(port), "--log-level", "warning"]
+    arguments += ["--host", HOST, "--port", str(port), "--log-level", "warning", "--workers", "1"]
     arguments = arguments if outlive else tied_command(arguments)
-    return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive))
+    # uvicorn and alembic import from the folder that they are started in, which is not the user's.
+    folder = home / "prefect"
+    return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive, folder=folder))
 
 
 def begin_with_empty_database(folder: Path) -> None:
@@ -245,7 +251,7 @@ def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     page = url.removesuffix("/api")
     origins = (page, page.replace(HOST, "localhost"))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
     environment |= {name: os.environ[name] for name in _DATABASES if name in os.environ}
     environment |= {
         "PREFECT_HOME": str(folder),

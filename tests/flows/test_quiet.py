@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from antiphon.runs.servers.prefect_server import QUIET, begin_prefect_server, server_password
 
@@ -32,7 +33,17 @@ except ValueError as error:
 """
 
 
-def test_prefects_lines_reach_the_page_and_not_the_terminal(tmp_path: Path) -> None:
+def test_prefects_lines_reach_the_page_and_not_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a file that has a module's name, and variables that are about another server."""
+    decoys = tmp_path / "decoys"
+    decoys.mkdir()
+    for name in ("yaml", "aiosqlite"):
+        (decoys / f"{name}.py").write_text('raise SystemExit("this file is of the user")\n')
+    monkeypatch.chdir(decoys)
+    monkeypatch.setenv("WEB_CONCURRENCY", "2")
+    monkeypatch.setenv("UVICORN_ROOT_PATH", "/elsewhere")
     server = begin_prefect_server(tmp_path, 0, tmp_path / "server.log")
     try:
         server.wait_healthy(START_S)
@@ -40,7 +51,7 @@ def test_prefects_lines_reach_the_page_and_not_the_terminal(tmp_path: Path) -> N
         told = {"PREFECT_API_URL": server.url, "PREFECT_API_AUTH_STRING": password}
         told |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "true"}
         done = subprocess.run(
-            [sys.executable, "-c", FLOW],
+            [sys.executable, "-P", "-c", FLOW],
             env={**os.environ, **told, **QUIET},
             capture_output=True,
             text=True,

@@ -200,14 +200,21 @@ class Journal:
         disturbs others who wait for the same transaction.
 
         Raises:
-            AntiphonError: when an earlier write failed or has no known end; nothing is taken after that.
+            AntiphonError: when an earlier write failed or has no known end, or an event cannot be written,
+                such as text that is no UTF-8; nothing is taken after that.
         """
         self._check()
         failpoints.reach("coordinator.enqueue.before")
-        batch = self._pending
-        at = self.wall_clock()
-        for event in events:
-            batch.events.append(StoredEvent(self._next_seq, at, event.kind, dump_event(event)))
+        batch, at = self._pending, self.wall_clock()
+        try:
+            bodies = [dump_event(event) for event in events]
+        except (ValueError, TypeError) as error:  # the state has them already, the journal never will
+            kinds = ", ".join(event.kind for event in events)
+            broke = f"the journal {self._store.place} cannot hold {kinds}: {error}"
+            self._fail(IntegrityError(f"{broke}; a restart continues"))
+            self._check()
+        for event, body in zip(events, bodies, strict=True):
+            batch.events.append(StoredEvent(self._next_seq, at, event.kind, body))
             self._next_seq += 1
         batch.keep(payloads or {})
         batch.forget(forget)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.core.errors import UnavailableError
+from antiphon.lineage.layout import files_in
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.ledger.verify import RunCheck
 
@@ -139,3 +141,75 @@ def test_a_ledger_of_an_earlier_release_is_entered_as_it_lies_there(project: Pat
     third = Ledger(project, "ledger", "demo-1")
     assert third.md5("a") == md5
     third.close()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_was_published_is_known_without_its_pointer(project: Path, kept: bool) -> None:
+    """As the sentence on an altered pointer says: remove it, the files are there."""
+    ledger = Ledger(project, "ledger", "demo-1", kept=kept)
+    for name in "ab":
+        ledger.append(name, name.encode())
+    ledger.close()
+    (project / "ledger" / ("demo-1.dvc" if kept else "demo-1.pointer")).unlink()
+    again = Ledger(project, "ledger", "demo-1", kept=kept)
+    assert sorted(again) == ["a", "b"]
+    again.close()
+    assert problems(project) == []
+
+
+def test_what_came_after_an_older_pointer_is_known(project: Path) -> None:
+    """As after `git checkout` of an older commit."""
+    ledger = Ledger(project, "ledger", "demo-1")
+    ledger.append("a", b"a")
+    ledger.publish()
+    pointer = project / "ledger/demo-1.dvc"
+    older = pointer.read_bytes()
+    ledger.append("b", b"b")
+    ledger.close()
+    pointer.write_bytes(older)
+    again = Ledger(project, "ledger", "demo-1")
+    assert sorted(again) == ["a", "b"]
+    again.close()
+    assert problems(project) == []
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("failing", ["write_atomically", "release"])
+def test_a_removal_that_fails_is_done_by_the_next_one(
+    project: Path, published: bool, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+    ledger.append("a", b"a")
+    ledger.publish()
+    for name in "bc":
+        ledger.append(name, name.encode())
+    if published:
+        ledger.publish()
+
+    def full(*_: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="No space left"):
+        if failing == "write_atomically":
+            patch.setattr("antiphon.lineage.ledger.pins.write_atomically", full)
+        ledger.remove(["a", "b"], full)
+    assert sorted(ledger) == ["a", "b", "c"]
+    ledger.publish()
+    assert problems(project) == []
+    ledger.remove(["a", "b"])
+    ledger.close()
+    assert problems(project) == [] and sorted(Ledger(project, "ledger", "demo-1")) == ["c"]
+
+
+def test_a_verification_during_the_first_append_finds_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+
+    def listed(directory: Path) -> dict[str, Path]:
+        if not len(ledger):
+            ledger.append("a", b"a")
+        return files_in(directory)
+
+    monkeypatch.setattr("antiphon.lineage.ledger.verify.files_in", listed)
+    assert problems(project) == []

@@ -242,6 +242,22 @@ def test_a_log_on_the_same_full_disk_loses_no_batch(
     asyncio.run(again.close())
 
 
+def test_an_event_that_cannot_be_written_ends_the_journal_before_any_of_its_decision(tmp_path: Path) -> None:
+    async def act() -> None:
+        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
+        earlier = journal.enqueue([e.StepOpened(0)])
+        pinned = e.RunOpened(RUN_ID, {"model.path": "/data/caf\udce9"})
+        with pytest.raises(IntegrityError, match=r"cannot hold step\.opened, run\.opened"):
+            journal.enqueue([e.StepOpened(1), pinned])
+        with pytest.raises(IntegrityError, match="cannot hold"):
+            await earlier
+        with pytest.raises(IntegrityError, match="cannot hold"):
+            journal.enqueue([e.StepOpened(2)])
+        await journal.close()
+
+    asyncio.run(act())
+
+
 @pytest.mark.parametrize("lost", [JOURNAL_NAME, f"{JOURNAL_NAME}-wal"])
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_removed_journal_is_noticed_at_the_next_write(tmp_path: Path, lost: str, replaced: bool) -> None:

@@ -155,8 +155,8 @@ def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.Mo
     async def run() -> None:
         async with served(config, tmp_path) as site:
             client = site.client()
-            # It waits before the others come: who has waited longest is asked first.
-            taking = asyncio.ensure_future(site.service.pull_for_reward("dead", 100, 20.0))
+            # It waits before the others come and gathers nothing: who has waited longest is asked first.
+            taking = asyncio.ensure_future(site.service.pull_for_reward("dead", 1, 20.0))
             await asyncio.sleep(0)
             running = asyncio.ensure_future(run_parties(client, config, seed=7))
             assert await taking
