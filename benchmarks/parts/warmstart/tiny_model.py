@@ -75,7 +75,10 @@ def build_tokenizer(prompt: str, shape: ModelShape) -> PreTrainedTokenizerFast:
         models.WordLevel({token: place for place, token in enumerate(tokens)}, unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pieces), "isolated"), pre_tokenizers.Split(Regex(r"^\s+$"), "removed")]
+        [
+            pre_tokenizers.Split(Regex(pieces), "isolated"),
+            pre_tokenizers.Split(Regex(r"^\s+$"), "removed"),
+        ]
     )
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
