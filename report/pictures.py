@@ -36,7 +36,8 @@ class Scale(NamedTuple):
         step = power * next(times for times in (1, 2, 5, 10) if times * power >= 0.999 * rough)
         step = max(1, round(step)) if whole else step
         places = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
-        digits = max(4, 1 + math.floor(math.log10(max(abs(self.low), abs(self.high)) / step)))
+        largest = max(abs(self.low), abs(self.high))
+        digits = max(4, 1 + math.floor(math.log10(largest)) - math.floor(math.log10(step) + 1e-9))
         values = [place * step for place in places]
         return [(self.at(v), f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.{digits}g}") for v in values]
 

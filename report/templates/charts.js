@@ -25,7 +25,8 @@ function number(value, digits = 4) {
 // Digits that tell the ticks of an axis apart.
 function digits(found) {
   const most = Math.max(...found.map(Math.abs)), step = found[1] - found[0];
-  return step > 0 ? Math.min(9, Math.max(4, 1 + Math.floor(Math.log10(most / step)))) : 4;
+  const needed = 1 + Math.floor(Math.log10(most)) - Math.floor(Math.log10(step) + 1e-9);
+  return step > 0 ? Math.min(9, Math.max(4, needed)) : 4;
 }
 
 function ticks(low, high, most, whole) {

@@ -21,7 +21,7 @@ from antiphon.report.charts import (
     smoothed,
     thin,
 )
-from antiphon.report.pictures import picture
+from antiphon.report.pictures import Scale, picture
 from antiphon.report.render import render
 from antiphon.report.run_charts import MOMENTS, _groups, _told
 
@@ -122,3 +122,8 @@ def test_a_lane_tells_what_it_did_at_each_moment() -> None:
     counted, groups = (_told(bars, 0.0, float(MOMENTS), one) for one in (True, False))
     assert (counted[0], counted[MOMENTS // 3], counted[MOMENTS - 1]) == (3, 4, None)
     assert (groups[0], groups[MOMENTS // 3], groups[MOMENTS - 1]) == (1, 2, None)
+
+
+def test_ticks_of_a_nearly_constant_curve_differ() -> None:
+    words = [text for _, text in Scale(1 - 1e-5, 1 + 1e-5, 0.0, 100.0).ticks(5)]
+    assert len(words) == len(set(words)) > 2
