@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from antiphon.lineage.layout import pointer_of
+from antiphon.lineage.layout import journal_of, pointer_of
 from antiphon.lineage.ledger.verify import identity
 
 
@@ -18,7 +18,9 @@ def files_of_run(home: Path, run_id: str) -> list[Path]:
     # Trees of earlier publications stay in the cache until `dvc gc`; no pointer names them.
     files += [p for p in sorted(cache.rglob("*")) if not p.name.endswith(".dir") or p.name == tree[2:]]
     single = {identity(path): path for path in reversed(files) if path.is_file()}
-    return sorted(path for path in single.values() if path.name != ".gitignore" and path.stat().st_size)
+    # The journal of a ledger that is published says nothing that its pointer does not.
+    spare = {ledger / ".gitignore", journal_of(ledger / run_id)}
+    return sorted(path for path in single.values() if path not in spare and path.stat().st_size)
 
 
 @contextmanager
