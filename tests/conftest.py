@@ -167,3 +167,15 @@ def needs_system() -> Callable[[str], str]:
         pytest.skip(reason)
 
     return find
+
+
+@pytest.fixture
+def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a finished run of an older version, in a home of its own.
+
+    It took six steps on real engines, with `loop.order=auto`, an order that is no more.
+    """
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    shutil.unpack_archive(Path(__file__).with_name("golden") / "run-of-november.tar.gz", tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    return folder

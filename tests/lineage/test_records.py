@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tarfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,9 +27,6 @@ from antiphon.services.coordinator.journal.reading import JournalLog
 from tests.support.artifacts import RecordedRun
 from tests.support.tracked_runs import TrackedRunFixture
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "run-of-november.tar.gz"
-RUN = "quickstart-s0-947626d2-1"
-
 
 def recording(run: RecordedRun, **record: Any) -> None:
     """Change what the next start records."""
@@ -40,15 +36,6 @@ def recording(run: RecordedRun, **record: Any) -> None:
 def complete(run: RecordedRun | TrackedRunFixture) -> None:
     report = run.records().close(60.0)
     assert report.complete, report
-
-
-@pytest.fixture
-def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a finished run of an older version."""
-    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "runs" / RUN
 
 
 def test_a_ledger_that_was_removed_is_made_again(tmp_path: Path) -> None:
@@ -243,13 +230,13 @@ def test_a_sink_that_refuses_is_named_while_the_run_goes_on(tmp_path: Path) -> N
 def test_all_sinks_say_what_the_run_log_of_an_older_version_says(old_run: Path) -> None:
     home = old_run.parent.parent
     config = load_config(old_run / "config.yaml")
-    source = JournalLog(journal_place(config, old_run), RUN)
+    source = JournalLog(journal_place(config, old_run), old_run.name)
     steps, held = read_steps(old_run), read_evaluations(old_run)
     for sinks in ((), (f"{__name__}:Mine",)):  # the second is added by a later start
         record = config.record.model_copy(update={"mlflow": False, "dvc": False, "sinks": sinks})
         changed = config.model_copy(update={"record": record})
         Mine.lines.clear()
-        assert Records(RUN, changed, old_run, home, home / "store", source).close(60.0).complete
+        assert Records(old_run.name, changed, old_run, home, home / "store", source).close(60.0).complete
     said = Mine.lines
     assert [said["step.committed", line["step"]] for line in steps] == steps
     assert [said["evaluation.finished", line["version"]] for line in held] == held
@@ -262,5 +249,5 @@ def test_status_names_a_sink_that_takes_nothing_more(
     cursor = {"seq": 0, "at": 0.0, "fold": LogFold().state(), "stopped": "the experiment was deleted"}
     (old_run / FOLDER).mkdir()
     (old_run / FOLDER / "mlflow.json").write_text(json.dumps(cursor))
-    assert execute(["status", RUN]) == 0
+    assert execute(["status", old_run.name]) == 0
     assert "alarm records_late: mlflow: the experiment was deleted" in capsys.readouterr().out
