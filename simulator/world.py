@@ -288,17 +288,19 @@ class World:
         await self._over.wait()
         self._injector.end_all()
         self._operator.leave()
-        if self.scenario.span_s is not None:
-            await self._stop_the_others()
-        until = self.loop.time() + LEAVE_S
-        leaving = (*self._workers, *self._reward_services)
-        while any(self._alive(name) for name in leaving) and self.loop.time() < until:
-            await asyncio.sleep(1.0)
-        for name in leaving:
-            if self._alive(name):
-                self.witness.report(f"{name} did not leave the finished run within {LEAVE_S:g} s")
+        if self.scenario.span_s is None:
+            await self._wait_for_leaving((*self._workers, *self._reward_services))
+        await self._stop_the_others()
         self._final_checks()
         self._kill_all()
+
+    async def _wait_for_leaving(self, names: Sequence[str]) -> None:
+        until = self.loop.time() + LEAVE_S
+        while any(self._alive(name) for name in names) and self.loop.time() < until:
+            await asyncio.sleep(1.0)
+        for name in names:
+            if self._alive(name):
+                self.witness.report(f"{name} did not leave the finished run within {LEAVE_S:g} s")
 
     def _kill_all(self) -> None:
         for entry in self._processes.values():
@@ -306,7 +308,10 @@ class World:
                 entry.process.kill()
 
     async def _stop_the_others(self) -> None:
-        """Kill all but the coordinator, and give it time to write what it was told."""
+        """Kill all but the coordinator, and give it time to write what it was told.
+
+        Its state is ahead of its journal until then: a hostile worker may have come in the last moment.
+        """
         for name, entry in self._processes.items():
             if name != "coordinator" and entry.process is not None and entry.process.alive:
                 entry.process.kill()

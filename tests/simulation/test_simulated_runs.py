@@ -63,6 +63,11 @@ def test_the_seed_of_this_run_breaks_no_promise(test_seed: int) -> None:
     assert not outcome.violations, "\n".join(failure_lines(outcome, ""))
 
 
+def test_a_worker_that_comes_in_the_last_moment_is_journalled_before_the_run_is_looked_at() -> None:
+    outcome = Campaign().seed(569)
+    assert not outcome.violations, "\n".join(failure_lines(outcome, ""))
+
+
 @pytest.mark.parametrize("seed", [1, 8, 11])
 def test_in_a_real_sqlite_file_the_run_is_the_same(seed: int, tmp_path: Path) -> None:
     in_memory, _ = drawn_run(seed)
