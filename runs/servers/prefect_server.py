@@ -71,8 +71,8 @@ is killed loses those of its last five seconds, which only its pages show. A tra
 default, took three times the CPU seconds for a task."""
 
 STATEMENTS_KEPT = 16
-"""Prepared statements that each connection to the database keeps. A batch of states is one statement for each
-number of them, of some 100 KiB, so Python's own 128 made a server grow by half a MiB with every ten steps."""
+"""Prepared statements that each connection to the database keeps. A batch of states is another statement for
+each number of them, and not small: with Python's own 128 a server grew by 20 KiB more in a step."""
 
 RESTARTS = 5
 """Times a kept server is started again."""
