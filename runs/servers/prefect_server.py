@@ -268,6 +268,8 @@ def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT__SERVER_FINAL": "1",  # as Prefect sets it: no second application is made in the process
         "DO_NOT_TRACK": "1",
+        # A heap for each thread that talks to the database would keep what the batches of states took there.
+        "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
         **_IN_BATCHES,
     }
     idle = [
