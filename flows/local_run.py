@@ -28,6 +28,7 @@ from antiphon.runs.servers.prefect_server import (
     client_environment,
     kept_running,
 )
+from antiphon.system.collecting import collect_as_usual_once_loaded
 from antiphon.system.spared import without
 
 SERVER_START_S = 180.0
@@ -77,6 +78,7 @@ def run_post_train(
         from antiphon.flows.post_train import flush_events, post_train
 
         stack.callback(flush_events)
+        collect_as_usual_once_loaded()
         try:
             post_train(run.config, run.run_id)
         except FailedRun as error:

@@ -25,9 +25,11 @@ import structlog
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.context import FlowRunContext
 from prefect.events.clients import PrefectEventsClient
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException
+from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -118,10 +120,29 @@ def name_of_this_run() -> str:
         return run_id or config.run.name
 
 
+class StageThreads(ThreadPoolTaskRunner[Any]):  # type: ignore[misc]  # Prefect is not checked
+    """Prefect's threads, which keep nothing of a stage that has ended: a long run has many thousands."""
+
+    def __init__(self, max_workers: int | None = None) -> None:
+        """Prepare as Prefect does."""
+        super().__init__(max_workers)
+        self._living: list[PrefectConcurrentFuture[Any]] = []
+
+    def submit(self, *arguments: Any, **named: Any) -> PrefectConcurrentFuture[Any]:
+        """Submit a stage, and forget those that ended; one thread, the flow's, does it."""
+        future = super().submit(*arguments, **named)
+        self._living = [*(known for known in self._living if not known.wrapped_future.done()), future]
+        for ended in self._cancel_events.keys() - {known.task_run_id for known in self._living}:
+            del self._cancel_events[ended]
+        if (context := FlowRunContext.get()) is not None:
+            context.task_run_assets.clear()  # no stage makes any
+        return future
+
+
 @flow(
     name="post_train",
     flow_run_name=name_of_this_run,
-    task_runner=ThreadPoolTaskRunner(max_workers=96),
+    task_runner=StageThreads(max_workers=96),
     persist_result=False,
     validate_parameters=True,
     on_cancellation=[note_how_to_continue],

@@ -35,7 +35,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.tracking.mlflow_sink import MlflowSink
 from antiphon.system.files import copy_atomically, write_atomically
 
-LOG_REST_S = 0.5
+LOG_REST_S = 1.0
 """Seconds that a line of the run log waits for others."""
 REST_S = 5.0
 """Seconds that records wait for others which a sink takes together with them."""

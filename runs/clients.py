@@ -6,9 +6,11 @@ gRPC channels belong to a loop. Every wait ends at a deadline, at a stop, or wit
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, contextmanager, suppress
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -27,6 +29,10 @@ ANSWER_S = 15.0
 
 CLOSE_S = 5.0
 """Longest wait for cancelled calls to end when the clients are closed."""
+
+KEPT_EVENTS = 2000
+"""Newest events of a log that are kept for those who read it behind the first, a few seconds of a run: each
+request for a page costs both sides more than a dozen events, so only the first reader makes them."""
 
 PAGE_S = 30.0
 """Longest wait for a page of the log that is there."""
@@ -166,6 +172,9 @@ class CoordinatorLog:
     def __init__(self, clients: ClientLoop, coordinator: Coordinator) -> None:
         self._clients, self._coordinator = clients, coordinator
         self._waiting: set[Future[Sequence[Event]]] = set()
+        self._kept: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        """Without gaps, oldest first."""
+        self._keeping = threading.Lock()
 
     def page(self, after_seq: int, wait_s: float) -> Sequence[Event]:
         """Return the next events after one, waiting up to `wait_s` seconds for the first.
@@ -173,6 +182,21 @@ class CoordinatorLog:
         Raises:
             UnavailableError: when the coordinator does not answer.
         """
+        with self._keeping:
+            start = after_seq + 1 - self._kept[0].seq if self._kept else -1
+            found = list(islice(self._kept, start, None)) if start >= 0 else []
+        if not found:
+            found = list(self._ask(after_seq, wait_s))
+            with self._keeping:
+                for event in found:
+                    newest = self._kept[-1].seq if self._kept else 0
+                    if event.seq > newest + 1:
+                        self._kept.clear()
+                    if event.seq > newest:
+                        self._kept.append(event)
+        return found
+
+    def _ask(self, after_seq: int, wait_s: float) -> Sequence[Event]:
         future = self._clients.begin(_next_page(self._coordinator, after_seq, wait_s))
         if not wait_s:
             return await_answer(future, PAGE_S)

@@ -22,9 +22,7 @@ from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.lineage.layout import ledger_project, shard_directories
 from antiphon.lineage.run_log import STEPS_FILE, read_steps
 from antiphon.lineage.run_overview import is_running
-from antiphon.services.coordinator.journal.journal import journal_place
 from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
-from antiphon.services.coordinator.journal.reading import opened_with
 from antiphon.system.files import flush_folder, hold, write_atomically
 from antiphon.system.free_space import free_bytes
 
@@ -172,6 +170,10 @@ def _opened_with(config: RunConfig, directory: Path) -> tuple[dict[str, str], bo
     Raises:
         ConfigError: when its journal lacks the steps that were recorded: it would begin again.
     """
+    # They load SQLAlchemy, a third of what the processes load that only want to know where the home is.
+    from antiphon.services.coordinator.journal.journal import journal_place
+    from antiphon.services.coordinator.journal.reading import opened_with
+
     place = journal_place(config, directory)
     before, committed = opened_with(place, directory.name)
     if not committed and read_steps(directory):

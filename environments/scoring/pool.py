@@ -23,7 +23,7 @@ import structlog
 
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.reporting.plain_text import plain
-from antiphon.environments.environment import Environment
+from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.scoring.messages import (
     LINE_BYTES,
     READY,
@@ -61,12 +61,14 @@ class InProcess:
 
     async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer to the problem with a key."""
-        problem = self._environment.problem_by_key(key)
+        # One thread call for all of them: handing a text over costs more than comparing it.
+        return await asyncio.to_thread(self._verdicts, self._environment.problem_by_key(key), texts)
+
+    def _verdicts(self, problem: Problem, texts: Sequence[str]) -> list[Verdict]:
         found: list[Verdict] = []
         for text in texts:
             try:
-                rewards = await asyncio.to_thread(self._environment.reward, problem, [text])
-                found.append(checked_reward(rewards[0]))
+                found.append(checked_reward(self._environment.reward(problem, [text])[0]))
             except Exception as error:  # noqa: BLE001 - a model may have written what raised it
                 failure = failure_of(error, self._hide)
                 _log.warning("scoring.failed", prompt=problem.key, reason=failure.reason)

@@ -59,8 +59,8 @@ _log = structlog.get_logger("antiphon.lineage")
 @dataclass(slots=True)
 class _Shard:
     directory: Path
-    entries: dict[str, tuple[Meta, HashInfo]] = field(default_factory=dict)
-    """By path inside the directory, as DVC's tree has them."""
+    entries: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Path inside the directory -> bytes and md5."""
     unpublished: set[str] = field(default_factory=set)
     """Entries that came or left since the tree was written."""
     tree: str = ""
@@ -116,7 +116,7 @@ class Ledger:
     def md5(self, rel: str) -> str | None:
         """Return the md5 under which an entry is pinned, or None."""
         shard = self._homes.get(rel)
-        return str(shard.entries[rel][1].value) if shard else None
+        return shard.entries[rel][1] if shard else None
 
     def path(self, rel: str) -> Path | None:
         """Return where an entry's file lies, or None when there is no such entry."""
@@ -150,7 +150,7 @@ class Ledger:
                 self._note(shard, rel, md5)
             if known is None or not target.exists():
                 self._place(payload, target, HashInfo("md5", md5))
-                shard.entries[rel] = Meta(size=target.stat().st_size), HashInfo("md5", md5)
+                shard.entries[rel] = target.stat().st_size, md5
                 if known is None:
                     shard.unpublished.add(rel)
         self._homes[rel] = shard
@@ -169,25 +169,25 @@ class Ledger:
         Raises:
             UnavailableError: when there is no space left for the tree.
         """
-        leaving, published = deque[tuple[str, _Shard, tuple[Meta, HashInfo]]](), False
+        leaving, published = deque[tuple[str, _Shard, tuple[int, str]]](), False
         try:
             with _explained(self.directory):
                 for rel in rels:
                     shard = self._homes[rel]
                     if rel not in shard.unpublished:
-                        self._note(shard, rel, str(shard.entries[rel][1].value))
+                        self._note(shard, rel, shard.entries[rel][1])
                         published = True
                     shard.unpublished ^= {rel}
                     leaving.append((rel, self._homes.pop(rel), shard.entries.pop(rel)))
                 if published:
                     self._write_trees()
-                needed = {info.value for shard in self._shards for _, info in shard.entries.values()}
+                needed = {md5 for shard in self._shards for _, md5 in shard.entries.values()}
                 while leaving:
-                    rel, shard, (_, info) = leaving[0]
+                    rel, shard, (_, md5) = leaving[0]
                     place = shard.directory / rel
                     if place.exists():
-                        if info.value not in needed and release(place):
-                            self._cached(info.value).unlink(missing_ok=True)
+                        if md5 not in needed and release(place):
+                            self._cached(md5).unlink(missing_ok=True)
                         place.unlink()
                     leaving.popleft()
                 if published:
@@ -213,12 +213,12 @@ class Ledger:
             if not shard.unpublished and pointer.exists():
                 continue
             tree = Tree()
-            for rel, (meta, info) in shard.entries.items():
-                tree.add(tuple(rel.split("/")), meta, info)
+            for rel, (size, md5) in shard.entries.items():
+                tree.add(tuple(rel.split("/")), Meta(size=size), HashInfo("md5", md5))
             body = tree.as_bytes()
             name = tree_name(body)
             write_atomically(self._cached(name), body, _PROTECTED)
-            size = sum(meta.size or 0 for meta, _ in shard.entries.values())
+            size = sum(size for size, _ in shard.entries.values())
             place = kept_pointer_of(shard.directory) if self._kept else pointer
             self._note(shard, "", name)
             write_atomically(place, pointer_bytes(shard.directory, name, size, len(tree)))
@@ -296,9 +296,9 @@ class Ledger:
                 if file and self._md5(file) == md5:  # a verification names one that was altered
                     self._cache_file(file, info)
             size = next((known.stat().st_size for known in (place, file) if known and known.is_file()), 0)
-            shard.entries[rel] = Meta(size=size), info
+            shard.entries[rel] = size, md5
         lines = [journal_line("", shard.tree)]
-        lines += [journal_line(rel, str(shard.entries[rel][1].value)) for rel in shard.unpublished]
+        lines += [journal_line(rel, shard.entries[rel][1]) for rel in shard.unpublished]
         write_atomically(journal_of(directory), "".join(lines).encode())
         return shard
 

@@ -15,7 +15,7 @@ from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.core.status import Event
 from antiphon.lineage.run_events import read_events as unpacked
-from antiphon.runs.clients import ClientLoop, RunStopped
+from antiphon.runs.clients import KEPT_EVENTS, ClientLoop, CoordinatorLog, RunStopped
 from antiphon.runs.directory import RunPlace
 from antiphon.runs.live_run import LiveRun, RunOptions
 from tests.report.test_page import journal
@@ -138,3 +138,41 @@ def test_the_journal_is_read_once_whoever_asks_and_on_from_where_it_broke(client
         clients.run(run.read_journal(), 30.0)
     assert len(list(unpacked(packed))) == last.seq
     assert len(list(unpacked(run.call(run.packed_journal)))) == last.seq + 1
+
+
+class Paged:
+    """A coordinator's log, in pages; notes after which events it was asked."""
+
+    def __init__(self, events: int, page: int) -> None:
+        self.events = [Event(seq, 0.0, "run.opened", "{}") for seq in range(1, events + 1)]
+        self.page, self.asked = page, list[int]()
+
+    async def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
+        self.asked.append(after_seq)
+        while page := self.events[after_seq : after_seq + self.page]:
+            yield page
+            after_seq += len(page)
+
+
+def read_all(log: CoordinatorLog, after_seq: int = 0) -> list[int]:
+    found: list[int] = []
+    while page := log.page(after_seq, 0.0):
+        found += [event.seq for event in page]
+        after_seq = found[-1]
+    return found
+
+
+def test_who_reads_a_log_behind_another_asks_for_nothing_but_its_end(clients: ClientLoop) -> None:
+    coordinator = Paged(events=1000, page=300)
+    log = CoordinatorLog(clients, cast(Any, coordinator))
+    assert read_all(log) == read_all(log) == [*range(1, 1001)]
+    assert coordinator.asked == [0, 300, 600, 900, 1000, 1000]
+    assert read_all(log, 640) == [*range(641, 1001)] and coordinator.asked[6:] == [1000]
+
+
+def test_who_reads_a_log_far_behind_gets_every_event_all_the_same(clients: ClientLoop) -> None:
+    coordinator = Paged(events=3 * KEPT_EVENTS, page=700)
+    log, every = CoordinatorLog(clients, cast(Any, coordinator)), [*range(1, 3 * KEPT_EVENTS + 1)]
+    assert read_all(log, 5000) == every[5000:]  # one that goes on
+    for _ in range(2):
+        assert read_all(log) == every

@@ -10,10 +10,10 @@ import time
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
 
-from antiphon.flows.post_train import await_server, flush_events, hold_events
+from antiphon.flows.post_train import StageThreads, await_server, flush_events, hold_events
 from antiphon.system.logs import configure_logs
 
 
@@ -28,7 +28,14 @@ def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-@flow(name="outage", task_runner=ThreadPoolTaskRunner(max_workers=4), persist_result=False)
+def kept_tasks() -> int:
+    """Count the tasks that Prefect keeps something of."""
+    context = FlowRunContext.get()
+    assert context is not None and isinstance(context.task_runner, StageThreads)
+    return max(len(context.task_runner._cancel_events), len(context.task_run_assets))
+
+
+@flow(name="outage", task_runner=StageThreads(max_workers=4), persist_result=False)
 def outage(each: int) -> int:
     """Run `each` tasks before, during and after the outage."""
     hold_events()
@@ -36,8 +43,10 @@ def outage(each: int) -> int:
     for part in ("before", "during", "after"):
         started = time.perf_counter()
         futures = [stage.submit(done + n) for n in range(each)]
+        kept = kept_tasks()
         done += sum(1 for future in futures if future.result() is not None)
-        say(part=part, done=done, seconds=time.perf_counter() - started, flow_run=str(flow_run.get_id()))
+        seconds = time.perf_counter() - started
+        say(part=part, done=done, kept=kept, seconds=seconds, flow_run=str(flow_run.get_id()))
         if part != "after":
             sys.stdin.readline()
     await_server()

@@ -1,8 +1,9 @@
 """The judge scores every group once, from the tokens alone, while others are still sampled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,21 @@ def test_groups_are_judged_as_they_come_until_the_run_ends() -> None:
         first = coordinator.rewards["g0"]
         assert [(j.sample_index, j.reward) for j in first] == [(0, 1.0), (1, 0.0)]
         assert sum(len(rewards) for rewards in coordinator.rewards.values()) == 80
+
+    asyncio.run(story())
+
+
+def test_a_group_is_compared_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        calls: list[str] = []
+
+        async def noted(work: Callable[..., list[Verdict]], *arguments: Any) -> list[Verdict]:
+            calls.append(work.__name__)
+            return work(*arguments)
+
+        monkeypatch.setattr(asyncio, "to_thread", noted)
+        assert await InProcess(LightEnvironment()).score("train-0-0", ["a", "b", "c"]) == [1.0, 0.0, 0.0]
+        assert len(calls) == 1
 
     asyncio.run(story())
 
