@@ -33,7 +33,7 @@ from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.net.rpc.calls import Call, unary_calls
 from antiphon.net.rpc.codec import array_from_bytes, by_hand, codec, reader_of
-from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, rollout_pb2
+from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 
 INT32, FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 _NO_TOKENS = np.empty(0, dtype=np.int32)
@@ -300,9 +300,14 @@ def _check_statistics(m: records_pb2.SampleStatistics) -> None:
         )
 
 
+def _check_keys(m: reward_pb2.PullReply) -> None:
+    if len(m.groups) != len(m.prompt_keys):
+        raise ContractError(f"{len(m.groups)} groups to reward came with {len(m.prompt_keys)} prompt keys")
+
+
 codec(r.SampleReward, records_pb2.SampleReward)
 codec(r.GroupRewards, records_pb2.GroupRewards)
-codec(r.GroupToReward, records_pb2.GroupToReward)
+codec(core_requests.PullReply, reward_pb2.PullReply, _check_keys)
 codec(AuthoredSpan, records_pb2.AuthoredSpan)
 codec(r.GroupToAudit, records_pb2.GroupToAudit)
 codec(SampleStatistics, records_pb2.SampleStatistics, _check_statistics)
