@@ -13,7 +13,6 @@ from antiphon.core.records import (
     GroupRewards,
     GroupSubmission,
     GroupToAudit,
-    GroupToReward,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -23,6 +22,7 @@ from antiphon.core.requests import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    PullReply,
     StageReply,
     WorkerHeartbeat,
     WorkerHello,
@@ -77,7 +77,7 @@ class Coordinator(Protocol):
                 seeds, tokens). It concerns this group alone.
         """
 
-    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
+    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> PullReply:
         """Hand out groups to reward; a service that never answers loses them after a deadline."""
 
     async def submit_rewards(self, groups: Sequence[GroupRewards]) -> Sequence[str]:

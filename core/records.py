@@ -254,16 +254,6 @@ class GroupRewards:
 
 
 @frozen_by_identity
-class GroupToReward:
-    """A finished group on its way to the reward service."""
-
-    group_id: str
-    prompt_key: str
-    completions: tuple[IntArray, ...]  # G arrays of [T] int32 token ids
-    finish_reasons: tuple[FinishReason, ...]
-
-
-@frozen_by_identity
 class GroupToAudit:
     """An accepted group on its way to the auditor."""
 

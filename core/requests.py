@@ -1,8 +1,15 @@
 """Requests and replies of the coordinator, in our own records: what workers and the flow say and hear."""
 
 from antiphon.core.dissemination.reports import NetworkReport
-from antiphon.core.frozen import frozen
-from antiphon.core.records import BatchRef, KeptProgress, Lease, LeaseProgress, StepCommit
+from antiphon.core.frozen import frozen, frozen_by_identity
+from antiphon.core.records import (
+    BatchRef,
+    GroupSubmission,
+    KeptProgress,
+    Lease,
+    LeaseProgress,
+    StepCommit,
+)
 from antiphon.core.status import EvaluationRecord
 
 
@@ -120,6 +127,15 @@ class LeaseReply:
     wanted_version: int | None
     """The version that the next open group, or in elastic mode an evaluation, must be sampled with."""
     run_finished: bool
+
+
+@frozen_by_identity
+class PullReply:
+    """Groups to reward as they were handed in, possibly none."""
+
+    groups: tuple[GroupSubmission, ...]
+    prompt_keys: tuple[str, ...]
+    """Of each group; the coordinator's word, not its worker's."""
 
 
 @frozen

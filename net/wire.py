@@ -33,7 +33,7 @@ from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.net.rpc.calls import Call, unary_calls
 from antiphon.net.rpc.codec import array_from_bytes, by_hand, codec, reader_of
-from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, rollout_pb2
+from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 
 INT32, FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 _NO_TOKENS = np.empty(0, dtype=np.int32)
@@ -72,10 +72,10 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
         ContractError: when the columns do not fit each other.
     """
     token_bytes, logprob_bytes = m.token_ids, m.behaviour_logprobs
-    columns: list[list[Any]] = [
-        list(column) for column in (m.lengths, m.sample_indices, m.seeds, m.span_counts, m.finish_reasons)
-    ]
-    lengths, indices, seeds, counts, reasons = columns
+    # A slice is a list at less than half of what `list` takes, which asks for each number.
+    lengths, indices, seeds, counts = m.lengths[:], m.sample_indices[:], m.seeds[:], m.span_counts[:]
+    reasons = m.finish_reasons[:]
+    columns: list[list[Any]] = [lengths, indices, seeds, counts, reasons]
     if len({len(column) for column in columns}) > 1:
         raise ContractError(
             f"a group came with {len(lengths)} lengths, {len(indices)} sample indices, {len(seeds)} seeds, "
@@ -93,12 +93,13 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
         raise ContractError(
             f"a completion came with {max(counts)} version spans; at most {MOST_SPANS} can be within a bound"
         )
-    total, kept = sum(counts), list(m.span_kept_caches)
-    if min(counts, default=0) < 0 or {len(m.span_versions), len(m.span_starts), len(m.span_stops)} - {total}:
+    total, kept = sum(counts), m.span_kept_caches[:]
+    versions, starts, stops = m.span_versions[:], m.span_starts[:], m.span_stops[:]
+    if min(counts, default=0) < 0 or {len(versions), len(starts), len(stops)} - {total}:
         raise ContractError(f"completions with {total} version spans came with other columns of them")
     if kept and len(kept) != total:
         raise ContractError(f"{len(kept)} marks of a kept cache came for {total} version spans")
-    spans = map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops, kept or repeat(False))
+    spans = map(r.VersionSpan, versions, starts, stops, kept or repeat(False))
     ends = list(accumulate(lengths))
     return tuple(
         [
@@ -300,9 +301,14 @@ def _check_statistics(m: records_pb2.SampleStatistics) -> None:
         )
 
 
+def _check_keys(m: reward_pb2.PullReply) -> None:
+    if len(m.groups) != len(m.prompt_keys):
+        raise ContractError(f"{len(m.groups)} groups to reward came with {len(m.prompt_keys)} prompt keys")
+
+
 codec(r.SampleReward, records_pb2.SampleReward)
 codec(r.GroupRewards, records_pb2.GroupRewards)
-codec(r.GroupToReward, records_pb2.GroupToReward)
+codec(core_requests.PullReply, reward_pb2.PullReply, _check_keys)
 codec(AuthoredSpan, records_pb2.AuthoredSpan)
 codec(r.GroupToAudit, records_pb2.GroupToAudit)
 codec(SampleStatistics, records_pb2.SampleStatistics, _check_statistics)

@@ -204,18 +204,6 @@ class GroupRewards(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[SampleReward]
     def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleReward, _Mapping]]] = ...) -> None: ...
 
-class GroupToReward(_message.Message):
-    __slots__ = ("group_id", "prompt_key", "completions", "finish_reasons")
-    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_KEY_FIELD_NUMBER: _ClassVar[int]
-    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
-    group_id: str
-    prompt_key: str
-    completions: _containers.RepeatedScalarFieldContainer[bytes]
-    finish_reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., completions: _Optional[_Iterable[bytes]] = ..., finish_reasons: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class AuthoredSpan(_message.Message):
     __slots__ = ("sample_index", "worker_id", "start", "stop")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]

@@ -17,7 +17,7 @@ from antiphon.core.loop import acceptance
 from antiphon.core.loop.assembly import step_progress
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.message_sizes import group_bytes, page
-from antiphon.core.records import GroupRewards, GroupSubmission, GroupToReward, SubmitVerdict
+from antiphon.core.records import GroupRewards, GroupSubmission, SubmitVerdict
 from antiphon.core.trust.worker_names import name_of_worker
 
 REWARD_S = 15.0
@@ -105,16 +105,6 @@ def unanswered(loop: LoopState, group_id: str) -> bool:
     """Return whether a group waits for rewards."""
     group = loop.run.groups.get(group_id)
     return group is not None and group.phase is GroupPhase.SUBMITTED
-
-
-def group_to_reward(loop: LoopState, submission: GroupSubmission) -> GroupToReward:
-    """Return what a reward service gets of a group that was handed in."""
-    return GroupToReward(
-        group_id=submission.group_id,
-        prompt_key=loop.prompt_of(loop.run.groups[submission.group_id]).key,
-        completions=tuple(trajectory.token_ids for trajectory in submission.trajectories),
-        finish_reasons=tuple(trajectory.finish_reason for trajectory in submission.trajectories),
-    )
 
 
 def take_rewards(

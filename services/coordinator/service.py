@@ -23,7 +23,6 @@ from antiphon.core.records import (
     GroupRewards,
     GroupSubmission,
     GroupToAudit,
-    GroupToReward,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -33,6 +32,7 @@ from antiphon.core.requests import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    PullReply,
     StageReply,
     WorkerHeartbeat,
     WorkerHello,
@@ -177,7 +177,7 @@ class CoordinatorService(Coordinator):
             yield from self._audits.choose(submission)
         return verdict
 
-    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
+    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> PullReply:
         machine, loop = self.state_machine, self._loop
         deadline = machine.clock() + _within(wait_s)
         gathered_s = 0.0 if limit > 1 and wait_s > 0 else GATHER_S
@@ -197,21 +197,22 @@ class CoordinatorService(Coordinator):
                 break
             if self._state.finished:
                 await machine.submitted.wait(min(FINISHED_WAIT_S, deadline - now))
-                return ()
+                return PullReply((), ())
             if now >= deadline:
-                return ()
+                return PullReply((), ())
             free_again = min((held.deadline_s for held in loop.rewarding.values()), default=deadline)
             await machine.submitted.wait(min(deadline, free_again) - now)
         groups.hand_out(loop, client_id, waiting, now)
-        handed = []
+        handed, keys = [], []
         for group_id in waiting:
             submission = await machine.submissions.find(group_id)
             if not groups.unanswered(loop, group_id):  # rewarded or found stale while a payload was read
                 continue
             if submission is None:
                 raise machine.submissions.lost(group_id)
-            handed.append(groups.group_to_reward(loop, submission))
-        return handed
+            handed.append(submission)
+            keys.append(loop.prompt_of(self._state.groups[group_id]).key)
+        return PullReply(tuple(handed), tuple(keys))
 
     async def submit_rewards(self, rewarded: Sequence[GroupRewards]) -> Sequence[str]:
         machine, loop = self.state_machine, self._loop

@@ -14,7 +14,7 @@ import structlog
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.errors import ContractError
-from antiphon.core.records import GroupRewards, GroupToReward, SampleReward
+from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
@@ -87,7 +87,8 @@ class RewardService:
         self._at_once = at_once
         self._pace = pace
         self._pull_wait_s = pull_wait_s
-        self._pulled: asyncio.Queue[GroupToReward] = asyncio.Queue()
+        self._pulled: asyncio.Queue[tuple[str, GroupSubmission]] = asyncio.Queue()
+        """Groups, each behind the key of its prompt."""
         self._unscored = 0
         """Groups that were pulled and are not scored yet."""
         self._all_scored = Wakeup()
@@ -142,14 +143,14 @@ class RewardService:
         ready()
         asking = partial(self._coordinator.pull_for_reward, self._client_id, PULL_GROUPS, self._pull_wait_s)
         while not status.finished:
-            groups = await retry_unavailable("coordinator.pull_for_reward", asking, self._limit_s)
+            reply = await retry_unavailable("coordinator.pull_for_reward", asking, self._limit_s)
             if self._stopping.is_set():
                 return
-            self._unscored += len(groups)
-            for group in groups:
-                self._pulled.put_nowait(group)
+            self._unscored += len(reply.groups)
+            for pulled in zip(reply.prompt_keys, reply.groups, strict=True):
+                self._pulled.put_nowait(pulled)
             await self._pulled.join()
-            if not groups:
+            if not reply.groups:
                 await asyncio.sleep(EMPTY_PAUSE_S)
                 status = await retry_unavailable(
                     "coordinator.status", self._coordinator.status, self._limit_s
@@ -158,14 +159,14 @@ class RewardService:
     async def _score(self) -> None:
         """Score one group after the other; as many of these run as may be scored at the same time."""
         while True:
-            group = await self._pulled.get()
+            prompt_key, group = await self._pulled.get()
             self._pulled.task_done()
             if self._pace is not None:
                 await self._pace()
             failpoints.reach("reward.score")
-            texts = [self._codec.decode(token_ids) for token_ids in group.completions]
+            texts = [self._codec.decode(trajectory.token_ids) for trajectory in group.trajectories]
             rewards = []
-            for index, verdict in enumerate(await self._scorer.score(group.prompt_key, texts)):
+            for index, verdict in enumerate(await self._scorer.score(prompt_key, texts)):
                 if isinstance(verdict, Failed):
                     reason = verdict.reason or "no reason was given"
                     _log.warning("reward.failed", group=group.group_id, sample=index, reason=verdict.reason)

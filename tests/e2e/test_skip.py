@@ -113,7 +113,7 @@ async def work(client: CoordinatorClient) -> None:
 
 async def judge(client: CoordinatorClient, poisoned: str) -> None:
     while True:
-        for group in await client.pull_for_reward("judge", 8, 0.2):
+        for group in (await client.pull_for_reward("judge", 8, 0.2)).groups:
             first = 1e30 if group.group_id == poisoned else 1.0
             rewards = [SampleReward(0, first), SampleReward(1, 0.0)]
             await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])

@@ -385,8 +385,8 @@ class ClaimedRun:
 
     async def _go_on(self, step: int) -> None:
         """Reward what was handed in, and train on what was sealed: what was claimed is counted with."""
-        for group in await self._service.pull_for_reward("reward-1", 8, 0.0):
-            rewards = tuple(SampleReward(i, float(i % 2)) for i in range(len(group.completions)))
+        for group in (await self._service.pull_for_reward("reward-1", 8, 0.0)).groups:
+            rewards = tuple(SampleReward(i, float(i % 2)) for i in range(len(group.trajectories)))
             await self._service.submit_rewards([GroupRewards(group.group_id, rewards)])
         for asked in await self._service.pull_for_audit("learner-1", 8, 0.0):
             await self._service.submit_audit(asked.submission.group_id, (), reason="there is no model here")

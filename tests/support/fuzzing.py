@@ -310,7 +310,7 @@ PARSED = (
     "run_status",
     "event",
     "worker_welcome",
-    "group_to_reward",
+    "pull_reply",
     "group_to_audit",
     "sample_statistics",
 )

@@ -14,7 +14,6 @@ from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupRewards,
     GroupSubmission,
-    GroupToReward,
     Lease,
     SampleReward,
     SamplingParameters,
@@ -25,6 +24,7 @@ from antiphon.core.requests import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    PullReply,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
@@ -83,7 +83,8 @@ class LightCoordinator:
         self.known: set[str] = set()
         self.finished = False
         self.wanted: int | None = None
-        self.to_reward: list[GroupToReward] = []
+        self.to_reward: list[tuple[str, GroupSubmission]] = []
+        """Groups, each behind the key of its prompt."""
         self.rewards: dict[str, tuple[SampleReward, ...]] = {}
         self._manifests: dict[int, SnapshotManifest] = {}
         self._changed = asyncio.Condition()
@@ -154,12 +155,13 @@ class LightCoordinator:
         wanted = newest if version is None else version
         return None if wanted is None else self._manifests.get(wanted)
 
-    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
+    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> PullReply:
         await self._note("pull_for_reward")
         groups, self.to_reward = self.to_reward[:limit], self.to_reward[limit:]
         if not groups:
             await asyncio.sleep(min(wait_s, 0.01))
-        return groups
+        keys, submissions = zip(*groups, strict=True) if groups else ((), ())
+        return PullReply(submissions, keys)
 
     async def submit_rewards(self, groups: Sequence[GroupRewards]) -> Sequence[str]:
         await self._note("submit_rewards")

@@ -170,12 +170,12 @@ async def reward_all(coordinator: Coordinator, rng: np.random.Generator, delay_s
     """Judge until cancelled."""
     while True:
         try:
-            groups = await coordinator.pull_for_reward("judge", int(rng.integers(1, 6)), 2.0)
-            for group in groups:
+            reply = await coordinator.pull_for_reward("judge", int(rng.integers(1, 6)), 2.0)
+            for group in reply.groups:
                 if delay_s:
                     await asyncio.sleep(delay_s * float(rng.random()))
                 rewards = (
-                    SampleReward(i, light_reward(tokens)) for i, tokens in enumerate(group.completions)
+                    SampleReward(i, light_reward(one.token_ids)) for i, one in enumerate(group.trajectories)
                 )
                 await coordinator.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
         except UnavailableError:

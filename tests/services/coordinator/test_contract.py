@@ -194,7 +194,7 @@ def test_gate_holds_at_the_lease_and_opens_with_a_newer_version(tmp_path: Path) 
         assert "the next group would train at step 1, beyond the bound of 0 for version 0" in refused.reason
         for lease in reply.leases:
             await client.submit_group(sample_lease(lease, worker_id, 0))
-        for group in await client.pull_for_reward("j", 10, 5.0):
+        for group in (await client.pull_for_reward("j", 10, 5.0)).groups:
             rewards = [SampleReward(i, float(i)) for i in range(2)]
             assert await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
             assert not await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
@@ -404,7 +404,7 @@ def test_a_group_that_is_judged_while_its_payload_is_read_is_not_handed_out(tmp_
             [GroupRewards(lease.group_id, tuple([SampleReward(0, 1.0)]))]
         )
         rewarded.set()
-        assert list(await pulling) == []
+        assert (await pulling).groups == ()
 
     serve_and(tmp_path, act, config)
 

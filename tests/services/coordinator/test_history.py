@@ -74,8 +74,8 @@ async def judge(
     for lease in leases:
         found.append(sample_lease(lease, worker_id, version))
         await client.submit_group(found[-1])
-    for group in await client.pull_for_reward("judge", len(leases), 5.0):
-        sample_rewards = [SampleReward(i, float(i % 2)) for i in range(len(group.completions))]
+    for group in (await client.pull_for_reward("judge", len(leases), 5.0)).groups:
+        sample_rewards = [SampleReward(i, float(i % 2)) for i in range(len(group.trajectories))]
         assert await client.submit_rewards([GroupRewards(group.group_id, tuple(sample_rewards))])
     return found
 

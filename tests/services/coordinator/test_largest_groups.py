@@ -117,8 +117,8 @@ def test_the_largest_groups_are_handed_over_handed_in_rewarded_and_audited(tmp_p
                 assert await client.submit_group(submission) is SubmitVerdict.ACCEPTED
                 audits._waiting[lease.group_id] = _Waiting(submission, lease.prompt_token_ids)
             for _ in range(GROUPS):
-                (group,) = await client.pull_for_reward("r", 16, 1.0)
-                assert [tokens.size for tokens in group.completions] == [LONGEST] * GROUP_SIZE
+                (group,) = (await client.pull_for_reward("r", 16, 1.0)).groups
+                assert [one.token_ids.size for one in group.trajectories] == [LONGEST] * GROUP_SIZE
                 rewards = [SampleReward(index, float(index % 2)) for index in range(GROUP_SIZE)]
                 assert await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
             site.service._audits = audits

@@ -159,7 +159,7 @@ def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.Mo
             taking = asyncio.ensure_future(site.service.pull_for_reward("dead", 1, 20.0))
             await asyncio.sleep(0)
             running = asyncio.ensure_future(run_parties(client, config, seed=7))
-            assert await taking
+            assert (await taking).groups
             await asyncio.wait_for(running, 30.0)
             assert (await client.status()).finished
 
@@ -187,12 +187,14 @@ def test_groups_are_gathered_for_a_reward_service_until_a_batch_waits_for_nothin
             await client.status()
             assert not pulling.done()
             await client.submit_group(sample_lease(leases[2], worker, 0))
-            assert [group.group_id for group in await pulling] == [lease.group_id for lease in leases[:3]]
+            assert [group.group_id for group in (await pulling).groups] == [
+                lease.group_id for lease in leases[:3]
+            ]
             # What is behind the batch is not in a hurry, unless as many came as may be taken.
             await client.submit_rewards([GroupRewards(lease.group_id, two_rewards()) for lease in leases[:3]])
             await client.await_stage("reward", 0, 20.0)
             await client.submit_group(sample_lease(leases[3], worker, 0))
-            assert len(await site.service.pull_for_reward("judge", 1, 20.0)) == 1
+            assert len((await site.service.pull_for_reward("judge", 1, 20.0)).groups) == 1
 
     asyncio.run(run())
 
@@ -218,7 +220,7 @@ def test_each_deadline_that_passes_doubles_the_time_to_score_a_group(tmp_path: P
             async def handed_out(seconds: float) -> bool:
                 nonlocal now
                 now += seconds
-                return bool(await site.service.pull_for_reward("slow", 1, 0.0))
+                return bool((await site.service.pull_for_reward("slow", 1, 0.0)).groups)
 
             assert await handed_out(0.0)
             for deadline_s in (15.0, 30.0, 60.0, 120.0, 240.0, 300.0, 300.0):  # up to the stall timeout

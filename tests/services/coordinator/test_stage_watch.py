@@ -53,8 +53,8 @@ async def begin(client: CoordinatorClient, stage: str, number: int) -> "asyncio.
 
 
 async def reward_waiting(client: CoordinatorClient) -> None:
-    for group in await client.pull_for_reward("j", 10, 5.0):
-        rewards = [SampleReward(i, float(i % 2)) for i in range(len(group.completions))]
+    for group in (await client.pull_for_reward("j", 10, 5.0)).groups:
+        rewards = [SampleReward(i, float(i % 2)) for i in range(len(group.trajectories))]
         await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
 
 

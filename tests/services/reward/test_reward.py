@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.core.records import FinishReason, GroupToReward, SampleReward
+from antiphon.core.records import FinishReason, GroupSubmission, SampleReward, Trajectory, VersionSpan
 from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed, Verdict
@@ -44,12 +44,21 @@ def make_reward_service(
     )
 
 
-def group(number: int, *token_ids: Sequence[int], key: str | None = None) -> GroupToReward:
-    return GroupToReward(
-        group_id=f"g{number}",
-        prompt_key=key or f"train-0-{number}",
-        completions=tuple(np.array(ids, dtype=np.int32) for ids in token_ids),
-        finish_reasons=tuple(FinishReason.LENGTH for _ in token_ids),
+def group(number: int, *token_ids: Sequence[int], key: str | None = None) -> tuple[str, GroupSubmission]:
+    """Return a group as it was handed in, behind the key of its prompt."""
+    trajectories = tuple(
+        Trajectory(
+            np.array(ids, dtype=np.int32),
+            np.zeros(len(ids), dtype=np.float32),
+            (VersionSpan(0, 0, len(ids)),),
+            FinishReason.LENGTH,
+            sample_index=index,
+            seed=index,
+        )
+        for index, ids in enumerate(token_ids)
+    )
+    return key or f"train-0-{number}", GroupSubmission(
+        f"lease-{number}", f"g{number}", "w-1", trajectories, 0.0
     )
 
 

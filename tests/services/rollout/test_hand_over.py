@@ -194,8 +194,8 @@ async def train(site: Served, step: int) -> None:
     """Be judge and learner of one step."""
     client = site.client()
     while (reply := await client.await_stage("reward", step, 0.05)).batch is None:
-        for group in await client.pull_for_reward("judge", 8, 0.05):
-            scores = [SampleReward(index, float(index % 2)) for index in range(len(group.completions))]
+        for group in (await client.pull_for_reward("judge", 8, 0.05)).groups:
+            scores = [SampleReward(index, float(index % 2)) for index in range(len(group.trajectories))]
             await client.submit_rewards([GroupRewards(group.group_id, tuple(scores))])
     manifest = light_manifest("run-1", step + 1)
     await client.commit_step(StepCommit(step, step + 1, manifest.weights_digest, reply.batch.digest))
