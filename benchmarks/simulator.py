@@ -31,15 +31,10 @@ import structlog
 from antiphon.benchmarks.parts.lengths import draw_groups
 from antiphon.benchmarks.parts.measure import PROJECT, run_module, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
+from antiphon.benchmarks.parts.run_figures import RunFigures, measured_figures, predicted_figures
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, read_journal
-from antiphon.simulator.modelled.prediction import (
-    Recorded,
-    RunFigures,
-    calibrate_machine,
-    measured_figures,
-    predicted_figures,
-)
+from antiphon.simulator.modelled.prediction import Recorded, calibrate_machine
 from antiphon.simulator.modelled.run import Modelled, ModelledRun
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"

@@ -8,7 +8,6 @@ from statistics import fmean
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import InfeasibleError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.run_state import fold, new_state
 from antiphon.simulator.modelled.calibration import Calibration, TimedEvent, calibrate
 from antiphon.simulator.modelled.run import HOUR_S, Modelled, ModelledRun
 
@@ -18,52 +17,19 @@ _HALVINGS = 10
 _LEAST_CORES = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class RunFigures:
-    """What a run came to, measured or predicted."""
-
-    seconds_per_step: float
-    """Mean of the steps behind the first `SKIPPED`."""
-    staleness: dict[int, float]
-    """Staleness in versions -> share of the trained completions."""
-    usd: float
-
-    def staleness_distance(self, other: "RunFigures") -> float:
-        """Return the share of completions whose staleness differs, 0..1 (total variation)."""
-        ages = self.staleness.keys() | other.staleness.keys()
-        return sum(abs(self.staleness.get(age, 0.0) - other.staleness.get(age, 0.0)) for age in ages) / 2.0
-
-
 def seconds_per_step(commits_s: Sequence[float]) -> float:
     """Return the mean of the seconds between successive commits; NaN of a run too short for one."""
     counted = commits_s[min(SKIPPED, max(0, len(commits_s) - 2)) :]
     return (counted[-1] - counted[0]) / (len(counted) - 1) if len(counted) > 1 else math.nan
 
 
-def measured_figures(config: RunConfig, events: Sequence[TimedEvent]) -> RunFigures:
-    """Return the figures of a recorded run: from its first lease to its last commit."""
-    state = fold(new_state(config), (event for _, event in events))
-    commits = [at for at, event in events if isinstance(event, e.StepCommitted)]
-    begin_s = next(at for at, event in events if isinstance(event, e.LeaseGranted))
-    workers = len({event.worker_name for _, event in events if isinstance(event, e.WorkerRegistered)})
-    record = config.record
-    price = record.learner_usd_per_hour + workers * record.worker_usd_per_hour
-    usd = price * (commits[-1] - begin_s) / HOUR_S
-    return RunFigures(seconds_per_step(commits), _shares(state.staleness_histogram), usd)
-
-
-def predicted_figures(done: Modelled) -> RunFigures:
-    """Return the figures of a modelled run."""
-    return RunFigures(seconds_per_step(done.commits_s), _shares(done.staleness), done.usd)
-
-
 def figure_lines(done: Modelled) -> list[str]:
     """Say what a modelled run came to, for a terminal."""
-    found = predicted_figures(done)
-    ages = ", ".join(f"{age}: {share:.1%}" for age, share in found.staleness.items())
+    step_s, shares = seconds_per_step(done.commits_s), staleness_shares(done.staleness)
+    ages = ", ".join(f"{age}: {share:.1%}" for age, share in shares.items())
     per_million = f", ${done.usd / done.tokens * 1e6:,.3f} per million accepted tokens" if done.usd else ""
     return [
-        f"a step           {found.seconds_per_step:,.2f} s; the learner waits {done.idle_share:.1%} of it",
+        f"a step           {step_s:,.2f} s; the learner waits {done.idle_share:.1%} of it",
         f"the run          {len(done.commits_s)} steps in {done.seconds / HOUR_S:,.2f} h for ${done.usd:,.2f}"
         f"{per_million}",
         f"staleness        {ages}",
@@ -71,7 +37,8 @@ def figure_lines(done: Modelled) -> list[str]:
     ]
 
 
-def _shares(histogram: dict[int, int]) -> dict[int, float]:
+def staleness_shares(histogram: dict[int, int]) -> dict[int, float]:
+    """Return which share of the trained completions has which staleness."""
     total = sum(histogram.values())
     return {age: count / total for age, count in sorted(histogram.items()) if count}
 
@@ -121,7 +88,7 @@ def _matching(of: Recorded, known: Calibration, field: str, fast: float, slow: f
     for _ in range(_HALVINGS):
         value = (fast + slow) / 2.0
         run = ModelledRun(of.config, known.model_copy(update={field: value}), of.workers)
-        if predicted_figures(run.run()).seconds_per_step > wanted_s:
+        if seconds_per_step(run.run().commits_s) > wanted_s:
             slow = value
         else:
             fast = value

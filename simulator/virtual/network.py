@@ -148,7 +148,7 @@ class Network:
                 if server is process:
                     call.tasks.remove((server, task))
                     if not call.tasks:
-                        self._send_back(call, process, failure=("UNAVAILABLE", "Connection reset by peer"))
+                        self._send_back(call, process, self._fail, "UNAVAILABLE", "Connection reset by peer")
 
     # The caller's side.
 
@@ -235,31 +235,20 @@ class Network:
             return
         error = task.exception()
         if error is None:
-            self._send_back(call, process, replies=task.result())
+            self._send_back(call, process, self._deliver, task.result())
         elif isinstance(error, CallFailed):
-            self._send_back(call, process, failure=(error.status, error.details))
+            self._send_back(call, process, self._fail, error.status, error.details)
         else:
             self.broken.append(f"{process.name} broke in {call.path}: {error!r}")
-            self._send_back(call, process, failure=("UNKNOWN", f"Unexpected {type(error)}"))
+            self._send_back(call, process, self._fail, "UNKNOWN", f"Unexpected {type(error)}")
 
-    def _send_back(
-        self,
-        call: _Call,
-        process: Process,
-        replies: list[bytes] | None = None,
-        failure: tuple[str, str] | None = None,
-    ) -> None:
+    def _send_back(self, call: _Call, process: Process, on: Callable[..., None], *arguments: Any) -> None:
         if (process.name, call.sender.name) in self._cuts:
-            if replies is not None:
-                self._hold(call, self._deliver, call, replies)
-            elif failure is not None:
-                self._hold(call, self._fail, call, *failure)
+            self._hold(call, on, call, *arguments)
         elif self._random.happens(self.quality.lost):
             self._lose(call)
-        elif replies is not None:
-            self.later(self.delay_s(), self._deliver, call, replies)
-        elif failure is not None:
-            self.later(self.delay_s(), self._fail, call, *failure)
+        else:
+            self.later(self.delay_s(), on, call, *arguments)
 
     def _deliver(self, call: _Call, replies: list[bytes]) -> None:
         self.messages += 1
