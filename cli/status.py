@@ -22,7 +22,7 @@ from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_display import TokenRates, planes_of
 from antiphon.core.status import Event
 from antiphon.lineage.cursors import standing
-from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.run_overview import read_figures
 from antiphon.net.security.credentials import Credentials
 from antiphon.runs.alarm_watch import alarm_line, current_alarms, records_alarms
 from antiphon.runs.attach import attached, commits_of, coordinator_address, look, run_credentials

@@ -23,8 +23,8 @@ from antiphon.core.loop.work_account import Use
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
-from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.run_log import read_steps
+from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
 from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore

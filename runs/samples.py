@@ -8,7 +8,7 @@ from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.environments.environment import explain
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.layout import find_project
-from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.runs.directory import store_directory
