@@ -7,8 +7,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import fold, new_state
 from antiphon.simulator.modelled.calibration import TimedEvent
-from antiphon.simulator.modelled.prediction import seconds_per_step, staleness_shares
-from antiphon.simulator.modelled.run import HOUR_S, Modelled
+from antiphon.simulator.modelled.run import HOUR_S, Modelled, seconds_per_step, staleness_shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from antiphon.simulator.modelled.calibration import (
     load_calibration,
     save_calibration,
 )
-from antiphon.simulator.modelled.prediction import Recorded, calibrate_machine
-from antiphon.simulator.modelled.run import ModelledRun
+from antiphon.simulator.modelled.run import ModelledRun, Recorded, calibrate_machine
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.virtual.disk import RUN_ID, FileDisk, JournalDisk
 from antiphon.simulator.world import World
