@@ -16,7 +16,7 @@ from antiphon.cli.arguments import Json
 from antiphon.core.config import load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.loop.events import event_kinds
-from antiphon.core.reporting.alarms import Alarm, alarms_of
+from antiphon.core.reporting.alarms import Alarm, StepAlarms
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_display import TokenRates, planes_of
@@ -75,7 +75,7 @@ def status(
         return _show_resting(directory, as_json)
     if watch:
         return _watch(address, directory.name, credentials)
-    shown = alarms_of(asyncio.run(commits_of(address, credentials)))
+    shown = StepAlarms(asyncio.run(commits_of(address, credentials)))
     alarms, figures = current_alarms(shown, found, config, directory), read_figures(directory)
     if as_json:
         _print_json(dataclasses.asdict(found), alarms, figures)

@@ -276,7 +276,8 @@ class LineageGraph:
                 return self.nodes[place]
             raise ConfigError(f"the run has no {plain}; it has {self.summary()}")
         if _DIGEST_START.fullmatch(plain):
-            found = self.with_digest(plain)
+            nodes = sorted(self.nodes.values(), key=_order)
+            found = [n for n in nodes if any(d.startswith(plain) for d in (n.digest, *n.contents.values()))]
             if len(found) > 1:
                 known = ", ".join(node.name for node in found)
                 raise ConfigError(
@@ -289,15 +290,6 @@ class LineageGraph:
             f"{words!r} names no run and no artifact; write v12, batch 7, evaluation 10, run, code, machine, "
             f"model, train, heldout, or at least {LEAST_DIGITS} digits of a digest"
         )
-
-    def with_digest(self, start: str) -> list[Node]:
-        """Return the nodes whose document's or artifact's digest begins with `start`."""
-        found = [
-            node
-            for node in self.nodes.values()
-            if any(digest.startswith(start) for digest in (node.digest, *node.contents.values()))
-        ]
-        return sorted(found, key=_order)
 
     def summary(self) -> str:
         """Say how many of what there are."""

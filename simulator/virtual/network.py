@@ -177,12 +177,10 @@ class Network:
                 self._hang_up(call)
 
     def _send(self, call: _Call) -> None:
-        owner = self._listening.get(call.address)
-        target = call.address if owner is None else owner[0].name
-        if (call.sender.name, target) in self._cuts:
+        if self.is_cut(call.sender.name, self.name_at(call.address)):
             self._hold(call, self._arrive, call)
             return
-        if self._random.happens(self.quality.lost):
+        if self.loses():
             self._lose(call)
             return
         self.later(self.delay_s(), self._arrive, call)
@@ -218,8 +216,8 @@ class Network:
         self.messages += 1
         if call.reply.done() and not again:
             return  # its connection was given up before it got through
-        owner = self._listening.get(call.address)
-        if owner is None or not owner[0].alive:
+        owner = self.listener(call.address)
+        if owner is None:
             self.later(REFUSED_S, self._fail, call, "UNAVAILABLE", "Connection refused")
             return
         process, server = owner
@@ -243,9 +241,9 @@ class Network:
             self._send_back(call, process, self._fail, "UNKNOWN", f"Unexpected {type(error)}")
 
     def _send_back(self, call: _Call, process: Process, on: Callable[..., None], *arguments: Any) -> None:
-        if (process.name, call.sender.name) in self._cuts:
+        if self.is_cut(process.name, call.sender.name):
             self._hold(call, on, call, *arguments)
-        elif self._random.happens(self.quality.lost):
+        elif self.loses():
             self._lose(call)
         else:
             self.later(self.delay_s(), on, call, *arguments)
