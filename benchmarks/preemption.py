@@ -47,7 +47,7 @@ from antiphon.benchmarks.parts.kills.audit import audit
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.errors import ConfigError
-from antiphon.core.loop.work_account import WorkAccount
+from antiphon.core.loop.work_account import Use, WorkAccount
 from antiphon.core.seeds import generator
 from antiphon.simulator.campaign import mute_logs
 from antiphon.simulator.faults import Fault, FaultKind
@@ -184,8 +184,11 @@ class FleetRun:
 
 def shares(account: WorkAccount) -> tuple[float, float]:
     """Return the wasted and the preempted share of the seconds under a lease."""
-    leased_s = account.leased_s
-    return account.wasted_share(), account.seconds["preempted"] / leased_s if leased_s else 0.0
+    if (leased_s := account.leased_s) <= 0:
+        return 0.0, 0.0
+    wastes = (Use.STALE, Use.DUPLICATE, Use.PREEMPTED, Use.VOIDED, Use.UNTRUSTED)
+    wasted = sum(account.seconds.get(use, 0.0) for use in wastes)
+    return wasted / leased_s, account.seconds["preempted"] / leased_s
 
 
 def steps_per_hour(commits: Sequence[float], train_s: float, span_s: float) -> float:

@@ -38,6 +38,7 @@ import numpy as np
 
 from antiphon.benchmarks.parts.imposed_worker import MEAN_TOKENS, PROMPTS, WorkerOrder, is_accepted
 from antiphon.benchmarks.parts.results import above, benchmark_parser, execute, finish
+from antiphon.benchmarks.parts.run_figures import predicted_figures
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.capacity.measured import Measured
 from antiphon.core.capacity.measured import measure as measure_record
@@ -50,7 +51,6 @@ from antiphon.core.seeds import derive_seed
 from antiphon.environments.environment import Problem
 from antiphon.simulator.campaign import mute_logs
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup
-from antiphon.simulator.modelled.prediction import predicted_figures
 from antiphon.simulator.modelled.run import ModelledRun
 from antiphon.simulator.standins.engines import ArithmeticEnvironment
 

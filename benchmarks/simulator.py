@@ -31,16 +31,10 @@ import structlog
 from antiphon.benchmarks.parts.lengths import draw_groups
 from antiphon.benchmarks.parts.measure import PROJECT, run_module, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
+from antiphon.benchmarks.parts.run_figures import RunFigures, measured_figures, predicted_figures
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, read_journal
-from antiphon.simulator.modelled.prediction import (
-    Recorded,
-    RunFigures,
-    calibrate_machine,
-    measured_figures,
-    predicted_figures,
-)
-from antiphon.simulator.modelled.run import Modelled, ModelledRun
+from antiphon.simulator.modelled.run import Modelled, ModelledRun, Recorded, calibrate_machine
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 MOST_ERROR, MOST_FLEET_S = 0.10, 60.0

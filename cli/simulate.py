@@ -104,7 +104,7 @@ def simulate(
 def _calibrated(name: str, crowded: str | None, keep: Path | None) -> "tuple[Path, Calibration]":
     """Return the folder of a recorded run and what it measured, which is kept in a file if one is named."""
     from antiphon.simulator.modelled.calibration import calibrate, read_journal, save_calibration
-    from antiphon.simulator.modelled.prediction import Recorded, calibrate_machine
+    from antiphon.simulator.modelled.run import Recorded, calibrate_machine
 
     def recorded(directory: Path) -> Recorded:
         config = load_config(directory / "config.yaml")
@@ -123,8 +123,7 @@ def _calibrated(name: str, crowded: str | None, keep: Path | None) -> "tuple[Pat
 
 
 def _predict(config: RunConfig, calibration: "Calibration", workers: int, seed: int | None) -> int:
-    from antiphon.simulator.modelled.prediction import figure_lines
-    from antiphon.simulator.modelled.run import ModelledRun
+    from antiphon.simulator.modelled.run import ModelledRun, figure_lines
 
     run = ModelledRun(config, calibration, workers or config.rollout.workers, seed or 0)
     print("\n".join(figure_lines(run.run())))

@@ -16,13 +16,13 @@ from antiphon.cli.arguments import Json
 from antiphon.core.config import load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.loop.events import event_kinds
-from antiphon.core.reporting.alarms import Alarm, alarms_of
+from antiphon.core.reporting.alarms import Alarm, StepAlarms
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_display import TokenRates, planes_of
 from antiphon.core.status import Event
 from antiphon.lineage.cursors import standing
-from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.run_overview import read_figures
 from antiphon.net.security.credentials import Credentials
 from antiphon.runs.alarm_watch import alarm_line, current_alarms, records_alarms
 from antiphon.runs.attach import attached, commits_of, coordinator_address, look, run_credentials
@@ -75,7 +75,7 @@ def status(
         return _show_resting(directory, as_json)
     if watch:
         return _watch(address, directory.name, credentials)
-    shown = alarms_of(asyncio.run(commits_of(address, credentials)))
+    shown = StepAlarms(asyncio.run(commits_of(address, credentials)))
     alarms, figures = current_alarms(shown, found, config, directory), read_figures(directory)
     if as_json:
         _print_json(dataclasses.asdict(found), alarms, figures)

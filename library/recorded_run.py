@@ -18,8 +18,8 @@ from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.documents.replay_copy import ReplayCopy
-from antiphon.lineage.run_figures import read_figures, read_totals
 from antiphon.lineage.run_log import read_evaluations, read_steps
+from antiphon.lineage.run_overview import read_figures, read_totals
 from antiphon.lineage.samples import Sample
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.runs.finding import find_artifacts

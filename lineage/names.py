@@ -42,7 +42,15 @@ ORIGINS = {
 """What a run starts from, by role."""
 _FIXED = {RUN: ("run", "run"), **{rel: (role, role) for role, rel in ORIGINS.items()}}
 _NUMBERED = {"versions/v": "version", "batches/t": "batch", "evaluations/v": "evaluation"}
-_PATTERN = re.compile(r"(versions/v|batches/t|evaluations/v)(\d{6,})\.json")
+_PATTERN = re.compile(r"(versions/v|batches/t|evaluations/v)(\d{6,})\.([a-z.]+)")
+_FILES = {
+    ("batch", "timings.parquet"): "timings of batch",
+    ("batch", "samples.parquet"): "samples of filtered groups of step",
+    ("evaluation", "samples.parquet"): "samples of evaluation",
+    ("batch", "parquet"): "batch",
+    ("version", "safetensors"): "weights of version",
+}
+"""What the files beside documents are called, by kind and ending."""
 
 
 def version_entry(version: int, kind: str = "json") -> str:
@@ -56,10 +64,8 @@ def version_of_weights(rel: str) -> int | None:
     >>> version_of_weights("versions/v000012.safetensors"), version_of_weights("versions/v000012.json")
     (12, None)
     """
-    if not rel.endswith(".safetensors"):
-        return None
-    match = re.fullmatch(r"versions/v(\d{6,})\.safetensors", rel)
-    return int(match[1]) if match else None
+    match = _PATTERN.fullmatch(rel) if rel.endswith(".safetensors") else None
+    return int(match[2]) if match and match[1] == "versions/v" else None
 
 
 def batch_entry(step: int, kind: str = "json") -> str:
@@ -82,7 +88,7 @@ def kind_of(rel: str) -> tuple[str, int | None] | None:
     if rel in _FIXED:
         return _FIXED[rel][0], None
     match = _PATTERN.fullmatch(rel)
-    return (_NUMBERED[match[1]], int(match[2])) if match else None
+    return (_NUMBERED[match[1]], int(match[2])) if match and match[3] == "json" else None
 
 
 def name_of(rel: str) -> str:
@@ -97,16 +103,11 @@ def name_of(rel: str) -> str:
     if known is not None:
         kind, number = known
         return f"manifest of the {kind}" if number is None else f"manifest of {kind} {number}"
-    for pattern, words in (
-        (r"batches/t(\d+)\.timings\.parquet", "timings of batch"),
-        (r"batches/t(\d+)\.samples\.parquet", "samples of filtered groups of step"),
-        (r"evaluations/v(\d+)\.samples\.parquet", "samples of evaluation"),
-        (r"batches/t(\d+)\.parquet", "batch"),
-        (r"versions/v(\d+)\.safetensors", "weights of version"),
-        (r"checkpoints/v(\d+)/.+", "checkpoint of version"),
-    ):
-        if match := re.fullmatch(pattern, rel):
-            return f"{words} {int(match[1])}"
+    match = _PATTERN.fullmatch(rel)
+    if match and (words := _FILES.get((_NUMBERED[match[1]], match[3]))):
+        return f"{words} {int(match[2])}"
+    if match := re.fullmatch(r"checkpoints/v(\d+)/.+", rel):
+        return f"checkpoint of version {int(match[1])}"
     if rel.startswith("model/"):
         return f"file {rel.removeprefix('model/')} of the base model"
     if rel.startswith("run/"):

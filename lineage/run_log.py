@@ -61,9 +61,10 @@ class RunLog:
             UnavailableError: when a file cannot be written.
             IntegrityError: when a line says that a step led to other weights.
         """
+        base = self._run_dir / BASE_FILE
         for record in records:
-            if record.kind == "snapshot.announced" and record.number == 0:
-                write_base(self._run_dir, record.line)
+            if record.kind == "snapshot.announced" and record.number == 0 and not base.exists():
+                write_atomically(base, json.dumps(record.line, sort_keys=True).encode() + b"\n")
             known = self.line(record.kind, record.number) if record.kind == "step.committed" else None
             if known is not None and known["weights_digest"] != record.line["weights_digest"]:
                 raise IntegrityError(
@@ -145,16 +146,6 @@ class _Lines:
             self._bytes += len(body)
 
 
-def write_base(run_dir: Path, line: Mapping[str, Any]) -> None:
-    """Note once what version 0 was.
-
-    Raises:
-        UnavailableError: when the file cannot be written.
-    """
-    if not (run_dir / BASE_FILE).exists():
-        write_atomically(run_dir / BASE_FILE, json.dumps(line, sort_keys=True).encode() + b"\n")
-
-
 def evaluation_line(finished: EvaluationFinished, prompts: int, at: float) -> dict[str, Any]:
     """Describe an evaluation of `prompts` held-out prompts in plain values; it ended at `at` Unix seconds."""
     return {
@@ -200,7 +191,7 @@ def step_line(
         line["batch"] = {
             **{name: getattr(batch, name) for name in _OF_BATCH},
             "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
-            **replaced_batches(batch),
+            **({"replaced": list(map(dataclasses.asdict, batch.replaced))} if batch.replaced else {}),
             **kept_samples(batch),
         }
         line["timings"]["timings_digest"] = batch.timings_digest
@@ -213,12 +204,6 @@ _OF_BATCH = (
     *("trajectories", "groups", "trajectories_failed", "groups_filtered", "groups_dropped_stale"),
     *("tokens", "tokens_dropped_stale", "reward_mean", "completion_tokens_mean"),
 )
-
-
-def replaced_batches(batch: BatchRef) -> dict[str, Any]:
-    """Return what records say of the voided batches that a batch replaced; empty where there was none."""
-    found = [dataclasses.asdict(voided) for voided in batch.replaced]
-    return {"replaced": found} if found else {}
 
 
 def kept_samples(record: BatchRef | EvaluationFinished) -> dict[str, str]:

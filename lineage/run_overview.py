@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from antiphon.core.config import RunConfig, load_config
+from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.reporting.config_differences import differing
-from antiphon.core.reporting.figures import RunFigures
-from antiphon.lineage.run_figures import read_figures
+from antiphon.core.reporting.figures import RunFigures, VersionTotals, figures_of, totals_of
+from antiphon.lineage.documents.manifest import read_run_config
+from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.system.files import write_atomically
 from antiphon.system.set_up import command
 
@@ -50,6 +51,24 @@ def overview(directories: Iterable[Path]) -> tuple[list[RunSummary], list[str]]:
         _summary(directory, config, found)
         for (directory, config), found in zip(configs.items(), differs, strict=True)
     ], unreadable
+
+
+def read_figures(run_dir: Path) -> RunFigures:
+    """Return the figures of the run in a folder, up to its last recorded step.
+
+    Raises:
+        ConfigError: when its configuration cannot be read.
+    """
+    return figures_of(read_steps(run_dir), read_evaluations(run_dir), build_config(read_run_config(run_dir)))
+
+
+def read_totals(run_dir: Path) -> list[VersionTotals]:
+    """Return what each version of the run had cost when it was made, version 0 first.
+
+    Raises:
+        ConfigError: when its configuration cannot be read.
+    """
+    return totals_of(read_steps(run_dir), build_config(read_run_config(run_dir)))
 
 
 def state_of(directory: Path) -> State:

@@ -57,15 +57,24 @@ class SampleFiles:
     """The files of one run that hold completions, wherever they lie."""
 
     def __init__(self, run_dir: Path, store: ArtifactStore, ledgers: Path | None = None) -> None:
-        """Look for the files of the run whose folder is, or would be, `run_dir`; `ledgers` holds ledgers."""
-        self.run_id = run_dir.name
-        self._store = store
+        """Look for the files of the run whose folder is, or would be, `run_dir`; `ledgers` holds ledgers.
+
+        Raises:
+            ConfigError: when there is no such run.
+        """
+        self.run_id, self.store = run_dir.name, store
         self._digests = dict(_logged(run_dir))
         self._pinned = {} if ledgers is None else ledger_files(ledgers, self.run_id)
         names = [match for match in map(_FILES.fullmatch, (*self._digests, *self._pinned)) if match]
         self.steps = sorted({int(match[2]) for match in names if match[1] == "batches/t"})
         self.evaluated = sorted({int(match[2]) for match in names if match[1] == "evaluations/v"})
         self.config = self._configuration(run_dir)
+
+    def versions(self) -> list[int]:
+        """Return the versions that may have completions: those evaluated, and those a step was sampled by."""
+        bound = self.config.loop.max_staleness
+        trained = {max(0, step - age) for step in self.steps for age in range(bound + 1)}
+        return sorted(trained | set(self.evaluated))
 
     def rows(self, name: str) -> list[BatchRow]:
         """Return the rows of a file by its place in the ledger; none where it is not kept.
@@ -83,8 +92,8 @@ class SampleFiles:
             IntegrityError: when the file was altered.
         """
         digest, path = self._digests.get(name), self._pinned.get(name)
-        if digest is not None and self._store.has(digest):
-            return self._store.get(digest)
+        if digest is not None and self.store.has(digest):
+            return self.store.get(digest)
         return None if path is None else path.read_bytes()
 
     @cached_property
@@ -115,55 +124,25 @@ class SampleFiles:
 
 
 def read_samples(
-    run_dir: Path,
-    store: ArtifactStore,
-    *,
-    version: int | None = None,
+    files: SampleFiles,
+    versions: Iterable[int],
     split: str | None = None,
     count: int = 2,
     explain: Explain | None = None,
-    ledgers: Path | None = None,
 ) -> list[Sample]:
-    """Return up to `count` of the best, the worst and random completions of a version, for each split.
+    """Return completions of the first of some versions that has any: the best, the worst and random ones.
 
     Args:
-        run_dir: the run's folder; one that is only in a ledger has none, but its name counts.
-        store: the artifact store.
-        version: policy version; by default the newest of which there are completions.
+        files: of the run.
+        versions: in the order in which they are looked at; see `SampleFiles.versions`.
         split: train or heldout; by default both, held-out answers first.
-        count: of each kind and split.
+        count: most of each kind and split.
         explain: gives reasons; without it only what the engine or the scorer said is named.
-        ledgers: folder of ledgers, for what the store does not have.
 
     Raises:
-        ConfigError: when there is no such run, or its tokenizer is not here.
+        ConfigError: when the run's tokenizer is not here.
         IntegrityError: when a file was altered.
     """
-    files = SampleFiles(run_dir, store, ledgers)
-    wanted = [version] if version is not None else reversed(sampled_versions(files))
-    return _first(files, wanted, split, count, explain)
-
-
-def sampled_versions(files: SampleFiles) -> list[int]:
-    """Return the versions that may have completions: those evaluated, and those a step was sampled by."""
-    bound = files.config.loop.max_staleness
-    trained = {max(0, step - age) for step in files.steps for age in range(bound + 1)}
-    return sorted(trained | set(files.evaluated))
-
-
-def first_and_last(
-    files: SampleFiles, split: str, count: int, explain: Explain | None
-) -> tuple[list[Sample], list[Sample]]:
-    """Return completions of the first and of the last version that has any in a split."""
-    versions = sampled_versions(files)
-    first = _first(files, versions, split, count, explain)
-    return first, _first(files, reversed(versions), split, count, explain)
-
-
-def _first(
-    files: SampleFiles, versions: Iterable[int], split: str | None, count: int, explain: Explain | None
-) -> list[Sample]:
-    """Return completions of the first of some versions that has any."""
     splits = ("heldout", "train") if split is None else (split,)
     for version in versions:
         if found := [x for part in splits for x in _samples(files, version, part, count, explain)]:

@@ -23,9 +23,9 @@ from antiphon.core.loop.work_account import Use
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
-from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.run_log import read_steps
-from antiphon.lineage.samples import Explain, Sample, SampleFiles, first_and_last
+from antiphon.lineage.run_overview import read_figures
+from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
 from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report import run_charts as draw
@@ -127,9 +127,7 @@ def _expected(run_dir: Path, config: Mapping[str, Any]) -> str:
         return ""
 
 
-def samples_section(
-    run_dir: Path, store: ArtifactStore, explain: Explain | None = None, ledgers: Path | None = None
-) -> Markup:
+def samples_section(run_dir: Path, store: ArtifactStore, explain: Explain | None = None) -> Markup:
     """Return the section as HTML; empty for a run of which no completion is recorded yet.
 
     What keeps completions from being read is said there: the rest of the page does not depend on them.
@@ -138,10 +136,11 @@ def samples_section(
         return Markup()
     problem, parts = "", []
     try:
-        files = SampleFiles(run_dir, store, ledgers)
+        files = SampleFiles(run_dir, store)
+        versions = files.versions()
         for split, title in SPLITS.items():
-            first, last = first_and_last(files, split, 1, explain)
-            if first:
+            if first := read_samples(files, versions, split, 1, explain):
+                last = read_samples(files, reversed(versions), split, 1, explain)
                 parts.append((title, first[0].version, last[0].version, list(_pairs(first, last))))
     except AntiphonError as error:
         problem = f"They cannot all be shown: {error}."

@@ -31,7 +31,7 @@ from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.lineage.records import Records
 from antiphon.lineage.run_events import EventPacker
-from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader

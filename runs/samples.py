@@ -8,8 +8,8 @@ from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.environments.environment import explain
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.layout import find_project
-from antiphon.lineage.run_figures import read_figures
-from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples, sampled_versions
+from antiphon.lineage.run_overview import read_figures
+from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.runs.directory import store_directory
 
@@ -30,19 +30,12 @@ def samples_of(
         ConfigError: when there is no such run or version, or its tokenizer is not here.
         IntegrityError: when a file was altered.
     """
-    ledgers = ledger_folder(run_dir, home)
-    files = SampleFiles(run_dir, ArtifactStore(store_directory(home)), ledgers)
-    found = read_samples(
-        run_dir,
-        open_store(store_directory(home), files.config.record),
-        version=version,
-        split=split,
-        count=count,
-        explain=explainer(files.config),
-        ledgers=ledgers,
-    )
+    root = store_directory(home)
+    files = SampleFiles(run_dir, ArtifactStore(root), ledger_folder(run_dir, home))
+    files.store, known = open_store(root, files.config.record), files.versions()
+    versions = known[::-1] if version is None else [version]
+    found = read_samples(files, versions, split, count, explainer(files.config))
     if version is not None and not found:
-        known = sampled_versions(files)
         there = f"v{known[0]} to v{known[-1]}" if known else "no version yet"
         raise ConfigError(
             f"no completion of version {version} of run {run_dir.name} is kept; there are those of {there}, "

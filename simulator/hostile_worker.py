@@ -10,6 +10,7 @@ say: no honest worker is struck or ends, and no lease ends but by its holder or 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -45,41 +46,26 @@ STOLEN = 4
 """Most leases of others that one call names."""
 
 
+@dataclass(slots=True)
 class HostileWorker:
     """One such party; each act is drawn."""
 
-    def __init__(
-        self,
-        connect: Callable[[str], CoordinatorClient],
-        run_id: str,
-        running: Callable[[], Sequence[tuple[str, str]]],
-        others: Callable[[], Sequence[str]],
-        report: Callable[[str], None],
-        random: RandomStream,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            connect: returns the client of a worker of that name.
-            run_id: the run.
-            running: returns (lease id, group id) of the leases that run, which it has stolen.
-            others: returns the ids of the workers that take part.
-            report: told what was answered that had to be refused.
-            random: decides what it does.
-        """
-        self._connect = connect
-        self._client = connect(NAME)
-        self._run_id = run_id
-        self._running = running
-        self._others = others
-        self._report = report
-        self._flooded = False
-        self._random = random
-        self._worker_id = ""
-        self._version: int | None = None
-        self._leases: dict[str, Lease] = {}
-        self.acts = 0
-        """Calls that were made."""
+    connect: Callable[[str], CoordinatorClient]
+    """Returns the client of a worker of that name."""
+    run_id: str
+    running: Callable[[], Sequence[tuple[str, str]]]
+    """Returns (lease id, group id) of the leases that run, which it has stolen."""
+    others: Callable[[], Sequence[str]]
+    """Returns the ids of the workers that take part."""
+    report: Callable[[str], None]
+    """Told what was answered that had to be refused."""
+    random: RandomStream
+    """Decides what it does."""
+    _client: CoordinatorClient = field(init=False)
+    _flooded: bool = False
+    _worker_id: str = ""
+    _version: int | None = None
+    _leases: dict[str, Lease] = field(default_factory=dict)
 
     async def run(self, until: Callable[[], bool]) -> None:
         """Do harm until `until` says so or every name is shut out, then fall silent."""
@@ -95,25 +81,24 @@ class HostileWorker:
         )
         for number in range(NAMES):
             self._leases = {}
-            self._client = self._connect(f"{NAME}-{number}")
+            self._client = self.connect(f"{NAME}-{number}")
             barred = not await self._register(f"{NAME}-{number}")
             while not barred and not until():
-                await asyncio.sleep(self._random.between(0.2, 2.0))
+                await asyncio.sleep(self.random.between(0.2, 2.0))
                 try:
-                    await self._random.choose(acts)()
-                    self.acts += 1
+                    await self.random.choose(acts)()
                 except UnavailableError:
                     await asyncio.sleep(1.0)
                 except AntiphonError as refused:
                     barred = "excluded" in str(refused) or "quarantine" in str(refused)
-                if self._random.happens(0.02):
+                if self.random.happens(0.02):
                     barred = not await self._register(f"{NAME}-{number}")
         await asyncio.Event().wait()
 
     async def _register(self, name: str) -> bool:
         while True:
             try:
-                hello = WorkerHello(name, PROTOCOL_VERSION, self._run_id, 4)
+                hello = WorkerHello(name, PROTOCOL_VERSION, self.run_id, 4)
                 self._worker_id = (await self._client.register(hello)).worker_id
             except UnavailableError:
                 await asyncio.sleep(1.0)
@@ -135,12 +120,12 @@ class HostileWorker:
 
     async def _use_stolen(self) -> None:
         """Extend, release, write into or hand in what others hold."""
-        stolen = [lease for lease in self._running() if lease[0] not in self._leases]
+        stolen = [lease for lease in self.running() if lease[0] not in self._leases]
         if not stolen:
             return
-        taken = [self._random.choose(stolen) for _ in range(STOLEN)]
+        taken = [self.random.choose(stolen) for _ in range(STOLEN)]
         ids = tuple(dict.fromkeys(lease_id for lease_id, _ in taken))
-        match self._random.index(4):
+        match self.random.index(4):
             case 0:
                 await self._beat(ids)
             case 1:
@@ -164,7 +149,7 @@ class HostileWorker:
     async def _speak_for_another(self) -> None:
         """Ask in the name of a worker that takes part."""
         if others := self._of_other_names():
-            told = self._random.choose(others)
+            told = self.random.choose(others)
             await self._must_be_refused(
                 f"a request in the name of {told}",
                 self._client.lease_group(LeaseRequest(told, self._version, 1, 0.5)),
@@ -172,12 +157,12 @@ class HostileWorker:
 
     def _of_other_names(self) -> list[str]:
         own = name_of_worker(self._worker_id)
-        return [worker_id for worker_id in self._others() if name_of_worker(worker_id) != own]
+        return [worker_id for worker_id in self.others() if name_of_worker(worker_id) != own]
 
     async def _give_orders(self) -> None:
         """Call what only the run's own services may: shut a worker out that takes part."""
         if others := self._of_other_names():
-            told = name_of_worker(self._random.choose(others))
+            told = name_of_worker(self.random.choose(others))
             await self._must_be_refused(
                 f"a worker's order to exclude {told}", self._client.revoke(told, "it is in the way")
             )
@@ -189,7 +174,7 @@ class HostileWorker:
             raise
         except AntiphonError:
             return
-        self._report(f"{what} was answered")
+        self.report(f"{what} was answered")
 
     async def _flood(self) -> None:
         """Send more than one worker may, at once; only once, since it takes the simulator's time."""
@@ -205,7 +190,7 @@ class HostileWorker:
         allowed = rate.burst + rate.per_s * (loop.time() - begun_s)
         # A coordinator that was started again meanwhile has forgotten what it answered before.
         if FLOOD - len(refused) > allowed and all("asks too much" in sentence for sentence in refused):
-            self._report(f"{FLOOD - len(refused)} of {FLOOD} calls of one worker at once were answered")
+            self.report(f"{FLOOD - len(refused)} of {FLOOD} calls of one worker at once were answered")
 
     async def _beat(
         self,
@@ -230,7 +215,7 @@ class HostileWorker:
 
     def _piece(self) -> PartialTrajectory:
         tokens, version = [3, END_TOKEN, 5], self._version or 0
-        if self._random.happens(0.3):
+        if self.random.happens(0.3):
             tokens, version = [3, 4, 5], version + 1000
         return PartialTrajectory(
             np.array(tokens, dtype=np.int32),
@@ -242,7 +227,7 @@ class HostileWorker:
     def _group(self, lease_id: str, group_id: str, seeds: Sequence[int]) -> GroupSubmission:
         version = self._version or 0
         spans: tuple[VersionSpan, ...] = (VersionSpan(version + 1000, 0, 2),)
-        if self._random.happens(0.5):
+        if self.random.happens(0.5):
             spans = (VersionSpan(version, 0, 1), VersionSpan(version - 1, 1, 2))
         trajectories = tuple(
             Trajectory(

@@ -48,7 +48,7 @@ class FaultInjector:
         """Make a fault happen; it ends by itself."""
         kind, target, lasts_s = fault.kind, fault.target, fault.lasts_s
         last_s = self._slow_chunk_s if kind is FaultKind.SLOW_LINK else 0.0  # the chunk that is under way
-        self._trouble(lasts_s + (KEEPALIVE_S if kind in SILENT else last_s))
+        self.trouble(lasts_s + (KEEPALIVE_S if kind in SILENT else last_s))
         if kind is FaultKind.KILL:
             self._kill(target, lasts_s)
         elif kind is FaultKind.KILL_AT_WRITE:
@@ -80,31 +80,14 @@ class FaultInjector:
             self._part(kind, target)
             self._loop.call_later(lasts_s, self._network.heal)
 
-    def hangs_s(self, name: str) -> float:
-        """Return by how much the next engine step of a worker is longer than usual."""
-        return self._left_s(FaultKind.HANG, name)
-
     def upload_s(self, name: str) -> float:
         """Return by how much a group that a worker hands in takes longer than usual."""
-        return UPLOAD_SHARE * self._slow_chunk_s if self._left_s(FaultKind.SLOW_LINK, name) else 0.0
+        return UPLOAD_SHARE * self._slow_chunk_s if self.left_s(FaultKind.SLOW_LINK, name) else 0.0
 
     def chunk_s(self, name: str) -> float:
         """Return by how much the next chunk that a worker fetches takes longer than usual."""
-        slow_s = self._slow_chunk_s if self._left_s(FaultKind.SLOW_LINK, name) else 0.0
-        return self._left_s(FaultKind.DEAD_TRANSFER, name) or slow_s
-
-    def alters_chunks(self, name: str) -> bool:
-        """Return whether chunks that a worker fetches now may have other bytes."""
-        return self._left_s(FaultKind.CORRUPT_CHUNKS, name) > 0.0
-
-    @property
-    def disk_is_full(self) -> bool:
-        """Whether the coordinator can write nothing now."""
-        return self._left_s(FaultKind.FULL_DISK, "") > 0.0
-
-    def skipped(self) -> None:
-        """Notice that a step was skipped: what comes after it begins now."""
-        self._trouble(0.0)
+        slow_s = self._slow_chunk_s if self.left_s(FaultKind.SLOW_LINK, name) else 0.0
+        return self.left_s(FaultKind.DEAD_TRANSFER, name) or slow_s
 
     def written(self) -> None:
         """Notice that a transaction is on the disk: the coordinator may have to end right now."""
@@ -122,14 +105,16 @@ class FaultInjector:
         for process in (*running, *self._deposed):
             process.resume()
 
-    def _left_s(self, kind: FaultKind, name: str) -> float:
+    def left_s(self, kind: FaultKind, name: str = "") -> float:
+        """Return for how long a worker, or the coordinator's disk, still has a fault; 0 where it has none."""
         return max(0.0, self._until.get((kind, name), 0.0) - self._loop.time())
 
-    def _trouble(self, lasts_s: float) -> None:
+    def trouble(self, lasts_s: float) -> None:
+        """Count on nothing for so long: what comes after a fault, or after a skipped step, begins then."""
         self.calm_s = max(self.calm_s, self._loop.time() + lasts_s)
 
     def _kill(self, name: str, down_s: float) -> None:
-        self._trouble(down_s)
+        self.trouble(down_s)
         self._until.pop((FaultKind.HANG, name), None)
         process = self._processes[name].process
         if process is not None and process.alive:
@@ -149,7 +134,7 @@ class FaultInjector:
     def _retire(self, entry: ProcessEntry, away_s: float) -> None:
         if entry.worker is not None and entry.process is not None and entry.process.alive:
             entry.away_s = away_s
-            self._trouble(away_s + GRACE_S)
+            self.trouble(away_s + GRACE_S)
             entry.process.context.run(entry.worker.stop)
 
     def _part(self, kind: FaultKind, target: str) -> None:

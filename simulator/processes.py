@@ -6,7 +6,7 @@ clients, servicers and the worker's loop are the production classes.
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from antiphon.api.coordinator import Coordinator
 from antiphon.api.engine import Engine
 from antiphon.api.learner import Learner
+from antiphon.api.snapshots import Broadcast
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.dissemination.plan import TransferPlan
@@ -47,7 +48,7 @@ from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
-from antiphon.weights.rpc import register_broadcast
+from antiphon.weights.rpc import BroadcastClient, register_broadcast
 from antiphon.weights.service import BroadcastService
 
 RESTART_S = 1.0
@@ -79,20 +80,10 @@ _MAX_LEASES = 64
 
 
 @functools.cache
-def worker_identity(run_id: str, name: str) -> Identity:
-    """Return what a rollout worker of that name shows."""
-    return _identity(run_id, name, _WORKER_SCOPES)
-
-
-@functools.cache
-def services_identity(run_id: str) -> Identity:
-    """Return what the run's own services show."""
-    return _identity(run_id, SERVICES_NAME, (Scope.ADMIN,))
-
-
-def _identity(run_id: str, name: str, scopes: tuple[Scope, ...]) -> Identity:
+def identity_of(name: str = SERVICES_NAME, scopes: tuple[Scope, ...] = (Scope.ADMIN,)) -> Identity:
+    """Return what a process of that name shows; the run's own services have one in common."""
     token_id = digest_bytes(name.encode())[:32]
-    token = make_token(TokenClaims(token_id, run_id, name, scopes, _EXPIRES_AT, _MAX_LEASES), _KEY)
+    token = make_token(TokenClaims(token_id, RUN_ID, name, scopes, _EXPIRES_AT, _MAX_LEASES), _KEY)
     return Identity(f"Bearer {token}", (name,))
 
 
@@ -137,7 +128,7 @@ class SharedRun:
 
     def channel(self, address: str, worker: str = "") -> Any:
         """Return a channel for a worker of that name, or for the run's own services."""
-        identity = worker_identity(RUN_ID, worker) if worker else services_identity(RUN_ID)
+        identity = identity_of(worker, _WORKER_SCOPES) if worker else identity_of()
         return InProcessChannel(Link(self.network, address, identity))
 
     def coordinator(self, worker: str = "") -> CoordinatorClient:
@@ -232,14 +223,14 @@ def make_worker(
         return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
 
     def source(config: RunConfig) -> engines.SnapshotSource:
-        return engines.SnapshotSource(
-            partial(shared.channel, worker=name),
-            payloads,
-            config.broadcast.transfer_timeout_s,
-            partial(shared.chunk_s, process.name),
-            partial(shared.alters_chunk, process.name),
-            ask_plan,
-        )
+        timeout_s, slow = config.broadcast.transfer_timeout_s, partial(shared.chunk_s, process.name)
+        alters = partial(shared.alters_chunk, process.name)
+
+        def connect(address: str) -> Sequence[Broadcast]:
+            origin = BroadcastClient(address, timeout_s, channel=shared.channel(address, name))
+            return [engines.SlowLink(origin, slow, alters)]
+
+        return engines.SnapshotSource(payloads, connect, timeout_s, ask_plan)
 
     worker = RolloutWorker(
         coordinator,

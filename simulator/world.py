@@ -25,7 +25,7 @@ from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
-from antiphon.simulator.faults import Fault, draw_faults
+from antiphon.simulator.faults import Fault, FaultKind, draw_faults
 from antiphon.simulator.hostile_worker import EDITED, EDITOR, NAME, HostileWorker
 from antiphon.simulator.injector import FaultInjector
 from antiphon.simulator.processes import RESTART_S, ProcessEntry, SharedRun
@@ -230,7 +230,7 @@ class World:
     def _make_shared(self, disk: JournalDisk) -> processes.SharedRun:
         scenario, speed = self.scenario, self._speed
         disk.on_commit = self._on_disk
-        disk.full = lambda: self._injector.disk_is_full
+        disk.full = lambda: self._injector.left_s(FaultKind.FULL_DISK) > 0.0
         return processes.SharedRun(
             loop=self.loop,
             network=self.network,
@@ -243,7 +243,7 @@ class World:
             engine_step_s=self._engine_step_s,
             chunk_s=self._injector.chunk_s,
             upload_s=self._injector.upload_s,
-            alters_chunk=lambda name: self._injector.alters_chunks(name) and self._lies.happens(0.5),
+            alters_chunk=self._alters_chunk,
             learner_step_s=lambda: speed.between(*scenario.learner_step_s),
             trained=self._operator.train,
             state_machines=[],
@@ -253,7 +253,10 @@ class World:
 
     def _engine_step_s(self, name: str) -> float:
         usual_s: float = self._pace[name] * self._speed.between(*self.scenario.engine_step_s)
-        return usual_s + self._injector.hangs_s(name)
+        return usual_s + self._injector.left_s(FaultKind.HANG, name)
+
+    def _alters_chunk(self, name: str) -> bool:
+        return self._injector.left_s(FaultKind.CORRUPT_CHUNKS, name) > 0.0 and self._lies.happens(0.5)
 
     def _wall_clock(self) -> float:
         now = self.loop.time()
@@ -351,15 +354,12 @@ class World:
                 shared.coordinator, RUN_ID, self._stolen, self._taking_part, self.witness.report, random
             ).run(self._faults_over)
         known_as = entry.alias or name
-        edits = partial(engines.EditingEngine, self._edits)
+        edits = partial(engines.EditingEngine, lambda: self._lies.happens(EDITED))
         engine = edits if name == EDITOR else engines.ArithmeticEngine
         told = self._told(entry, known_as)
         worker = processes.make_worker(shared, process, told, known_as, entry.payloads, engine)
         entry.worker = worker
         return worker.run(lambda: None)
-
-    def _edits(self) -> bool:
-        return self._lies.happens(EDITED)
 
     def _faults_over(self) -> bool:
         last_s = max((fault.at_s for fault in self.faults), default=HOSTILE_S)
@@ -412,7 +412,7 @@ class World:
     def _on_disk(self, rows: Any) -> None:
         self.witness.on_disk(rows)
         if self._operator.look(rows, self.shared):
-            self._injector.skipped()
+            self._injector.trouble(0.0)
         self._injector.written()
 
     # The end.

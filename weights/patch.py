@@ -28,15 +28,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow
 from blake3 import blake3
 
 from antiphon.core.broadcast.patch_kernels import (
     FAULTS,
+    Array,
     apply_changes,
     find_changes,
     join_values,
@@ -62,7 +62,6 @@ _INTEGER = struct.Struct("<I")
 
 Buffer = bytes | bytearray | memoryview
 """Bytes of the tensors or of a file; anything mapped is a memoryview."""
-Array = npt.NDArray[Any]
 _J = TypeVar("_J")
 _R = TypeVar("_R")
 
@@ -259,11 +258,11 @@ def _wrong_length(what: str, buffer: Buffer, tensors: Sequence[TensorEntry]) -> 
 def _encoded(parent: Buffer | None, new: Buffer, span: Span) -> bytes:
     """Return a block's bytes in a file."""
     after = elements(new, span)
-    planes = np.empty((span.width, len(after)), dtype=np.uint8)
     changed, gap_bytes, parts = len(after), 0, list[Array]()
     if parent is None:
-        split_values(after, planes)
+        planes = split_values(after)
     else:
+        planes = np.empty((span.width, len(after)), dtype=np.uint8)
         gaps = np.empty(len(after) + len(after) // 255, dtype=np.uint8)
         changed, gap_bytes = find_changes(elements(parent, span), after, gaps, planes)
         if not changed:
@@ -284,8 +283,7 @@ def _decoded(parent: Buffer | None, block: _Block) -> Array:
     for plane, frame in zip(planes, block.frames[-span.width :], strict=True):
         plane[:] = _decompressed(frame, block.changed)
     if parent is None:
-        values = np.empty(block.changed, dtype=f"<u{span.width}")
-        join_values(values, planes)
+        values = join_values(planes)
     else:
         values = np.array(elements(parent, span))
         fault = apply_changes(values, _decompressed(block.frames[0], block.gap_bytes), planes)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from antiphon.api.manifest import full_payload, header_of
+from antiphon.core.broadcast.patch_kernels import Array
 from antiphon.core.broadcast.patches import Change, estimated_bytes, is_worth_making, ladder_parents
 from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
 from antiphon.weights.patch import (
     NO_PARENT,
-    Array,
     Buffer,
     Span,
     apply_patch,

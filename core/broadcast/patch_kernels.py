@@ -1,4 +1,4 @@
-"""Patch kernels: the compiled inner loops of the codec; they touch nothing but the arrays they get.
+"""Patch kernels: the inner loops of the codec; they touch nothing but the arrays they get.
 
 A changed element is written as a gap and a difference. The gap is the number of unchanged elements since
 the last changed one, in bytes: 255 says that another byte follows. The difference is new minus parent of
@@ -12,9 +12,11 @@ Legend: N elements of a block, C changed ones, W bytes of an element.
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
 compiled = njit(cache=True, nogil=True)
+Array = npt.NDArray[Any]
 
 LAST_GAP_BYTE = 254
 """Largest byte that ends a gap."""
@@ -109,34 +111,22 @@ def apply_changes(out: Any, gaps: Any, planes: Any) -> int:
     return 0 if read == len(gaps) else GAPS_TOO_LONG
 
 
-@compiled
-def split_values(values: Any, planes: Any) -> None:
-    """Write the byte planes of a block of a full payload.
+def split_values(values: Array) -> Array:
+    """Return the byte planes [W, N] of a block of a full payload, [N] unsigned integers.
 
     The sign goes to the lowest place first, so that the highest plane of a bfloat16 or float32 tensor
     holds exponents alone.
-
-    Args:
-        values: [N] unsigned integers, bits of the elements.
-        planes: [W, N] uint8, is written.
     """
-    width = planes.shape[0]
-    top = np.uint64(8 * width - 1)
-    for i in range(len(values)):
-        value = np.uint64(values[i])
-        left = (value << np.uint64(1)) | (value >> top)
-        for k in range(width):
-            planes[k, i] = np.uint8((left >> np.uint64(8 * k)) & np.uint64(255))
+    width = values.itemsize
+    rotated = (values << 1) | (values >> (8 * width - 1))
+    return np.ascontiguousarray(rotated.view(np.uint8).reshape(-1, width).T)
 
 
-@compiled
-def join_values(out: Any, planes: Any) -> None:
-    """Undo `split_values`: write [N] elements from planes [W, N]."""
-    width = planes.shape[0]
-    top = np.uint64(8 * width - 1)
-    one = np.uint64(1)
-    for i in range(len(out)):
-        rotated = np.uint64(0)
-        for k in range(width):
-            rotated |= np.uint64(planes[k, i]) << np.uint64(8 * k)
-        out[i] = (rotated >> one) | ((rotated & one) << top)
+def join_values(planes: Array) -> Array:
+    """Undo `split_values`: return [N] elements of planes [W, N]."""
+    width = len(planes)
+    rotated = np.zeros(planes.shape[1], dtype=f"<u{width}")
+    for k, plane in enumerate(planes):
+        rotated |= plane.astype(rotated.dtype) << (8 * k)
+    values: Array = (rotated >> 1) | (rotated << (8 * width - 1))
+    return values

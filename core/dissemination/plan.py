@@ -25,6 +25,8 @@ from heapq import heappop, heappush
 from itertools import islice
 from math import ceil
 
+import numpy as np
+
 from antiphon.core.errors import ContractError
 
 ORIGIN = ""
@@ -37,8 +39,6 @@ CHUNK_OVERHEAD_S = 0.0005
 """Seconds that a chunk costs a receiver besides its bytes: a request, a digest, a write."""
 WEIGHED_HOPS = 32
 """Hops down to which those below a worker count when it would be slowed down."""
-_ROUNDING = 1e-9
-"""Sums of the same seconds in another order differ by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,9 @@ class Tree:
             links: of the workers, of the origin, and of those that they may be placed below.
             holders: workers that have the payload by now: they wait for nobody.
         """
-        places = _Places(self, links, holders)
-        for name in names:
+        added = list(names)
+        places = _Places(self, links, holders, len(self.arrives) + len(added))
+        for name in added:
             places.add(name)
 
     def ancestors(self, name: str) -> Iterator[str]:
@@ -148,35 +149,29 @@ class _Place:
     """A party that workers may be placed below."""
 
     link: Link
-    delay_s: float
-    """Of a byte on its way to a worker, but for that worker's half of a round trip."""
-    first_s: float
-    pace_s: float
+    column: int
     fetching: int = 0
     """Workers that fetch there and wait for it."""
     unslowed: list[tuple[float, str]] = field(default_factory=list)
     """Seconds from one chunk to the next, and name, of those that one more would not slow down: a heap."""
-    slowed: int = 0
-    """The others, each with those below it."""
-    slowed_s: float = 0.0
-    """Their seconds from one chunk to the next, all together."""
 
 
 class _Places:
-    """Where workers may be placed while some are added.
+    """Where workers may be placed while some are added: a worker compares all places at once.
 
-    A place only becomes dearer while others are taken, so what it cost at least when last looked at still
-    holds. By that all wait in two heaps: what it costs a worker whose downlink is endless, and one whose
-    downlink is slower than all else. A worker looks at the cheapest until those left must cost it more.
+    They are columns of a table: seconds until the first chunk, from one to the next, and of a byte on its way
+    but for the worker's half of a round trip; seconds of a chunk when one more fetches there; those whom that
+    slows down, each with those below it, and their seconds from one chunk to the next, all together.
     """
 
-    def __init__(self, tree: Tree, links: Mapping[str, Link], holders: Collection[str]) -> None:
+    def __init__(self, tree: Tree, links: Mapping[str, Link], holders: Collection[str], most: int) -> None:
         self._tree, self._links, self._holders = tree, links, holders
         self._chunk = min(tree.size.chunk_bytes, tree.size.payload_bytes)
         self._chunks = tree.size.payload_bytes / self._chunk
         self._open: dict[str, _Place] = {}
+        self._names: list[str] = []
         self._slowed: set[str] = set()
-        self._heaps: tuple[list[tuple[float, str]], ...] = [], []
+        self._table = np.zeros((6, most))
         for name in tree.arrives:
             self._offer(name)
 
@@ -184,36 +179,19 @@ class _Places:
         """Place a worker where it has everything soonest, counting what that costs others."""
         tree, here = self._tree, self._links[name]
         own_s, way_s = self._chunk / here.down_bytes_per_s + CHUNK_OVERHEAD_S, here.round_trip_s / 2
-        besides_s = way_s, way_s + self._chunks * own_s
-        best: tuple[float, str, tuple[float, float]] | None = None
-        looked: tuple[set[str], ...] = set(), set()
-        turn = 0
-        while heap := self._heaps[turn]:
-            if best is not None and heap[0][0] + besides_s[turn] > best[0] * (1 + _ROUNDING):
-                break
-            above = heappop(heap)[1]
-            looked[turn].add(above)
-            place = self._open[above]
-            shared_s, costs_s = self._costs_s(place)
-            first_s = place.first_s + max(shared_s, own_s) + place.delay_s + way_s
-            pace_s = max(place.pace_s, shared_s, own_s)
-            costs_s += first_s + (self._chunks - 1) * pace_s
-            best = min(best or (costs_s, above, (first_s, pace_s)), (costs_s, above, (first_s, pace_s)))
-            turn = 1 - turn
-        assert best is not None  # the origin can always be asked
-        _, tree.parents[name], tree.arrives[name] = best
-        for one in islice(tree.ancestors(name), WEIGHED_HOPS):
-            if one == ORIGIN:
-                break
-            tree.below[one] += 1
-            if one in self._slowed:
-                above_it = self._open[tree.parents[one]]
-                above_it.slowed += 1
-                above_it.slowed_s += tree.arrives[one][1]
+        first_s, pace_s, delays_s, shared_s, slowed, slowed_s = self._table[:, : len(self._names)]
+        hops_s = np.maximum(shared_s, own_s)
+        first_s, pace_s = first_s + hops_s + delays_s + way_s, np.maximum(pace_s, hops_s)
+        costs_s = self._chunks * (shared_s * slowed - slowed_s)
+        whole_s = costs_s + (first_s + (self._chunks - 1) * pace_s)
+        best = min(np.flatnonzero(whole_s == whole_s.min()), key=self._names.__getitem__)
+        tree.parents[name] = self._names[best]
+        tree.arrives[name] = float(first_s[best]), float(pace_s[best])
+        above = set(islice(tree.ancestors(name), WEIGHED_HOPS)) - {ORIGIN}
+        tree.below.update(above)
+        for one in above & self._slowed:
+            self._table[4:, self._open[tree.parents[one]].column] += 1, tree.arrives[one][1]
         self._offer(name)
-        for turn, names in enumerate(looked):
-            for one in names:
-                self._wait(one, turn)
 
     def _offer(self, name: str) -> None:
         """Take in a party that has its place: it slows others down, and others may be placed below it."""
@@ -221,30 +199,22 @@ class _Places:
         if above is not None and name not in self._holders:
             above.fetching += 1
             heappush(above.unslowed, (self._tree.arrives[name][1], name))
+            self._weigh(above)
         if (link := self._links.get(name)) is not None and link.reachable:
             arrives = (0.0, 0.0) if name in self._holders else self._tree.arrives[name]
-            self._open[name] = _Place(link, 0.0 if name == ORIGIN else link.round_trip_s / 2, *arrives)
-            for turn in range(len(self._heaps)):
-                self._wait(name, turn)
+            place = self._open[name] = _Place(link, len(self._names))
+            self._names.append(name)
+            self._table[:3, place.column] = *arrives, 0.0 if name == ORIGIN else link.round_trip_s / 2
+            self._weigh(place)
 
-    def _wait(self, name: str, turn: int) -> None:
-        """Put a place into a heap by the least that it costs."""
-        place = self._open[name]
-        shared_s, costs_s = self._costs_s(place)
-        costs_s += place.first_s + place.delay_s
-        if turn == 0:
-            costs_s += shared_s + (self._chunks - 1) * max(place.pace_s, shared_s)
-        heappush(self._heaps[turn], (costs_s, name))
-
-    def _costs_s(self, place: _Place) -> tuple[float, float]:
-        """Return the seconds of a chunk when one more fetches there, and those that it costs the others."""
+    def _weigh(self, place: _Place) -> None:
+        """Note the seconds of a chunk when one more fetches there, and whom that slows down."""
         shared_s = self._chunk * (place.fetching + 1) / place.link.up_bytes_per_s + CHUNK_OVERHEAD_S
+        self._table[3, place.column] = shared_s
         while place.unslowed and place.unslowed[0][0] < shared_s:
             pace_s, name = heappop(place.unslowed)
             self._slowed.add(name)
-            place.slowed += 1 + self._tree.below[name]
-            place.slowed_s += pace_s * (1 + self._tree.below[name])
-        return shared_s, self._chunks * (shared_s * place.slowed - place.slowed_s)
+            self._table[4:, place.column] += (1 + self._tree.below[name]) * np.array([1.0, pace_s])
 
 
 @dataclass(frozen=True, slots=True)

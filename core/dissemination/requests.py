@@ -154,7 +154,8 @@ class Transfer:
         self._culprits = culprits
         self._wrong: dict[str, str] = {}
         self._number = 0
-        self._progress_s = self._window_s = now
+        self.last_progress_s = self._window_s = now
+        """Instant at which the last chunk was kept, or new bytes came at more than a drip, from anyone."""
         self._window_bytes = 0
         self._most = np.zeros(count, np.int64)
         """Per chunk: the most bytes of it that came in one request."""
@@ -174,11 +175,6 @@ class Transfer:
     @property
     def complete(self) -> bool:
         return bool(self._held.all())
-
-    @property
-    def last_progress_s(self) -> float:
-        """Instant at which the last chunk was kept, or new bytes came at more than a drip, from anyone."""
-        return self._progress_s
 
     def hopeless(self) -> dict[str, str] | None:
         """Return what each source did when every one of them sent something wrong, else None."""
@@ -237,7 +233,7 @@ class Transfer:
         self._window_bytes += max(0, so_far - int(self._most[index]))
         self._most[index] = max(so_far, self._most[index])
         if self._window_bytes >= PROGRESS_BYTES:
-            self._progress_s = self._window_s = now
+            self.last_progress_s = self._window_s = now
             self._window_bytes = 0
         source.bytes_in += count
         source.watched_bytes += count
@@ -253,7 +249,7 @@ class Transfer:
         source = self.sources[request.source]
         if not self._held[index]:
             self._held[index] = True
-            self._progress_s = max(self._progress_s, source.last_byte_s)
+            self.last_progress_s = max(self.last_progress_s, source.last_byte_s)
         source.failures, source.stalls = 0, max(source.stalls - 1, 0)
         if request.number not in source.left:
             return True

@@ -189,7 +189,10 @@ class TransferPlans:
 
     def _links(self, peers: Mapping[str, str]) -> dict[str, Link]:
         """Return the links of the workers and of the origin; where no one reported a rate, the usual one."""
-        rates = {one: _agreed(said) for one, said in self._up.items() if said}
+        # The second highest of the reports: each says what it got at least, and one may be a lie.
+        rates = {
+            one: sorted(said.values())[-min(len(said), WITNESSES)] for one, said in self._up.items() if said
+        }
         origin = rates.pop(ORIGIN, UNMEASURED_UP_BYTES_PER_S)
         reporters = {name for one, said in self._up.items() if one != ORIGIN for name in said}
         usual = median_low(rates.values()) if len(reporters) >= WITNESSES else UNMEASURED_UP_BYTES_PER_S
@@ -199,12 +202,6 @@ class TransferPlans:
             known, reachable = self._known[one], bool(address) and name_of_worker(one) not in excluded
             links[one] = Link(rates.get(one, usual), known.down_bytes_per_s, known.round_trip_s, reachable)
         return links
-
-
-def _agreed(said: Mapping[str, float]) -> float:
-    """Return the second highest of the reports: each says what it got at least, and one may be a lie."""
-    rates = sorted(said.values())
-    return rates[-min(len(rates), WITNESSES)]
 
 
 def _believed(bytes_per_s: float) -> float:

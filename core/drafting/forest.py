@@ -375,12 +375,6 @@ class DraftForest:
         arrays = (self._group_table, self._requests, self._drafts, self._counts, self._chances)
         return self._arena.bytes_used + sum(array.nbytes for array in (*arrays, *self._node, *self._memory))
 
-    @property
-    def stored_tokens(self) -> int:
-        """Tokens of all documents and live texts, with the prompts and the prefixes of texts."""
-        documents = sum(length for group in self._groups.values() for _, length in group.documents)
-        return documents + sum(int(self._requests[slot, kernels.LENGTH]) for slot in self._blocks)
-
     def open_group(
         self,
         prompt: Sequence[int],

@@ -90,12 +90,6 @@ class WorkAccount:
         """Seconds of workers that held a lease."""
         return self.total_s - self.seconds.get(Use.IDLE, 0.0) - self.seconds.get(Use.STARTING, 0.0)
 
-    def wasted_share(self) -> float:
-        """Return the share of the seconds with a lease that are known to be wasted; 0 without any."""
-        wastes = (Use.STALE, Use.DUPLICATE, Use.PREEMPTED, Use.VOIDED, Use.UNTRUSTED)
-        wasted = sum(self.seconds.get(use, 0.0) for use in wastes)
-        return wasted / self.leased_s if self.leased_s > 0 else 0.0
-
 
 @dataclass(slots=True)
 class _WorkerHours:

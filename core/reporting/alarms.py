@@ -144,7 +144,7 @@ ALARMS: tuple[AlarmKind, ...] = (
 class StepAlarms:
     """What a run's commits show, taken in one by one; of those that are past a few numbers are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, commits: Iterable[StepCommit] = ()) -> None:
         self.count = 0
         """Commits so far, which come in step order."""
         self.last: StepCommit | None = None
@@ -155,6 +155,8 @@ class StepAlarms:
         """Rewards of the steps that trained."""
         self._rewards = array("d")
         """Of every step, 0 where none was reported."""
+        for commit in commits:
+            self.add(commit)
 
     def add(self, commit: StepCommit) -> None:
         """Take in the next commit."""
@@ -222,10 +224,8 @@ class StepAlarms:
     def idle_words(self, max_tokens: int | None = None) -> str:
         """Say that the newest steps trained nothing, and why.
 
-        >>> shown = StepAlarms()
-        >>> for step in range(5):
-        ...     shown.add(StepCommit(step, step + 1, "aa", "bb", {"trajectories": 0.0, "reward_mean": 0.0}))
-        >>> shown.idle_words()
+        >>> nothing = {"trajectories": 0.0, "reward_mean": 0.0}
+        >>> StepAlarms(StepCommit(step, step + 1, "aa", "bb", nothing) for step in range(5)).idle_words()
         "5 steps in a row trained nothing: no group's rewards differed; all rewards were 0"
         """
         count = len(self.idle)
@@ -269,14 +269,6 @@ class StepAlarms:
             return []
         said = f"mean reward {now:.3g} over {window} steps, after {best:.3g} in the best {window}"
         return [Alarm("reward_collapse", self._recent[-1].step, said)]
-
-
-def alarms_of(commits: Iterable[StepCommit]) -> StepAlarms:
-    """Return what all commits of a run so far show, in step order."""
-    alarms = StepAlarms()
-    for commit in commits:
-        alarms.add(commit)
-    return alarms
 
 
 def untrained(commit: StepCommit, weights_before: str) -> str:

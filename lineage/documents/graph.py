@@ -134,12 +134,6 @@ def run_document(
     return canonical_json({**plain, "digest": manifest_digest(plain)})
 
 
-def origin_documents(config: RunConfig, manifest: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the documents of what a run starts from; two runs from the same have the same."""
-    facts = origin_facts(config, manifest, model_files(Path(config.model.path)))
-    return {rel: build_document(rel, fact, lambda _: None) for rel, fact in facts.items()}
-
-
 def origin_facts(
     config: RunConfig, manifest: Mapping[str, Any], files: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
@@ -183,28 +177,22 @@ def read_document(body: bytes) -> dict[str, Any]:
     return plain
 
 
-def batch_facts(
-    run_id: str, step: int, digest: str, timings_digest: str, profile: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what is said of a batch."""
-    known = {name: profile[name] for name in BATCH_FACTS if name in profile}
-    own = {"run_id": run_id, "step": step, "batch_digest": digest, "timings_digest": timings_digest}
-    return {**known, **own}
+def line_facts(run_id: str, line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a line of the run log says of artifacts, by place in the ledger: batch and version, or one.
 
-
-def version_facts(run_id: str, version: int, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is said of a version, from its line of the run log and `retention.recompute_note`.
-
-    >>> sorted(version_facts("demo-1", 0, {"version": 0, "weights_digest": "ab", "timings": {}}))
-    ['parent', 'run_id', 'version', 'weights_digest']
+    >>> line_facts("demo-1", {"version": 0, "weights_digest": "ab"})
+    {'versions/v000000.json': {'version': 0, 'weights_digest': 'ab', 'run_id': 'demo-1', 'parent': 0}}
     """
-    known = {name: line[name] for name in (*VERSION_FACTS, "recompute") if name in line}
-    return {**known, "run_id": run_id, "version": version, "parent": max(0, version - 1)}
-
-
-def evaluation_facts(run_id: str, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is said of an evaluation, from its line of the run log."""
-    return {**{name: value for name, value in line.items() if name != "timings"}, "run_id": run_id}
+    version, batch, run = int(line["version"]), line.get("batch"), {"run_id": run_id}
+    if "reward_mean" in line:  # an evaluation
+        return {evaluation_entry(version): {k: v for k, v in line.items() if k != "timings"} | run}
+    known = {name: line[name] for name in VERSION_FACTS if name in line}
+    made = {version_entry(version): {**known, **run, "parent": max(0, version - 1)}}
+    if batch is None:
+        return made
+    known = {name: batch[name] for name in BATCH_FACTS if name in batch}
+    known |= {"batch_digest": line["batch_digest"], "timings_digest": line["timings"]["timings_digest"]}
+    return {batch_entry(int(line["step"])): {**known, **run, "step": int(line["step"])}} | made
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +214,8 @@ class Node:
     @property
     def name(self) -> str:
         """Return the short name, as roles use it."""
-        names = {"version": "policy v", "batch": "batch t", "evaluation": "evaluation of v"}
-        return self.kind if self.number is None else f"{names[self.kind]}{self.number}"
+        words = {"version": "policy v", "batch": "batch t", "evaluation": "evaluation of v"}
+        return self.kind if self.number is None else f"{words[self.kind]}{self.number}"
 
     @property
     def contents(self) -> dict[str, str]:
@@ -288,11 +276,12 @@ class LineageGraph:
                 return self.nodes[place]
             raise ConfigError(f"the run has no {plain}; it has {self.summary()}")
         if _DIGEST_START.fullmatch(plain):
-            found = self.with_digest(plain)
+            nodes = sorted(self.nodes.values(), key=_order)
+            found = [n for n in nodes if any(d.startswith(plain) for d in (n.digest, *n.contents.values()))]
             if len(found) > 1:
-                names = ", ".join(node.name for node in found)
+                known = ", ".join(node.name for node in found)
                 raise ConfigError(
-                    f"{plain} is the start of several digests ({names}); give more of its digits"
+                    f"{plain} is the start of several digests ({known}); give more of its digits"
                 )
             if found:
                 return found[0]
@@ -301,15 +290,6 @@ class LineageGraph:
             f"{words!r} names no run and no artifact; write v12, batch 7, evaluation 10, run, code, machine, "
             f"model, train, heldout, or at least {LEAST_DIGITS} digits of a digest"
         )
-
-    def with_digest(self, start: str) -> list[Node]:
-        """Return the nodes whose document's or artifact's digest begins with `start`."""
-        found = [
-            node
-            for node in self.nodes.values()
-            if any(digest.startswith(start) for digest in (node.digest, *node.contents.values()))
-        ]
-        return sorted(found, key=_order)
 
     def summary(self) -> str:
         """Say how many of what there are."""
@@ -449,15 +429,9 @@ def logged_facts(run_dir: Path) -> Iterator[tuple[str, dict[str, Any], tuple[int
 
     Without the batch itself only the oldest version of each trajectory is known.
     """
-    run_id = run_dir.name
-    if (base := read_base(run_dir)) is not None:
-        yield version_entry(0), version_facts(run_id, 0, base), ()
-    for line in read_steps(run_dir):
-        step, version, batch = int(line["step"]), int(line["version"]), line.get("batch")
-        if batch is not None:
-            digest, timings = line["batch_digest"], line["timings"]["timings_digest"]
-            oldest = {step - int(staleness) for staleness in batch.get("staleness_histogram", {})}
-            yield batch_entry(step), batch_facts(run_id, step, digest, timings, batch), tuple(sorted(oldest))
-        yield version_entry(version), version_facts(run_id, version, line), ()
-    for line in read_evaluations(run_dir):
-        yield evaluation_entry(int(line["version"])), evaluation_facts(run_id, line), ()
+    base = read_base(run_dir)
+    for line in (*([] if base is None else [base]), *read_steps(run_dir), *read_evaluations(run_dir)):
+        histogram = (line.get("batch") or {}).get("staleness_histogram", {})
+        oldest = tuple(sorted({int(line["step"]) - int(staleness) for staleness in histogram}))
+        for rel, facts in line_facts(run_dir.name, line).items():
+            yield rel, facts, oldest

@@ -32,23 +32,7 @@ from dvc_objects.fs import generic
 from dvc_objects.fs.local import localfs
 
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
-from antiphon.lineage.layout import (
-    GITIGNORE,
-    check_rel,
-    files_in,
-    half_written,
-    journal_line,
-    journal_of,
-    keep,
-    kept_pointer_of,
-    pointer_bytes,
-    pointer_of,
-    read_journal,
-    read_pointer,
-    read_tree,
-    shard_directories,
-    tree_name,
-)
+from antiphon.lineage import layout
 from antiphon.system.files import PREFIX, flush_folder, hold, write_atomically
 
 _PROTECTED = 0o444
@@ -93,10 +77,12 @@ class Ledger:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 ignore = self._folder / ".gitignore"
                 if not ignore.exists():
-                    write_atomically(ignore, GITIGNORE.encode())
+                    write_atomically(ignore, layout.GITIGNORE.encode())
                 if kept:
-                    keep(self._folder, run_id)
-                self._shards = [self._opened(place) for place in shard_directories(self._folder, run_id)]
+                    layout.keep(self._folder, run_id)
+                self._shards = [
+                    self._opened(place) for place in layout.shard_directories(self._folder, run_id)
+                ]
             except BaseException:
                 self.release()  # the error keeps this object alive, and the ledger may be opened again
                 raise
@@ -133,7 +119,7 @@ class Ledger:
             IntegrityError: when `rel` already holds something else; entries never change.
             UnavailableError: when there is no space left, or the file is missing.
         """
-        rel = check_rel(rel)
+        rel = layout.check_rel(rel)
         with _explained(self.directory):
             if isinstance(payload, Path):
                 md5 = str(file_md5(str(payload), localfs))
@@ -209,19 +195,19 @@ class Ledger:
 
     def _write_trees(self) -> None:
         for shard in self._shards:
-            pointer = pointer_of(shard.directory)
+            pointer = layout.pointer_of(shard.directory)
             if not shard.unpublished and pointer.exists():
                 continue
             tree = Tree()
             for rel, (size, md5) in shard.entries.items():
                 tree.add(tuple(rel.split("/")), Meta(size=size), HashInfo("md5", md5))
             body = tree.as_bytes()
-            name = tree_name(body)
+            name = layout.tree_name(body)
             write_atomically(self._cached(name), body, _PROTECTED)
             size = sum(size for size, _ in shard.entries.values())
-            place = kept_pointer_of(shard.directory) if self._kept else pointer
+            place = layout.kept_pointer_of(shard.directory) if self._kept else pointer
             self._note(shard, "", name)
-            write_atomically(place, pointer_bytes(shard.directory, name, size, len(tree)))
+            write_atomically(place, layout.pointer_bytes(shard.directory, name, size, len(tree)))
             before, shard.tree = shard.tree, name
             shard.unpublished.clear()
             if before not in ("", shard.tree) and place.suffix != ".dvc":  # which git may know as it was
@@ -229,12 +215,12 @@ class Ledger:
 
     def _empty_journals(self) -> None:
         for shard in self._shards:
-            write_atomically(journal_of(shard.directory), journal_line("", shard.tree).encode())
+            write_atomically(layout.journal_of(shard.directory), layout.journal_line("", shard.tree).encode())
 
     def _note(self, shard: _Shard, rel: str, md5: str) -> None:
         """Write to the journal that an entry comes or leaves, or which tree is next, before it happens."""
-        with journal_of(shard.directory).open("a", encoding="utf-8") as journal:
-            journal.write(journal_line(rel, md5))
+        with layout.journal_of(shard.directory).open("a", encoding="utf-8") as journal:
+            journal.write(layout.journal_line(rel, md5))
             journal.flush()
             os.fsync(journal.fileno())
 
@@ -282,10 +268,10 @@ class Ledger:
         was lost, or the pointer is not the one that the journal follows.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        for path in filter(half_written, directory.rglob(".*")):
+        for path in filter(layout.half_written, directory.rglob(".*")):
             path.unlink()
-        shard, files = _Shard(directory), files_in(directory)
-        tree, (trees, noted) = self._published(shard, files), read_journal(directory) or ((), {})
+        shard, files = _Shard(directory), layout.files_in(directory)
+        tree, (trees, noted) = self._published(shard, files), layout.read_journal(directory) or ((), {})
         if tree is None or shard.tree not in trees:
             lying = files.keys() - (tree or {}).keys()
             noted = {rel: self._md5(files[rel]) for rel in lying} | noted
@@ -297,9 +283,9 @@ class Ledger:
                     self._cache_file(file, info)
             size = next((known.stat().st_size for known in (place, file) if known and known.is_file()), 0)
             shard.entries[rel] = size, md5
-        lines = [journal_line("", shard.tree)]
-        lines += [journal_line(rel, shard.entries[rel][1]) for rel in shard.unpublished]
-        write_atomically(journal_of(directory), "".join(lines).encode())
+        lines = [layout.journal_line("", shard.tree)]
+        lines += [layout.journal_line(rel, shard.entries[rel][1]) for rel in shard.unpublished]
+        write_atomically(layout.journal_of(directory), "".join(lines).encode())
         return shard
 
     def _md5(self, path: Path) -> str:
@@ -307,18 +293,18 @@ class Ledger:
 
     def _published(self, shard: _Shard, files: dict[str, Path]) -> dict[str, str] | None:
         """Return the tree that the pointer names, {} without a pointer; None where the files stand for it."""
-        pointer = pointer_of(shard.directory)
+        pointer = layout.pointer_of(shard.directory)
         if not pointer.is_file():
             return {}
         try:
-            out = read_pointer(pointer.read_bytes())
+            out = layout.read_pointer(pointer.read_bytes())
         except IntegrityError as error:
             fix = (
                 "git has the file as it was" if pointer.suffix == ".dvc" else "remove it: the files are there"
             )
             raise IntegrityError(f"{pointer}: {error}; {fix}") from error
         shard.tree = str(out["md5"])
-        if (tree := read_tree(self._cached(shard.tree))) is not None:
+        if (tree := layout.read_tree(self._cached(shard.tree))) is not None:
             return tree
         if len(files) < out["nfiles"]:
             raise UnavailableError(

@@ -21,30 +21,17 @@ from antiphon.api.sink import LogRecord, RunEnd, SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.lineage import names
 from antiphon.lineage.documents.graph import (
-    batch_facts,
     build_document,
-    evaluation_facts,
-    origin_documents,
+    line_facts,
+    model_files,
+    origin_facts,
     run_document,
-    version_facts,
 )
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.export import Export, export_version
-from antiphon.lineage.names import (
-    CHECKPOINTS,
-    MODEL_FILES,
-    MODEL_FOLDER,
-    OUTCOME_FILE,
-    RUN,
-    RUN_FILES,
-    RUN_FOLDER,
-    batch_entry,
-    evaluation_entry,
-    version_entry,
-    version_of_weights,
-)
 from antiphon.lineage.retention import due, is_anchor, keeps_weights, recompute_note
 from antiphon.lineage.rollout_table import sampled_versions
 from antiphon.lineage.run_events import EVENTS_FILE
@@ -93,7 +80,7 @@ class LedgerSink:
     @property
     def place(self) -> str:
         """The ledger's folder; empty while nothing of the run's records is in it."""
-        return "" if self.md5(version_entry(0)) is None else str(self._opened().directory)
+        return "" if self.md5(names.version_entry(0)) is None else str(self._opened().directory)
 
     def open(self) -> None:
         """Open the ledger, and pin what the run starts from."""
@@ -115,23 +102,25 @@ class LedgerSink:
         ledger = self._opened()
         for record in records:
             number, line = record.number, record.line
+            facts = line_facts(self._run.run_id, line)
             match record.kind:
                 case "snapshot.announced":
                     self._pin_weights(number)
                     if number == 0:
-                        self._pin_version(0, line)
+                        self._pin(names.version_entry(0), facts[names.version_entry(0)])
                 case "step.committed":
                     if line["batch"] is not None:
-                        self._pin_batch(number, line)
+                        self._pin_batch(number, line, facts[names.batch_entry(number)])
                     version = int(line["version"])
-                    self._pin_version(version, {**line, **recompute_note(version, self._config)})
+                    entry = names.version_entry(version)
+                    self._pin(entry, facts[entry] | recompute_note(version, self._config))
                     learner, stride = self._config.learner, self._config.record.checkpoint_stride
                     if due(version, learner.checkpoint_interval, stride):
                         pin_checkpoint(ledger, self._run.run_dir / "checkpoints", version)
                 case "evaluation.finished":
                     self._scores[number] = line["reward_mean"]
-                    self._pin_samples(evaluation_entry(number, "samples.parquet"), line)
-                    self._pin(evaluation_entry(number), evaluation_facts(self._run.run_id, line))
+                    self._pin_samples(names.evaluation_entry(number, "samples.parquet"), line)
+                    self._pin(names.evaluation_entry(number), facts[names.evaluation_entry(number)])
             if ledger.unpublished >= max(PUBLISH_ENTRIES, PUBLISH_SHARE * len(ledger)):
                 ledger.publish()
         if any(record.kind != "step.committed" for record in records):
@@ -141,17 +130,18 @@ class LedgerSink:
         """Publish all entries, of a finished run with its own files; its events come last."""
         ledger, run_dir = self._opened(), self._run.run_dir
         self._remove_superseded()
-        if end.events and ledger.md5(f"{RUN_FOLDER}/{EVENTS_FILE}") is None:
-            for name in RUN_FILES:
+        if end.events and ledger.md5(f"{names.RUN_FOLDER}/{EVENTS_FILE}") is None:
+            for name in names.RUN_FILES:
                 if (run_dir / name).is_file():
                     # Copies: a later command may write the run's folder again, and entries never change.
-                    ledger.append(f"{RUN_FOLDER}/{name}", (run_dir / name).read_bytes())
-            outcome = json.loads((run_dir / OUTCOME_FILE).read_bytes())
+                    ledger.append(f"{names.RUN_FOLDER}/{name}", (run_dir / name).read_bytes())
+            outcome = json.loads((run_dir / names.OUTCOME_FILE).read_bytes())
             outcome.pop("run_dir", None)  # a path of this machine
             ledger.append(
-                f"{RUN_FOLDER}/{OUTCOME_FILE}", json.dumps(outcome, sort_keys=True).encode() + b"\n"
+                f"{names.RUN_FOLDER}/{names.OUTCOME_FILE}",
+                json.dumps(outcome, sort_keys=True).encode() + b"\n",
             )
-            ledger.append(f"{RUN_FOLDER}/{EVENTS_FILE}", end.events)
+            ledger.append(f"{names.RUN_FOLDER}/{EVENTS_FILE}", end.events)
         ledger.close()
 
     def release(self) -> None:
@@ -174,35 +164,31 @@ class LedgerSink:
 
     def _pin_start(self, ledger: "Ledger") -> None:
         """Pin what the run starts from, and its manifest: one in the run's folder says how it began."""
-        config, kept, source = self._config, self._run.run_dir / RUN, source_tree()
+        config, kept, source = self._config, self._run.run_dir / names.RUN, source_tree()
         manifest = build_manifest(config, self._run.run_id, source)
-        for rel, body in origin_documents(config, manifest).items():
-            if ledger.md5(rel) is None:
-                self._append(rel, body)
+        for rel, facts in origin_facts(config, manifest, model_files(Path(config.model.path))).items():
+            self._pin(rel, facts)
         if not kept.exists():
             write_atomically(kept, run_document(config, self._run.run_id, source, self._digest_of))
-        if ledger.md5(RUN) is None:
-            self._append(RUN, kept.read_bytes())
+        if ledger.md5(names.RUN) is None:
+            self._append(names.RUN, kept.read_bytes())
         path = config.model.path
         folder = Path(path) if Path(path).is_dir() else source / path  # a model known by name only has none
-        for name in MODEL_FILES:
-            rel = f"{MODEL_FOLDER}/{name}"
+        for name in names.MODEL_FILES:
+            rel = f"{names.MODEL_FOLDER}/{name}"
             if (folder / name).is_file() and ledger.md5(rel) is None:
                 # A copy, not a link: what lies in the model's folder is the user's and may change.
                 ledger.append(rel, (folder / name).read_bytes())
 
-    def _pin_batch(self, step: int, line: Mapping[str, Any]) -> None:
+    def _pin_batch(self, step: int, line: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Pin the files of a batch and its document."""
-        profile, digest, timings = line["batch"], line["batch_digest"], line["timings"]["timings_digest"]
-        self._opened().append(batch_entry(step, "parquet"), self._object(digest))
-        self._opened().append(batch_entry(step, "timings.parquet"), self._object(timings))
-        self._pin_samples(batch_entry(step, "samples.parquet"), profile)
-        if self.md5(batch_entry(step)) is None:
-            facts = batch_facts(self._run.run_id, step, digest, timings, profile)
-            self._pin(batch_entry(step), facts, sampled_versions(self._store.get(digest)))
-
-    def _pin_version(self, version: int, line: Mapping[str, Any]) -> None:
-        self._pin(version_entry(version), version_facts(self._run.run_id, version, line))
+        digest = line["batch_digest"]
+        self._opened().append(names.batch_entry(step, "parquet"), self._object(digest))
+        timings = self._object(line["timings"]["timings_digest"])
+        self._opened().append(names.batch_entry(step, "timings.parquet"), timings)
+        self._pin_samples(names.batch_entry(step, "samples.parquet"), line["batch"])
+        if self.md5(names.batch_entry(step)) is None:
+            self._pin(names.batch_entry(step), facts, sampled_versions(self._store.get(digest)))
 
     def _pin_samples(self, rel: str, facts: Mapping[str, Any]) -> None:
         if digest := facts.get("samples_digest"):
@@ -226,7 +212,7 @@ class LedgerSink:
         return self._store.path(digest)
 
     def _pin_weights(self, version: int) -> None:
-        rel, ledger = version_entry(version, "safetensors"), self._opened()
+        rel, ledger = names.version_entry(version, "safetensors"), self._opened()
         if self._weights_file is None or ledger.md5(rel) is not None:
             return
         if not is_anchor(version, self._config):
@@ -257,7 +243,7 @@ def pin_checkpoint(ledger: "Ledger", checkpoints: Path, version: int) -> str:
     pinned as they lie, so a checkpoint is read in the ledger exactly as in the learner's folder.
     """
     name = f"v{version:08d}"
-    folder, contents = checkpoints / name, f"{CHECKPOINTS}/{name}/contents.json"
+    folder, contents = checkpoints / name, f"{names.CHECKPOINTS}/{name}/contents.json"
     known = ledger.md5(contents)
     if known is not None:
         return known
@@ -266,7 +252,7 @@ def pin_checkpoint(ledger: "Ledger", checkpoints: Path, version: int) -> str:
         return ""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in sorted(files, key=lambda path: path.name == "contents.json"):
-        rel = f"{CHECKPOINTS}/{name}/{path.relative_to(folder).as_posix()}"
+        rel = f"{names.CHECKPOINTS}/{name}/{path.relative_to(folder).as_posix()}"
         if ledger.md5(rel) is None:
             ledger.append(rel, path)
     return ledger.md5(contents) or ""
@@ -292,8 +278,8 @@ def remove_superseded(
 
     held = sorted(_held(ledger))
     gone = [version for version in held if not keeps_weights(version, held[-1], scores, config)]
-    ledger.remove([version_entry(version, "safetensors") for version in gone], release)
+    ledger.remove([names.version_entry(version, "safetensors") for version in gone], release)
 
 
 def _held(ledger: "Ledger") -> list[int]:
-    return [version for rel in ledger if (version := version_of_weights(rel)) is not None]
+    return [version for rel in ledger if (version := names.version_of_weights(rel)) is not None]

@@ -21,18 +21,8 @@ from blake3 import blake3
 from antiphon.api.policy_file import policy_facts
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
+from antiphon.lineage import layout
 from antiphon.lineage.documents.graph import LineageGraph, Node, logged_facts, node_of, parents_by_rule
-from antiphon.lineage.layout import (
-    files_in,
-    kept_pointer_of,
-    pointer_bytes,
-    pointer_of,
-    read_journal,
-    read_pointer,
-    read_tree,
-    run_of,
-    shard_directories,
-)
 from antiphon.lineage.ledger.pins import dvc_cache
 from antiphon.lineage.names import RUN, RUN_FOLDER, batch_entry, kind_of, name_of
 from antiphon.lineage.run_events import EVENTS_FILE
@@ -154,16 +144,16 @@ class ShardCheck:
     def __init__(self, directory: Path, cached: Callable[[str], Path], findings: Findings) -> None:
         self._directory, self._cached, self._findings = directory, cached, findings
         self._name = f"ledger {directory.name}"
-        self._pointer, self._kept = pointer_of(directory), kept_pointer_of(directory)
+        self._pointer, self._kept = layout.pointer_of(directory), layout.kept_pointer_of(directory)
         # DVC's commands know the pointers of ledgers that are kept.
-        keep = "" if self._pointer == self._kept else f"`antiphon keep {run_of(directory)}`, then "
+        keep = "" if self._pointer == self._kept else f"`antiphon keep {layout.run_of(directory)}`, then "
         self._dvc = f"{keep}`dvc {{}} {self._kept}`"
         self._repair = f"`git checkout {self._kept}` or {self._dvc.format('commit --force')} repairs it"
 
     def check(self) -> dict[str, Path | None]:
         """Read everything and return the entries: path -> file, None for one that is not as it was pinned."""
         # What comes is in the journal first, and what leaves until it has left: it is read before the tree.
-        journal, files = read_journal(self._directory), files_in(self._directory)
+        journal, files = layout.read_journal(self._directory), layout.files_in(self._directory)
         noted = {} if journal is None else journal[1]
         finished = f"{RUN_FOLDER}/{EVENTS_FILE}" in files  # they come last
         earlier = journal is None and not finished  # an earlier release kept no journal
@@ -174,7 +164,8 @@ class ShardCheck:
             self._check_pointer(out, [path for path in entries.values() if path])
         for rel in sorted(files.keys() - tree.keys()):
             found = self._findings.read(files[rel])
-            md5 = noted.get(rel) or self._recorded_since(rel)
+            # One may have come after the journal and the tree were read.
+            md5 = noted.get(rel) or self._noted_by_now().get(rel) or (self._tree_by_now() or {}).get(rel)
             if found is None or not files[rel].exists():
                 continue  # it has left
             if md5 is None and (earlier or not tree) and self._cached(found.md5).is_file():
@@ -189,17 +180,13 @@ class ShardCheck:
                 self._findings.add(name_of(rel), files[rel], problem, fix)
         return entries
 
-    def _recorded_since(self, rel: str) -> str | None:
-        """Return the md5 of an entry that came after the journal and the tree were read."""
-        return self._noted_by_now().get(rel) or (self._tree_by_now() or {}).get(rel)
-
     def _noted_by_now(self) -> dict[str, str]:
-        journal = read_journal(self._directory)
+        journal = layout.read_journal(self._directory)
         return {} if journal is None else journal[1]
 
     def _tree_by_now(self) -> dict[str, str] | None:
         try:
-            return read_tree(self._cached(str(read_pointer(self._pointer.read_bytes())["md5"])))
+            return layout.read_tree(self._cached(str(layout.read_pointer(self._pointer.read_bytes())["md5"])))
         except (FileNotFoundError, IntegrityError):
             return None
 
@@ -213,13 +200,13 @@ class ShardCheck:
             return None, {}
         body = self._pointer.read_bytes()
         try:
-            out = read_pointer(body)
+            out = layout.read_pointer(body)
         except IntegrityError as error:
             self._findings.add(named, self._pointer, f"was altered: {error}", self._repair)
             return None, {}
         name = str(out["md5"])
         place = self._cached(name)
-        if (tree := read_tree(place)) is not None:
+        if (tree := layout.read_tree(place)) is not None:
             return out, tree
         if self._pointer.read_bytes() != body:  # the run that goes on has written another one
             return self._read_published(may_be_missing=may_be_missing)
@@ -257,7 +244,9 @@ class ShardCheck:
         sizes = [found.size for path in files if (found := self._findings.read(path))]
         if len(sizes) < len(files):
             return  # some have left, and the pointer is another one
-        wanted = read_pointer(pointer_bytes(self._directory, str(out["md5"]), sum(sizes), len(sizes)))
+        wanted = layout.read_pointer(
+            layout.pointer_bytes(self._directory, str(out["md5"]), sum(sizes), len(sizes))
+        )
         for field, value in wanted.items():
             if out.get(field) != value:
                 problem = f"was altered: {field} is {out.get(field)!r} instead of {value!r}"
@@ -282,7 +271,7 @@ class RunCheck:
         place of an md5's object in the DVC cache.
         """
         if ledgers is not None:
-            directories = shard_directories(ledgers, self._run_dir.name)
+            directories = layout.shard_directories(ledgers, self._run_dir.name)
             if not directories and self._run_dir.is_dir():
                 fix = "`dvc checkout` or `dvc pull` bring it back if it was kept; else take a copy of it"
                 place = ledgers / self._run_dir.name

@@ -14,14 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.lineage.layout import (
-    files_in,
-    ledger_names,
-    pointer_of,
-    read_pointer,
-    read_tree,
-    shard_directories,
-)
+from antiphon.lineage import layout
 from antiphon.lineage.store.artifact_store import waiting_objects
 from antiphon.system.files import hold
 
@@ -69,12 +62,12 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
         IntegrityError: when a pointer cannot be read.
     """
     found: set[str] = set()
-    for name in ledger_names(ledger):
-        for directory in shard_directories(ledger, name) if name not in without else ():
-            files, pointer = files_in(directory), pointer_of(directory)
+    for name in layout.ledger_names(ledger):
+        for directory in layout.shard_directories(ledger, name) if name not in without else ():
+            files, pointer = layout.files_in(directory), layout.pointer_of(directory)
             if pointer.is_file():
-                out = read_pointer(pointer.read_bytes())
-                entries = read_tree(cache / "files" / "md5" / out["md5"][:2] / out["md5"][2:])
+                out = layout.read_pointer(pointer.read_bytes())
+                entries = layout.read_tree(cache / "files" / "md5" / out["md5"][:2] / out["md5"][2:])
                 if entries is None and len(files) < out["nfiles"]:
                     raise UnavailableError(
                         f"{pointer} names a tree that is not in the DVC cache, so it is not known what it "

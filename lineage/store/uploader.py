@@ -56,13 +56,7 @@ class UploadReport:
 class Uploader:
     """One outbox and the thread that empties it."""
 
-    def __init__(
-        self,
-        store: ArtifactStore,
-        concurrency: int = CONCURRENCY,
-        first_pause_s: float = FIRST_PAUSE_S,
-        longest_pause_s: float = LONGEST_PAUSE_S,
-    ) -> None:
+    def __init__(self, store: ArtifactStore) -> None:
         """Begin to send what `store`'s outbox holds.
 
         Raises:
@@ -71,8 +65,6 @@ class Uploader:
         if store.remote is None or store.outbox is None:
             raise ConfigError("there is nowhere to upload to; name a place in record.artifact_url")
         self._store, self._remote, self._outbox = store, store.remote, store.outbox
-        self._concurrency = concurrency
-        self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
         self._state = threading.Condition()
         self._hurry, self._closing = threading.Event(), threading.Event()
         self._done = UploadReport()
@@ -111,12 +103,12 @@ class Uploader:
     def _work(self) -> None:
         attempts = Retrying(
             retry=retry_if_exception_type((UnavailableError, ConfigError)),
-            wait=wait_random_exponential(self._first_pause_s, self._longest_pause_s),
+            wait=wait_random_exponential(FIRST_PAUSE_S, LONGEST_PAUSE_S),
             stop=stop_when_event_set(self._closing),
             sleep=self._rest,
             before_sleep=self._say,
         )
-        with ThreadPoolExecutor(self._concurrency, "antiphon-upload") as pool:
+        with ThreadPoolExecutor(CONCURRENCY, "antiphon-upload") as pool:
             while not self._closing.is_set():
                 with self._outbox.claimed() as mine:
                     while mine and not self._closing.is_set():

@@ -49,13 +49,9 @@ class Trainer(Training):
         self._engine: DeepSpeedEngine | None = None
         self._updates = config.algorithm.updates_per_step
         self._share = rate_share(config.learner, config.run.steps, self._updates)
-        self._version = -1
+        self.version = -1
         self.progress = ProgressCounter()
         checkpoints.checked = self.progress.add
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     def newest_checkpoint(self, at_most: int) -> int | None:
         return self._checkpoints.newest_sound(at_most)
@@ -63,7 +59,7 @@ class Trainer(Training):
     def start(self, at_most: int) -> TrainedStep:
         self.stop()
         self._engine = self._make_engine(self._config)
-        self._version = 0
+        self.version = 0
         found = self.newest_checkpoint(at_most)
         if found is not None:
             self._load(found)
@@ -106,7 +102,7 @@ class Trainer(Training):
         ]
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
-        self._version = -1
+        self.version = -1
         # Later updates clip against the weights the step began with; the first one holds them.
         proximal: list[list[torch.Tensor] | None] = [None]
         for own in updates[1:]:
@@ -121,8 +117,8 @@ class Trainer(Training):
             divisor = NOTHING if algorithm.divisor == "trained" else _totals(left_out, dealt, len(groups))
             done.append(engine.update(own, before, divisor, share, progress.add))
         metrics = _metrics(updates, done) if done else {metric.name: 0.0 for metric in LEARNER_METRICS}
-        self._version = step + 1
-        metrics["learning_rate"] = engine.learning_rate * self._share(self._version * self._updates - 1)
+        self.version = step + 1
+        metrics["learning_rate"] = engine.learning_rate * self._share(self.version * self._updates - 1)
         metrics["train_s"] = time.perf_counter() - begun
         # Only the first update sees the weights that the step began with.
         apart = drifts(updates[0], done[0].tokens) if done else {}
@@ -154,7 +150,7 @@ class Trainer(Training):
         if state["version"] != version:
             raise IntegrityError(f"the checkpoint of version {version} holds version {state['version']}")
         torch.set_rng_state(state["torch_rng"])
-        self._version = version
+        self.version = version
 
     def _held(self) -> DeepSpeedEngine:
         if self._engine is None or self.version < 0:

@@ -33,10 +33,8 @@ class Training(Protocol):
 
     progress: ProgressCounter
     """Counts micro-batches, bytes of the weights and of checkpoints as they are done."""
-
-    @property
-    def version(self) -> int:
-        """The version whose weights are held; -1 before the first `start` and within a step."""
+    version: int
+    """The version whose weights are held; -1 before the first `start` and within a step."""
 
     def newest_checkpoint(self, at_most: int) -> int | None:
         """Return the newest version up to `at_most` with a sound checkpoint, or None."""

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import structlog
 
 from antiphon.api.coordinator import Coordinator
-from antiphon.api.engine import EngineDriver
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.records import SnapshotManifest
 from antiphon.net.rpc.retry import MOST_PAUSE_S, retry_unavailable
+from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.swap import WeightView, leases_wait, version_to_fetch, version_to_load
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
@@ -92,7 +92,7 @@ class WeightSync:
         self,
         coordinator: Coordinator,
         source: WeightSource,
-        engine: EngineDriver,
+        engine: EngineThread,
         config: RunConfig,
         run_id: str,
         groups_in_flight: Callable[[], tuple[int, int]],

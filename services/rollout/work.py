@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import structlog
 
-from antiphon.api.engine import EngineDriver, EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.records import (
     Completion,
@@ -24,6 +24,7 @@ from antiphon.core.records import (
     Trajectory,
 )
 from antiphon.core.spans import joined, rest_of, shifted
+from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.system.wakeup import Wakeup
 
 MOST_HEARTBEAT_TOKENS = 1 << 18
@@ -155,7 +156,7 @@ class WorkInFlight:
         pinned = sum(group.lease.version is not None for group in self.groups.values())
         return pinned, len(self.groups) - pinned
 
-    def take(self, lease: Lease, engine: EngineDriver) -> None:
+    def take(self, lease: Lease, engine: EngineThread) -> None:
         """Sample a lease from where its last holder came to."""
         group = GroupInFlight(lease, asyncio.get_running_loop().time(), usable_prefix(lease, engine))
         self.groups[lease.lease_id] = group
@@ -210,7 +211,7 @@ class WorkInFlight:
 
 
 async def gather(
-    groups: Sequence[GroupInFlight], engine: EngineDriver, timeout_s: float, *, stop: bool = False
+    groups: Sequence[GroupInFlight], engine: EngineThread, timeout_s: float, *, stop: bool = False
 ) -> tuple[LeaseProgress, ...]:
     """Return what was sampled of some groups and is not kept by the coordinator.
 
@@ -237,7 +238,7 @@ async def gather(
     return tuple(gathered)
 
 
-def usable_prefix(lease: Lease, engine: EngineDriver) -> dict[int, PartialTrajectory]:
+def usable_prefix(lease: Lease, engine: EngineThread) -> dict[int, PartialTrajectory]:
     """Return what a lease came with, by sample; nothing where this engine cannot continue it.
 
     Another worker wrote it, and no one has verified it: what no engine can have sampled is left

@@ -21,7 +21,7 @@ from typing import Literal
 import structlog
 
 from antiphon.api.coordinator import Coordinator
-from antiphon.api.engine import DriveEngine, Engine, EngineDriver
+from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.errors import RefusedError, UnavailableError
 from antiphon.core.loop.leases import finishes_in_time
@@ -34,7 +34,7 @@ from antiphon.core.requests import (
     WorkerWelcome,
 )
 from antiphon.net.rpc.retry import retry_unavailable
-from antiphon.services.rollout.engine.thread import EngineThread
+from antiphon.services.rollout.engine.thread import DriveEngine, EngineThread
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
 from antiphon.services.rollout.work import GroupInFlight, WorkInFlight, gather
 from antiphon.system import failpoints
@@ -120,7 +120,7 @@ class RolloutWorker:
         self._stall_timeout_s = REGISTER_TIMEOUT_S
         self._change = Wakeup()
         self._swapped = Wakeup()
-        self._engine: EngineDriver
+        self._engine: EngineThread
         self._weights: WeightSync
         self._work = WorkInFlight(self._change)
         self._step_timeout_s = 1.0

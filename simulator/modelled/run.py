@@ -4,21 +4,22 @@ What is opened, leased, continued, dropped and sealed is decided by `core.loop` 
 `dropped`, the bound, the run-ahead), on the same fold of the same events as in a coordinator. Engines are
 models, and nothing is sent. So a day of a thousand workers takes a minute, where `simulator.world` goes
 message by message. What is left out: messages that are lost or late, retries, evaluations, and engines that
-pause to load a version.
+pause to load a version. Where the parts of a recorded run shared one machine, that is calibrated by it too.
 """
 
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 
 from blake3 import blake3
 
 from antiphon.core.config import RunConfig
 from antiphon.core.coordinator.planner import RunAheadPlanner, WorkerSpeed
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, InfeasibleError
 from antiphon.core.lengths.order import LeaseOrder
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import Ordering, plan_leases
@@ -31,7 +32,7 @@ from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.core.loop.work_account import WorkAccount
 from antiphon.core.seeds import generator
 from antiphon.core.status import CapacityRecord
-from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
+from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, calibrate
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,10 @@ EXACT_WORKERS = 32
 """Fleets of up to this many workers are walked completion by completion. In larger ones a group has its
 longest completion, and the others are as long as their mean."""
 HOUR_S = 3600.0
+SKIPPED = 4
+"""Steps at the beginning that do not count: the loop fills."""
+_HALVINGS = 10
+_LEAST_CORES = 0.25
 _WORKER, _ROOM, _REWARDED, _TRAINED, _HELD, _LOST, _BACK = range(7)
 
 
@@ -562,3 +567,93 @@ class ModelledRun:
             events=self._count,
             digest=self._hash.hexdigest(),
         )
+
+
+def seconds_per_step(commits_s: Sequence[float]) -> float:
+    """Return the mean of the seconds between successive commits; NaN of a run too short for one."""
+    counted = commits_s[min(SKIPPED, max(0, len(commits_s) - 2)) :]
+    return (counted[-1] - counted[0]) / (len(counted) - 1) if len(counted) > 1 else math.nan
+
+
+def figure_lines(done: Modelled) -> list[str]:
+    """Say what a modelled run came to, for a terminal."""
+    step_s, shares = seconds_per_step(done.commits_s), staleness_shares(done.staleness)
+    ages = ", ".join(f"{age}: {share:.1%}" for age, share in shares.items())
+    per_million = f", ${done.usd / done.tokens * 1e6:,.3f} per million accepted tokens" if done.usd else ""
+    return [
+        f"a step           {step_s:,.2f} s; the learner waits {done.idle_share:.1%} of it",
+        f"the run          {len(done.commits_s)} steps in {done.seconds / HOUR_S:,.2f} h for ${done.usd:,.2f}"
+        f"{per_million}",
+        f"staleness        {ages}",
+        f"digest           {done.digest}",
+    ]
+
+
+def staleness_shares(histogram: dict[int, int]) -> dict[int, float]:
+    """Return which share of the trained completions has which staleness."""
+    total = sum(histogram.values())
+    return {age: count / total for age, count in sorted(histogram.items()) if count}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run whose parts shared the cores of one machine."""
+
+    config: RunConfig
+    events: Sequence[TimedEvent]
+    """Of its journal."""
+    workers: int
+
+
+def calibrate_machine(sparse: Recorded, crowded: Recorded, source: str = "") -> Calibration:
+    """Return the calibration of two runs on one machine whose cores workers and learner share.
+
+    Paces are those of the sparse run, in which hardly anything is busy at once: best one worker and S=0,
+    where sampling and training alternate. Two things are in no lease and no step, and are found by the
+    seconds per step of a whole run, since the model takes longer the more there is of the first and the less
+    of the second: how long a place is empty between two groups, by the sparse run; and by the crowded one how
+    many cores workers and learner have, beside all else that works there and with the caches that they share.
+
+    Args:
+        sparse: the run with fewer workers.
+        crowded: the one in which workers and learner are busy at once: with more workers and run-ahead.
+        source: what reports call them.
+
+    Raises:
+        InfeasibleError: when one of them trained fewer than two steps.
+    """
+    found = calibrate(sparse.config, sparse.events, source)
+    between_s = _matching(sparse, found, "between_s", 0.0, _lease_s(sparse.events))
+    found = found.model_copy(update={"between_s": between_s})
+    cores = _matching(crowded, found, "shared_cores", crowded.workers + 1.0, _LEAST_CORES)
+    return found.model_copy(update={"shared_cores": cores})
+
+
+def _matching(of: Recorded, known: Calibration, field: str, fast: float, slow: float) -> float:
+    """Return the value between two, of a field, with which the modelled run takes the seconds per step of
+    the recorded one; the nearer one where none does."""
+    wanted_s = seconds_per_step([at for at, event in of.events if isinstance(event, e.StepCommitted)])
+    if math.isnan(wanted_s):
+        raise InfeasibleError(
+            "a run that calibrates a machine has two steps at least, to say how long one takes; let it train"
+        )
+    for _ in range(_HALVINGS):
+        value = (fast + slow) / 2.0
+        run = ModelledRun(of.config, known.model_copy(update={field: value}), of.workers)
+        if seconds_per_step(run.run().commits_s) > wanted_s:
+            slow = value
+        else:
+            fast = value
+    return (fast + slow) / 2.0
+
+
+def _lease_s(events: Sequence[TimedEvent]) -> float:
+    """Return the mean seconds from a lease to its submission."""
+    begun: dict[str, float] = {}
+    spans = []
+    for at, event in events:
+        if isinstance(event, e.LeaseGranted):
+            begun[event.group_id] = at
+        elif isinstance(event, e.GroupSubmitted) and event.group_id in begun and len(event.token_counts) > 1:
+            spans.append(at - begun.pop(event.group_id))
+    return fmean(spans)

@@ -27,8 +27,7 @@ from antiphon.environments.environment import Problem
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
-from antiphon.weights.rpc import BroadcastClient
-from antiphon.weights.transport import AskPlan, RelayTransport
+from antiphon.weights.transport import AskPlan, Connect, RelayTransport
 
 
 @dataclass(slots=True)
@@ -192,7 +191,7 @@ _PIECES = 32
 """Of a chunk that comes over a slow link."""
 
 
-class _Link(Broadcast):
+class SlowLink(Broadcast):
     """Chunks of an origin, each as late as the link makes it, some of them with other bytes."""
 
     def __init__(self, origin: Broadcast, chunk_s: Callable[[], float], alters: Callable[[], bool]) -> None:
@@ -223,41 +222,19 @@ class SnapshotSource:
     """A worker's snapshots: production transfer into a payload store in memory."""
 
     def __init__(
-        self,
-        channel_to: Callable[[str], Any],
-        payloads: MemoryPayloads,
-        timeout_s: float,
-        chunk_s: Callable[[], float],
-        alters: Callable[[], bool],
-        ask_plan: AskPlan,
+        self, payloads: MemoryPayloads, connect: Connect, timeout_s: float, ask_plan: AskPlan
     ) -> None:
-        """Give up a transfer that brings nothing for `timeout_s`.
-
-        `chunk_s` returns the delay of a chunk, `alters` whether it arrives with other bytes, and `ask_plan`
-        says whom to fetch from.
-        """
-        self._alters = alters
-        self._channel_to = channel_to
-        self._chunk_s = chunk_s
+        """Give up a transfer that brings nothing for `timeout_s`; `ask_plan` says whom to fetch from."""
         self._payloads = payloads
-        self._timeout_s = timeout_s
         self.bytes_fetched = 0
         self.network = NetworkLog()
         self._transport = RelayTransport(
-            payloads,
-            self._connect,
-            timeout_s,
-            network=self.network,
-            ask_plan=ask_plan,
+            payloads, connect, timeout_s, network=self.network, ask_plan=ask_plan
         )
 
     async def fetch(self, manifest: SnapshotManifest, find: object = None) -> None:
         check_manifest(manifest)
         await self._transport.fetch(manifest, full_payload(manifest), self._arrived)
-
-    def _connect(self, address: str) -> Sequence[Broadcast]:
-        origin = BroadcastClient(address, self._timeout_s, channel=self._channel_to(address))
-        return [_Link(origin, self._chunk_s, self._alters)]
 
     def _arrived(self, length: int) -> None:
         self.bytes_fetched += length

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from antiphon.core.errors import UnavailableError
@@ -97,24 +98,13 @@ class Process:
             return
         self.stopped = False
         self._loop.stopped -= 1
-        backlog, self.backlog = self.backlog, []
-        for handle in backlog:
-            self._loop.put(handle)
+        self._loop.ready.extend(self.backlog)
+        self.backlog.clear()
 
 
 def current_process() -> Process | None:
     """Return the process that the running callback belongs to, or None."""
     return _current.get()
-
-
-class _Lane:
-    """The single thread of an executor: one piece of work at a time, in order."""
-
-    __slots__ = ("busy", "waiting")
-
-    def __init__(self) -> None:
-        self.busy = False
-        self.waiting: deque[tuple[Any, ...]] = deque()
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -127,14 +117,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         once for each.
         """
         self._now = 0.0
-        self._ready: deque[Handle] = deque()
+        self.ready: deque[Handle] = deque()
+        """Callbacks of this instant."""
         self._timers: list[tuple[float, int, Handle]] = []
         self._count = 0
         self._tasks_made = 0
         self._work_s = work_s
         self._limit_s = limit_s
         self._spent_s = 0.0
-        self._lanes: dict[Executor, _Lane] = {}
+        self._waiting: dict[Executor, deque[tuple[Any, ...]]] = {}
+        """Executor whose one thread works -> what it does next, in order."""
         self._still_until = STILL_LIMIT
         self.stopped = 0
         """Processes that are suspended."""
@@ -154,7 +146,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> Handle:
         """Run a callback within this instant, after those that are due already."""
         handle = Handle(callback, args, copy_context() if context is None else context)
-        self._ready.append(handle)
+        self.ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -222,54 +214,49 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Run a thread's work on the loop, in virtual time; in order where there is one thread."""
         answer: asyncio.Future[_T] = self.create_future()
         job = (answer, func, args, _current.get())
-        if executor is None:
-            self._begin(None, job)
+        if executor is not None and executor in self._waiting:
+            self._waiting[executor].append(job)
             return answer
-        lane = self._lanes.setdefault(executor, _Lane())
-        if lane.busy:
-            lane.waiting.append(job)
-        else:
-            lane.busy = True
-            self._begin(lane, job)
+        if executor is not None:
+            self._waiting[executor] = deque()
+        self._begin(executor, job)
         return answer
 
     def spend(self, seconds: float) -> None:
         """Say, from within a thread's work, how long it takes."""
         self._spent_s += seconds
 
-    def _begin(self, lane: _Lane | None, job: tuple[Any, ...]) -> None:
+    def _begin(self, executor: Executor | None, job: tuple[Any, ...]) -> None:
         before_s, after_s = self._work_s()
         context = copy_context() if job[3] is None else job[3].context
-        self.call_later(before_s, self._work, lane, job, after_s, context=context)
+        self.call_later(before_s, self._work, executor, job, after_s, context=context)
 
-    def _work(self, lane: _Lane | None, job: tuple[Any, ...], after_s: float) -> None:
+    def _work(self, executor: Executor | None, job: tuple[Any, ...], after_s: float) -> None:
         answer, func, arguments, process = job
         if process is not None and not process.alive:
             answer.cancel()
             return
         spent_before, self._spent_s = self._spent_s, 0.0
-        outcome = _Outcome(func, arguments)
+        try:
+            finish = partial(answer.set_result, func(*arguments))
+        except Exception as error:  # noqa: BLE001 - a thread hands every error to its awaiter
+            finish = partial(answer.set_exception, error)
         seconds, self._spent_s = self._spent_s + after_s, spent_before
         context = copy_context() if process is None else process.context
-        self.call_later(seconds, self._end, lane, answer, outcome, context=context)
+        self.call_later(seconds, self._end, executor, answer, finish, context=context)
 
-    def _end(self, lane: _Lane | None, answer: asyncio.Future[Any], outcome: "_Outcome") -> None:
+    def _end(
+        self, executor: Executor | None, answer: asyncio.Future[Any], finish: Callable[[], None]
+    ) -> None:
         if not answer.done():
-            if outcome.error is None:
-                answer.set_result(outcome.result)
+            finish()
+        if executor is not None:
+            if waiting := self._waiting[executor]:
+                self._begin(executor, waiting.popleft())
             else:
-                answer.set_exception(outcome.error)
-        if lane is not None:
-            if lane.waiting:
-                self._begin(lane, lane.waiting.popleft())
-            else:
-                lane.busy = False
+                del self._waiting[executor]
 
     # Running.
-
-    def put(self, handle: Handle) -> None:
-        """Run a callback within this instant."""
-        self._ready.append(handle)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run until `work` ends, and return what it returned.
@@ -288,7 +275,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def _run_until(self, task: asyncio.Task[Any]) -> None:
-        ready, timers, pop = self._ready, self._timers, heapq.heappop
+        ready, timers, pop = self.ready, self._timers, heapq.heappop
         while not task.done():
             if ready:
                 handle = ready.popleft()
@@ -333,9 +320,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 for task in self._unfinished():
                     task.cancel()
                 until = self.callbacks + STILL_LIMIT
-                while self._ready and self.callbacks < until:
+                while self.ready and self.callbacks < until:
                     self.callbacks += 1
-                    handle = self._ready.popleft()
+                    handle = self.ready.popleft()
                     if handle.callback is not None:
                         handle.context.run(handle.callback, *handle.arguments)
         finally:
@@ -353,17 +340,3 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             places.append(f"{coroutine}{where}")
         shown = ", ".join(sorted(set(places))[:12])
         return f"waiting: {shown or 'no task'}"
-
-
-class _Outcome:
-    """What a piece of a thread's work came to."""
-
-    __slots__ = ("error", "result")
-
-    def __init__(self, func: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self.result: Any = None
-        self.error: Exception | None = None
-        try:
-            self.result = func(*arguments)
-        except Exception as error:  # noqa: BLE001 - a thread hands every error to its awaiter
-            self.error = error

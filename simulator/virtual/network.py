@@ -148,7 +148,7 @@ class Network:
                 if server is process:
                     call.tasks.remove((server, task))
                     if not call.tasks:
-                        self._send_back(call, process, failure=("UNAVAILABLE", "Connection reset by peer"))
+                        self._send_back(call, process, self._fail, "UNAVAILABLE", "Connection reset by peer")
 
     # The caller's side.
 
@@ -177,12 +177,10 @@ class Network:
                 self._hang_up(call)
 
     def _send(self, call: _Call) -> None:
-        owner = self._listening.get(call.address)
-        target = call.address if owner is None else owner[0].name
-        if (call.sender.name, target) in self._cuts:
+        if self.is_cut(call.sender.name, self.name_at(call.address)):
             self._hold(call, self._arrive, call)
             return
-        if self._random.happens(self.quality.lost):
+        if self.loses():
             self._lose(call)
             return
         self.later(self.delay_s(), self._arrive, call)
@@ -218,8 +216,8 @@ class Network:
         self.messages += 1
         if call.reply.done() and not again:
             return  # its connection was given up before it got through
-        owner = self._listening.get(call.address)
-        if owner is None or not owner[0].alive:
+        owner = self.listener(call.address)
+        if owner is None:
             self.later(REFUSED_S, self._fail, call, "UNAVAILABLE", "Connection refused")
             return
         process, server = owner
@@ -235,31 +233,20 @@ class Network:
             return
         error = task.exception()
         if error is None:
-            self._send_back(call, process, replies=task.result())
+            self._send_back(call, process, self._deliver, task.result())
         elif isinstance(error, CallFailed):
-            self._send_back(call, process, failure=(error.status, error.details))
+            self._send_back(call, process, self._fail, error.status, error.details)
         else:
             self.broken.append(f"{process.name} broke in {call.path}: {error!r}")
-            self._send_back(call, process, failure=("UNKNOWN", f"Unexpected {type(error)}"))
+            self._send_back(call, process, self._fail, "UNKNOWN", f"Unexpected {type(error)}")
 
-    def _send_back(
-        self,
-        call: _Call,
-        process: Process,
-        replies: list[bytes] | None = None,
-        failure: tuple[str, str] | None = None,
-    ) -> None:
-        if (process.name, call.sender.name) in self._cuts:
-            if replies is not None:
-                self._hold(call, self._deliver, call, replies)
-            elif failure is not None:
-                self._hold(call, self._fail, call, *failure)
-        elif self._random.happens(self.quality.lost):
+    def _send_back(self, call: _Call, process: Process, on: Callable[..., None], *arguments: Any) -> None:
+        if self.is_cut(process.name, call.sender.name):
+            self._hold(call, on, call, *arguments)
+        elif self.loses():
             self._lose(call)
-        elif replies is not None:
-            self.later(self.delay_s(), self._deliver, call, replies)
-        elif failure is not None:
-            self.later(self.delay_s(), self._fail, call, *failure)
+        else:
+            self.later(self.delay_s(), on, call, *arguments)
 
     def _deliver(self, call: _Call, replies: list[bytes]) -> None:
         self.messages += 1

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from antiphon.core.reporting.figures import RunFigures
-from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.run_overview import read_figures
 from tests.support.figure_views import check_views
 from tests.support.main_job import SMALL, Job, all_gone, check_batches, command, flow_run_states, make_home
 

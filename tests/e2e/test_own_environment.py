@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.run_log import read_steps
+from antiphon.lineage.run_overview import read_figures
 from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.figure_views import check_against_the_journal
 from tests.support.main_job import SMALL, Job, command, make_home

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.graph import all_documents, build_graph
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.names import name_of
-from antiphon.lineage.samples import Sample, SampleFiles, choose, read_samples, sampled_versions
+from antiphon.lineage.samples import Sample, SampleFiles, choose, read_samples
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report.page import samples_section
 from tests.support.artifacts import RecordedRun
@@ -28,9 +29,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     return made
 
 
+def shown(
+    run_dir: Path, store: ArtifactStore, version: int | None = None, ledgers: Path | None = None, **more: Any
+) -> list[Sample]:
+    files = SampleFiles(run_dir, store, ledgers)
+    return read_samples(files, reversed(files.versions()) if version is None else [version], **more)
+
+
 @pytest.fixture
 def read(run: RecordedRun) -> Callable[..., list[Sample]]:
-    return lambda **more: read_samples(run.run_dir, run.store, **more)
+    return lambda **more: shown(run.run_dir, run.store, **more)
 
 
 def test_a_version_shows_its_answers_and_what_it_sampled_for_training(
@@ -80,17 +88,17 @@ def test_the_ledger_alone_shows_the_same(run: RecordedRun, tmp_path: Path) -> No
     shutil.copytree(run.ledger, ledger)
     elsewhere, empty = tmp_path / "runs" / run.run_id, ArtifactStore(tmp_path / "store")
     for version in (0, 2, STEPS):
-        pulled = read_samples(elsewhere, empty, version=version, ledgers=ledger)
-        assert pulled == read_samples(run.run_dir, run.store, version=version) != []
+        pulled = shown(elsewhere, empty, version=version, ledgers=ledger)
+        assert pulled == shown(run.run_dir, run.store, version=version) != []
     with pytest.raises(ConfigError, match="there is no run demo-1"):
-        read_samples(elsewhere, empty)
+        shown(elsewhere, empty)
 
 
 def test_a_run_without_kept_completions_shows_what_its_batches_hold(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path)
     run.complete(2)
-    assert {s.trained for s in read_samples(run.run_dir, run.store)} == {True}
-    assert sampled_versions(SampleFiles(run.run_dir, run.store)) == [0, 1]
+    assert {s.trained for s in shown(run.run_dir, run.store)} == {True}
+    assert SampleFiles(run.run_dir, run.store).versions() == [0, 1]
 
 
 def test_kept_completions_are_in_the_ledger_and_verified(run: RecordedRun, tmp_path: Path) -> None:
@@ -132,7 +140,7 @@ def test_an_altered_file_is_an_error_and_a_sentence_on_the_page(tmp_path: Path) 
     path.chmod(0o644)
     path.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
     with pytest.raises(IntegrityError):
-        read_samples(run.run_dir, run.store, version=0)
+        shown(run.run_dir, run.store, version=0)
     assert "They cannot all be shown" in samples_section(run.run_dir, run.store)
 
 

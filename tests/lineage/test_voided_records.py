@@ -9,9 +9,9 @@ import pytest
 from antiphon.api.sink import RunEnd, SinkRun
 from antiphon.core.records import StepCommit
 from antiphon.core.voided_batch import VoidedBatch
-from antiphon.lineage.documents.graph import batch_facts
+from antiphon.lineage.documents.graph import line_facts
 from antiphon.lineage.ledger.sink import LedgerSink
-from antiphon.lineage.run_log import read_steps, replaced_batches
+from antiphon.lineage.run_log import read_steps
 from tests.support.run_logs import write_run_log
 from tests.support.tracked_runs import TrackedRunFixture
 
@@ -21,11 +21,11 @@ VOIDED = VoidedBatch(1, "ab" * 32, 4, 1, 8, "no finite loss", "ada")
 def test_the_run_log_and_the_batch_document_name_what_was_voided(tmp_path: Path) -> None:
     run = TrackedRunFixture(tmp_path, "voided")
     plain, replacing = run.batch(0), dataclasses.replace(run.batch(1), replaced=(VOIDED,))
-    assert replaced_batches(plain) == {}
     for batch in (plain, replacing):
         run.log.commit(StepCommit(batch.step, batch.step + 1, "0" * 64, batch.digest), batch)
     records = write_run_log(run.run_dir, run.log.read())
-    first, second = (line["batch"] for line in read_steps(run.run_dir))
+    lines = read_steps(run.run_dir)
+    first, second = (line["batch"] for line in lines)
     assert "replaced" not in first and second["replaced"] == [dataclasses.asdict(VOIDED)]
 
     folder = tmp_path / "project"
@@ -37,7 +37,7 @@ def test_the_run_log_and_the_batch_document_name_what_was_voided(tmp_path: Path)
     sink.close(RunEnd())
     document = json.loads((folder / "ledger" / run.run_id / "batches/t000001.json").read_text())
     assert VOIDED.digest in json.dumps(document) and "no finite loss" in json.dumps(document)
-    assert batch_facts(run.run_id, 1, "d", "t", second)["replaced"] == second["replaced"]
+    assert line_facts(run.run_id, lines[1])["batches/t000001.json"]["replaced"] == second["replaced"]
 
 
 @pytest.mark.engine

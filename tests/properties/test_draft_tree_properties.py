@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.drafting.forest import DraftForest
+from tests.support.forests import stored_tokens
 
 WINDOW = 6
 SLOTS = 4
@@ -82,7 +83,7 @@ def play(script: list[tuple]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarr
             fed.forest.learn(slots, np.full(len(slots), values[0], dtype=np.int64))
     for group, _ in groups:
         fed.forest.close_group(group)
-    assert fed.forest.stored_tokens == 0
+    assert stored_tokens(fed.forest) == 0
 
 
 @given(actions)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.benchmarks.parts.run_figures import measured_figures, predicted_figures
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.errors import ConfigError, InfeasibleError
@@ -22,13 +23,7 @@ from antiphon.simulator.modelled.calibration import (
     load_calibration,
     save_calibration,
 )
-from antiphon.simulator.modelled.prediction import (
-    Recorded,
-    calibrate_machine,
-    measured_figures,
-    predicted_figures,
-)
-from antiphon.simulator.modelled.run import ModelledRun
+from antiphon.simulator.modelled.run import ModelledRun, Recorded, calibrate_machine
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.virtual.disk import RUN_ID, FileDisk, JournalDisk
 from antiphon.simulator.world import World

@@ -10,7 +10,7 @@ from pathlib import Path
 from antiphon.core.metrics import SUMMARY_METRICS
 from antiphon.core.reporting.figures import FIGURES, RunFigures, seconds
 from antiphon.flows.run_page import artifact_key
-from antiphon.lineage.run_figures import read_figures, read_totals
+from antiphon.lineage.run_overview import read_figures, read_totals
 from antiphon.runs.servers.prefect_server import begin_prefect_server
 from tests.support.main_job import Job, command
 from tests.support.prefect_api import find_all

@@ -94,13 +94,8 @@ class LightTrainer(Training):
         """`begins` hears of each step that begins to train."""
         self._checkpoints, self._step_s, self._begins = checkpoints, step_s, begins
         self._weights = arithmetic.BASE_WEIGHTS
-        self._version = -1
+        self.version = -1
         self.progress = ProgressCounter()
-
-    @property
-    def version(self) -> int:
-        """The version whose weights are held."""
-        return self._version
 
     def newest_checkpoint(self, at_most: int) -> int | None:
         """Return the newest version up to `at_most` with a sound checkpoint, or None."""
@@ -109,7 +104,7 @@ class LightTrainer(Training):
     def start(self, at_most: int) -> TrainedStep:
         """Begin from the newest checkpoint up to a version, or from the base weights."""
         found = self.newest_checkpoint(at_most)
-        self._version = found or 0
+        self.version = found or 0
         self._weights = arithmetic.BASE_WEIGHTS
         if found is not None:
             self._weights = (self._checkpoints.folder(found) / WEIGHTS_FILE).read_text()
@@ -121,9 +116,9 @@ class LightTrainer(Training):
         Raises:
             IntegrityError: when it is not the next step.
         """
-        if step != self._version:
-            raise IntegrityError(f"step {step} cannot train on version {self._version}; restore first")
-        self._version = -1
+        if step != self.version:
+            raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+        self.version = -1
         self._begins(step)
         failpoints.reach("learner.forward")
         time.sleep(self._step_s)
@@ -131,20 +126,20 @@ class LightTrainer(Training):
         failpoints.reach("learner.optimizer")
         if rows:
             self._weights = arithmetic.next_weights(self._weights, digest_bytes(payload))
-        self._version = step + 1
+        self.version = step + 1
         return self._trained({"loss": 0.0, "trajectories": float(len(rows))})
 
     def save(self) -> int:
         """Write a checkpoint and return its version."""
         weights = self._weights
-        self._checkpoints.write(self._version, lambda folder: _write(folder / WEIGHTS_FILE, weights))
-        return self._version
+        self._checkpoints.write(self.version, lambda folder: _write(folder / WEIGHTS_FILE, weights))
+        return self.version
 
     def stop(self) -> None:
         """There is nothing to drop."""
 
     def _trained(self, metrics: dict[str, float]) -> TrainedStep:
-        return TrainedStep(self._version, self._weights, metrics)
+        return TrainedStep(self.version, self._weights, metrics)
 
 
 def open_light_learner(

@@ -14,7 +14,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from antiphon.api.engine import Engine, EngineDriver, EngineOutput, EngineProgress, EngineRequest, LoadReport
+from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest, LoadReport
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.system import failpoints
@@ -26,8 +26,11 @@ CLOSE_S = 5.0
 _T = TypeVar("_T")
 
 
-class EngineThread(EngineDriver):
-    """The engine behind a mailbox. Its methods belong to the event loop that runs `run`."""
+class EngineThread:
+    """The engine behind a mailbox. Its methods belong to the event loop that runs `run`.
+
+    In the simulation that loop itself drives the engine, in virtual time.
+    """
 
     def __init__(
         self,
@@ -47,13 +50,20 @@ class EngineThread(EngineDriver):
         self._started = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.busy_s = 0.0
+        """Seconds in which the engine had requests to run."""
         self.loading = False
+        """Whether the engine takes in weights now; while it waits for the end of a step, it does not."""
         self.drafts = False
+        """Whether the engine drafted when it was last looked at: history is of use to it."""
         self.continues = False
+        """Whether the engine continues a prefix as if it had sampled that itself."""
         self.numerics = ""
+        """What decides the engine's bits, as the engine says; "" before it is built."""
         self.vocabulary_size = 0
+        """Number of tokens of the engine's model; 0 before it is built."""
 
     async def run(self) -> None:
+        """Build the engine and drive it until cancelled; a failure of the engine is raised here."""
         self._loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = self._loop.create_future()
         ended.add_done_callback(lambda future: future.exception())  # raised below, unless this was cancelled
@@ -65,6 +75,11 @@ class EngineThread(EngineDriver):
             await asyncio.wait([ended], timeout=CLOSE_S)
 
     async def started(self, timeout_s: float) -> None:
+        """Wait until the engine is built; when it cannot be built, `run` raises why.
+
+        Raises:
+            UnavailableError: when building takes longer than `timeout_s` seconds.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._started.wait()
@@ -79,14 +94,27 @@ class EngineThread(EngineDriver):
         self._mailbox.put(lambda engine: None)
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests for the next step."""
         self._mailbox.put(lambda engine: engine.add(requests))
 
     def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; an output that is already on its way may still be delivered."""
         self._mailbox.put(lambda engine: engine.abort(request_ids))
 
     async def progress(
         self, since: Mapping[str, int], timeout_s: float, stop: bool = False
     ) -> list[EngineProgress] | None:
+        """Return what the requests of `since` have sampled by the next step boundary.
+
+        Args:
+            since: request id -> tokens known already.
+            timeout_s: longest wait for a step that takes its time.
+            stop: forget these requests in the same moment.
+
+        Returns:
+            None when the engine did not come to a step boundary within `timeout_s` seconds.
+        """
+
         def execute(engine: Engine) -> list[EngineProgress]:
             found = engine.progress(since)
             if stop:
@@ -102,6 +130,13 @@ class EngineThread(EngineDriver):
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
     ) -> LoadReport:
+        """Swap weights at the next step boundary, and return when they sample or why they do not.
+
+        Raises:
+            IntegrityError: when the engine does not echo the digest it was given.
+            UnavailableError: when the engine did not take them within `timeout_s` seconds.
+        """
+
         def execute(engine: Engine) -> tuple[int | None, str | None, str]:
             self.loading, problem = True, ""
             try:
@@ -187,3 +222,7 @@ class EngineThread(EngineDriver):
     def _call_soon(self, callback: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
+
+
+DriveEngine = Callable[[Callable[[], Engine], Callable[[list[EngineOutput]], None]], EngineThread]
+"""Makes a driver from what builds the engine and what takes finished completions."""

@@ -14,7 +14,6 @@ from antiphon.core.reporting.alarms import (
     WINDOW,
     StepAlarms,
     Turn,
-    alarms_of,
     space_alarm,
     stall_alarm,
     status_alarms,
@@ -26,7 +25,7 @@ VOCABULARY = 151_936
 
 
 def find_alarms(commits, *limits, **more):
-    return alarms_of(commits).find(*limits, **more)
+    return StepAlarms(commits).find(*limits, **more)
 
 
 def commits_of(figures):

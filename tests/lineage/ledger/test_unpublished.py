@@ -211,5 +211,5 @@ def test_a_verification_during_the_first_append_finds_nothing(
             ledger.append("a", b"a")
         return files_in(directory)
 
-    monkeypatch.setattr("antiphon.lineage.ledger.verify.files_in", listed)
+    monkeypatch.setattr("antiphon.lineage.layout.files_in", listed)
     assert problems(project) == []

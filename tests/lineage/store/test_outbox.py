@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from antiphon.cli.app import execute
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.lineage.store import uploader as uploader_module
 from antiphon.lineage.store.artifact_store import ArtifactStore, waiting_objects
 from antiphon.lineage.store.remote_place import RemotePlace, RemoteStore
 from antiphon.lineage.store.uploader import Uploader
@@ -27,12 +28,18 @@ def share(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader_module, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(uploader_module, "LONGEST_PAUSE_S", 0.01)
+
+
 def open_at(root: Path, share: Path) -> ArtifactStore:
     return ArtifactStore(root / "store", RemoteStore(str(share)))
 
 
 def upload(store: ArtifactStore) -> Uploader:
-    uploader = Uploader(store, first_pause_s=0.001, longest_pause_s=0.01)
+    uploader = Uploader(store)
     assert uploader.flush(LIMIT_S), uploader.report()
     uploader.close(LIMIT_S)
     return uploader
@@ -103,7 +110,7 @@ def test_an_outage_delays_and_loses_nothing(tmp_path: Path, share: Path, error: 
     remote = Moody(str(share), failures=10**9, error=error)
     store = ArtifactStore(tmp_path / "store", remote)
     before = fill(store, 3)
-    uploader = Uploader(store, first_pause_s=0.001, longest_pause_s=0.01)
+    uploader = Uploader(store)
     assert remote.failed.wait(LIMIT_S)
     during = store.put(b"while it is away")
     assert not uploader.flush(0.0)
@@ -117,11 +124,12 @@ def test_an_outage_delays_and_loses_nothing(tmp_path: Path, share: Path, error: 
     assert "away" in report.reason
 
 
-def test_only_a_few_travel_at_a_time(tmp_path: Path, share: Path) -> None:
+def test_only_a_few_travel_at_a_time(tmp_path: Path, share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader_module, "CONCURRENCY", 3)
     remote = Moody(str(share), failures=0)
     store = ArtifactStore(tmp_path / "store", remote)
     fill(store, 100)
-    uploader = Uploader(store, concurrency=3)
+    uploader = Uploader(store)
     assert uploader.flush(LIMIT_S)
     uploader.close(LIMIT_S)
     assert 1 <= remote.most <= 3
@@ -196,7 +204,7 @@ def test_a_share_that_is_not_mounted_is_never_made(tmp_path: Path) -> None:
     digest = store.put(b"payload")
     with pytest.raises(ConfigError, match=r"record\.artifact_url=.*away is no folder"):
         RemoteStore(str(away)).check()
-    uploader = Uploader(store, first_pause_s=0.001, longest_pause_s=0.01)
+    uploader = Uploader(store)
     assert not uploader.flush(0.0)
     assert not away.exists()
     away.mkdir()

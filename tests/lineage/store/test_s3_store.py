@@ -20,6 +20,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef
 from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.store import uploader as uploader_module
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store, waiting_objects
 from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.lineage.store.uploader import Uploader
@@ -122,12 +123,13 @@ def test_a_run_is_refused_before_anything_starts(server: S3Server, tmp_path: Pat
 UPLOADER = """
 import sys
 from pathlib import Path
-from antiphon.lineage.store.uploader import Uploader
+from antiphon.lineage.store import uploader as module
 from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 
+module.CONCURRENCY = 1
 store = ArtifactStore(Path(sys.argv[1]), RemoteStore(sys.argv[2], sys.argv[3]))
-uploader = Uploader(store, concurrency=1)
+uploader = module.Uploader(store)
 while not uploader.report().uploaded:
     uploader.flush(0.01)
 print("begun", flush=True)
@@ -188,7 +190,7 @@ def test_dvc_pushes_the_ledger_and_pulls_it_elsewhere(server: S3Server, tmp_path
         assert [copy.read_bytes() for copy in copies] == [b"batch %d" % step]
 
 
-def test_a_run_goes_on_while_the_server_is_away(tmp_path: Path) -> None:
+def test_a_run_goes_on_while_the_server_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops the server and starts it again on the same folder: the address and the objects stay."""
     with s3_server(tmp_path / "s3") as server:
         plain = make_config(steps=5, max_staleness=2)
@@ -196,7 +198,9 @@ def test_a_run_goes_on_while_the_server_is_away(tmp_path: Path) -> None:
         config = plain.model_copy(update={"record": plain.record.model_copy(update=place_)})
         store = open_store(tmp_path / "store", config.record)
         before = store.put(b"before the outage")
-        uploader = Uploader(store, first_pause_s=0.01, longest_pause_s=0.1)
+        monkeypatch.setattr(uploader_module, "FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr(uploader_module, "LONGEST_PAUSE_S", 0.1)
+        uploader = Uploader(store)
         assert uploader.flush(LIMIT_S)
         server.stop()
 

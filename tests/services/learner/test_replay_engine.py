@@ -107,7 +107,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(replay, copy: Path, tm
     checkpoints = CheckpointStore(tmp_path / "checkpoints", 1)
     trainer = Trainer(other, checkpoints)
     trainer.start(0)
-    trainer._version = 2
+    trainer.version = 2
     trainer.save()
     trainer.stop()
     shutil.rmtree(copy / "checkpoints")
