@@ -8,7 +8,7 @@ walks production's stages. Besides the workers that do well there is one that jo
 one with a slow link and one whose engine hangs again and again.
 A kill is `kill -9`, at a fail-point or from outside, or from there SIGTERM or SIGHUP, also in a first start.
 Who dies is started again with the same command. Runs of elastic and of
-fixed mode take turns; a fixed run must end with the weights of one that was not disturbed.
+fixed mode take turns; a fixed run must end with the weights of one that nothing disturbs, in virtual time.
 Meanwhile the disk of journal, store and the coordinator's log is full again and again, for a few seconds, and
 logs hold warnings alone, so that the first line needs a new block. That takes a small file system in memory,
 which only root may mount; without it `full_disks` is null.
@@ -44,6 +44,9 @@ from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.services.rollout.engine.watchdog import HUNG_EXIT
+from antiphon.simulator.campaign import mute_logs
+from antiphon.simulator.scenario import Scenario
+from antiphon.simulator.world import World
 from antiphon.system import failpoints
 from antiphon.system.ports import free_ports
 from antiphon.system.processes import PARENT_VARIABLE
@@ -90,6 +93,15 @@ def roles(troubled: bool = False) -> list[str]:
     names = [f"worker-{i}" for i in range(WORKERS)]
     workers = [*names[:-1], *TROUBLED] if troubled else names  # each process takes time to start
     return ["coordinator", "learner", "reward", *workers, "flow"]
+
+
+def undisturbed(config: RunConfig) -> tuple[str, ...]:
+    """Return the digests of the weights after each step of a fixed run in virtual time, where nobody dies."""
+    mute_logs()
+    outcome = World(Scenario(run=config.model_dump(mode="json"), workers=WORKERS), 0).run()
+    if outcome.violations:
+        raise SystemExit(f"the undisturbed run broke a promise: {'; '.join(outcome.violations)}")
+    return outcome.weights
 
 
 ROLES = "antiphon.benchmarks.parts.kills.roles"
@@ -385,9 +397,7 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
     stalled = 0
     fixed: set[tuple[str, ...]] = set()
     try:
-        calm = KilledRun(home / "calm", make_config("fixed", steps), rng, Tally())
-        calm.live(0)
-        fixed.add(asyncio.run(audit(home / "calm", make_config("fixed", steps))).digests)
+        fixed.add(undisturbed(make_config("fixed", steps)))
         number = 0
         while (done := sum(tally.kills.values())) < kills:
             mode = ("fixed", "elastic")[number % 2]

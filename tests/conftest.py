@@ -51,7 +51,19 @@ ORDER = (
 )
 """Quick folders first: a mistake shows before minutes were spent on engines."""
 SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.py")
-"""One process has all of these: the finished run that they look at is then made once."""
+SHARES_AN_IMPORT = (
+    "cpu/test_vllm_kernels.py",
+    *(
+        f"services/rollout/test_{name}.py"
+        for name in (
+            *("batch_independence", "continuation_engine", "drafting_engine", "engine_swaps"),
+            *("gumbel_engine", "vllm_engine"),
+        )
+    ),
+)
+ONE_PROCESS = {"one run": SHARES_A_RUN, "one import": SHARES_AN_IMPORT}
+"""One process has all of these files: the finished run that they look at is then made once, and vLLM, which
+takes ten seconds of CPU to load, loaded once."""
 LONGEST = (
     *("e2e/test_no_signal.py", "e2e/test_own_environment.py", "e2e/test_bad_input.py"),
     "e2e/test_library_page.py",
@@ -59,10 +71,10 @@ LONGEST = (
 )
 """Last of all, and of these the longest last; `ByFile` begins there too."""
 
-_COMMON = dict(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+# By default each run draws other examples, so that many runs see what one does not; in CI it draws the same.
+_COMMON = dict(max_examples=40, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", derandomize=True, database=None, **_COMMON)
-# Each run draws other examples, so that many runs see what one does not.
-settings.register_profile("dev", max_examples=40, **_COMMON)
+settings.register_profile("dev", **_COMMON)
 settings.load_profile("ci" if IN_CI else "dev")
 
 PROGRAMS = {
@@ -110,7 +122,7 @@ def pytest_collection_finish() -> None:
 
 
 class ByFile(LoadFileScheduling):
-    """Hands out the tests file by file, those of one run together.
+    """Hands out the tests file by file, those of one run and those of one engine's import together.
 
     The first process begins with the longest, which mostly wait, the others with the quick ones, which
     compute; so the processors are busy throughout, and no long one is left at the end.
@@ -123,7 +135,8 @@ class ByFile(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "one run" if file.removeprefix("tests/") in SHARES_A_RUN else file
+        together = (name for name, files in ONE_PROCESS.items() if file.removeprefix("tests/") in files)
+        return next(together, file)
 
 
 @pytest.hookimpl(optionalhook=True)

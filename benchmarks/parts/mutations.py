@@ -344,24 +344,40 @@ SCENARIO_OF: dict[Callable[[Patch], None], Scenario] = {
 
 
 SHOWN_BY: dict[Callable[[Patch], None], int] = {
-    beginnings_are_not_checked: 12,
-    leases_are_anyones: 11,
-    receipts_are_forgotten: 10,
-    slower_leases_go_on: 28,
-    learners_hold_on_to_what_was_skipped: 34,
-    skipped_steps_keep_their_batch: 15,
+    workers_speak_for_others: 2,
+    workers_give_orders: 2,
+    workers_ask_without_limit: 2,
+    who_hands_in_is_blamed: 3,
+    beginnings_are_not_checked: 30,
+    evaluations_go_on_with_newer_weights: 2,
+    leases_are_anyones: 18,
+    leases_last_a_moment: 1,
+    seeds_ignore_the_epoch: 2,
+    what_failed_counts_as_wrong: 4,
+    the_gate_stands_open: 8,
+    quick_groups_overtake: 2,
+    receipts_are_forgotten: 6,
+    slower_leases_go_on: 29,
+    leases_of_the_dead_last_for_ever: 1,
+    seeds_depend_on_the_attempt: 2,
+    sealed_groups_are_chosen_by_luck: 3,
+    learners_hold_on_to_what_was_skipped: 15,
+    skipped_steps_keep_their_batch: 24,
     restored_learners_believe_what_they_find: 8,
 }
-"""Seeds that showed those of which most seeds show nothing: tried first, they save minutes."""
+"""Seeds that showed those of which seed 0 shows nothing: tried first, they save minutes."""
 
 
 def survives(mutation: Callable[[Patch], None], patch: Patch) -> list[str] | None:
     """Break production code and return None when a seed saw it, else some of what was seen instead."""
     mutation(patch)
     seen: list[str] = []
-    seeds = dict.fromkeys((SHOWN_BY.get(mutation, 0), *range(MOST_SEEDS)))
+    shown_by = SHOWN_BY.get(mutation, 0)
+    seeds = dict.fromkeys((shown_by, *range(MOST_SEEDS)))
     for outcome in Campaign(SCENARIO_OF.get(mutation)).seeds(seeds):
         seen += outcome.violations
         if any(re.search(MUTATIONS[mutation], sentence) for sentence in outcome.violations):
+            if outcome.seed != shown_by:
+                print(f"{mutation.__name__} is shown by seed {outcome.seed} and no longer by {shown_by}")
             return None
     return seen[:5]

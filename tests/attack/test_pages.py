@@ -1,4 +1,7 @@
-"""The pages that `antiphon up` serves answer their owner alone, and no other page in the owner's browser."""
+"""The pages that `antiphon up` serves come up and go again, and answer their owner alone.
+
+No other page in the owner's browser reaches them.
+"""
 
 import base64
 import json
@@ -8,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +22,11 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from antiphon.cli.up import Page, read_pages
+from antiphon.cli import app as cli
+from antiphon.cli.up import Page, read_pages, running_prefect
 from antiphon.core.errors import ConfigError
 from antiphon.runs.servers.prefect_server import password_file, server_password, write_shell_file
+from antiphon.runs.servers.s3_server import credentials_file
 
 EVIL = "http://evil.example"
 TIMEOUT_S = 60.0
@@ -61,7 +66,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         return done.stdout
 
     try:
-        said = command("up", "--prefect-port", "0", "--mlflow-port", "0")
+        assert running_prefect(home) is None
+        said = command("up", "--prefect-port", "0", "--mlflow-port", "0", "--s3", "--s3-port", "0")
         pages = read_pages(home)
         yield Site(home, pages["prefect"], pages["mlflow"], said)
     finally:
@@ -208,3 +214,46 @@ def test_the_home_is_its_owners(site: Site) -> None:
     for pid in (site.prefect.pid, site.mlflow.pid):
         status = Path(f"/proc/{pid}/status").read_text()
         assert "Umask:\t0077" in status
+
+
+def test_the_secret_of_the_bucket_is_in_a_file_of_the_owners_and_not_on_the_screen(site: Site) -> None:
+    keys = credentials_file(site.home / "s3")
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o600 and str(keys) in site.said
+    (identity, *_) = json.loads((site.home / "s3/identities.json").read_bytes())["identities"]
+    assert identity["credentials"][0]["secretKey"] not in site.said
+
+
+def test_the_page_of_runs_draws_itself_in_a_browser(
+    site: Site, needs_system: Callable[[str], str], tmp_path: Path
+) -> None:
+    browser = needs_system("chromium")
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+    quiet += ["--disable-background-networking", "--disable-component-update"]
+    shown = ["--virtual-time-budget=20000", "--dump-dom", f"{site.prefect.url}/runs"]
+    done = subprocess.run(
+        [browser, *quiet, f"--user-data-dir={tmp_path}", *shown],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "Can't connect" not in done.stdout and "Runs" in done.stdout
+
+
+def test_up_again_starts_nothing_and_down_stops_exactly_what_is_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(site.home))
+    pages = read_pages(site.home)
+    assert set(pages) == {"prefect", "mlflow", "s3"}
+    family = [psutil.Process(page.pid) for page in pages.values()]
+    family += [child for parent in family for child in parent.children(recursive=True)]
+    assert running_prefect(site.home) == f"{site.prefect.url}/api"
+    assert cli.execute(["up"]) == 0
+    assert read_pages(site.home) == pages
+    assert cli.execute(["up", "--stop"]) == 0
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+    assert not (site.home / "up.json").exists()
+    assert (site.home / "prefect" / "prefect.db").exists()
+    assert (site.home / "mlflow" / "mlflow.db").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.benchmarks.kills import KilledRun, Tally, make_config
+from antiphon.benchmarks.kills import KilledRun, Tally, make_config, undisturbed
 from antiphon.benchmarks.parts.kills.audit import audit
 from antiphon.benchmarks.parts.kills.standins import AFTER_VARIABLE, HANG_VARIABLE
 from antiphon.core.config import RunConfig
@@ -23,14 +23,6 @@ def configured(hung_step_s: float) -> RunConfig:
     config = make_config("fixed", STEPS)
     rollout = config.rollout.model_copy(update={"hung_step_s": hung_step_s})
     return config.model_copy(update={"rollout": rollout})
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The digests of all versions of a run in which nothing hangs."""
-    folder, config = tmp_path_factory.mktemp("calm") / "run", make_config("fixed", STEPS)
-    KilledRun(folder, config, np.random.default_rng(0), Tally()).live(0)
-    return asyncio.run(audit(folder, config)).digests
 
 
 def live(folder: Path, config: RunConfig) -> tuple[Tally, list[JournalEvent], tuple[str, ...]]:
@@ -56,18 +48,18 @@ def live(folder: Path, config: RunConfig) -> tuple[Tally, list[JournalEvent], tu
 
 
 @pytest.mark.timeout(300)
-def test_a_process_that_ends_itself_is_started_again(tmp_path: Path, undisturbed: tuple[str, ...]) -> None:
+def test_a_process_that_ends_itself_is_started_again(tmp_path: Path) -> None:
     tally, _, digests = live(tmp_path / "run", configured(hung_step_s=0.5))
     assert len(tally.other_exits) == 1, tally.other_exits
     assert tally.other_exits[0].startswith(f"{HANGING} ended with {HUNG_EXIT}: ")
     assert "the engine has not come back from a step for" in (tmp_path / "run" / f"{HANGING}.log").read_text()
-    assert digests == undisturbed
+    assert digests == undisturbed(make_config("fixed", STEPS))
 
 
 @pytest.mark.long  # tests/simulation shows the same in virtual time
 @pytest.mark.timeout(300)
 def test_others_do_the_groups_of_an_engine_that_hangs_while_its_worker_is_heard(
-    tmp_path: Path, undisturbed: tuple[str, ...]
+    tmp_path: Path,
 ) -> None:
     tally, events, digests = live(tmp_path / "run", configured(hung_step_s=600.0))
     assert not tally.other_exits
@@ -77,4 +69,4 @@ def test_others_do_the_groups_of_an_engine_that_hangs_while_its_worker_is_heard(
     later = [event for event in events[ended_at:] if isinstance(event, GroupSubmitted)]
     assert {event.group_id for event in hung} <= {event.group_id for event in later}
     assert all(not event.worker_id.startswith(f"{HANGING}-") for event in later)
-    assert digests == undisturbed
+    assert digests == undisturbed(make_config("fixed", STEPS))

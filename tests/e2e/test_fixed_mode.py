@@ -52,7 +52,7 @@ def test_evaluations_beside_training_change_no_bit(runs: dict[str, Run]) -> None
 
 
 def test_drafting_on_off_and_from_siblings_in_another_order_change_no_bit(runs: dict[str, Run]) -> None:
-    calm, disturbed, undrafted = (runs[f"S2k1-{name}"] for name in ("calm", "disturbed", "undrafted"))
+    calm, disturbed, undrafted = (runs[f"S2k1-{name}"] for name in ("calm", "disturbed", "evaluated"))
     assert calm["accepted"] > 0
     assert disturbed["accepted"] > 0
     assert undrafted["accepted"] == 0

@@ -23,7 +23,7 @@ from tests.support.damage import files_of_run, flipped
 from tests.support.figure_views import check_against_the_journal, check_views
 from tests.support.main_job import MAIN_STALENESS as STALENESS
 from tests.support.main_job import MAIN_STEPS as STEPS
-from tests.support.main_job import Job, all_gone, check_batches, command
+from tests.support.main_job import Job, all_gone, check_batches, command, typed
 from tests.support.plain_vllm import answers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
@@ -168,7 +168,7 @@ def test_every_step_replays_from_a_copy_of_the_ledger_alone(job: Job, tmp_path: 
 
 
 def test_one_altered_bit_is_found_and_named(job: Job) -> None:
-    sound = command(job.home, "lineage", job.run_dir.name, "--verify")
+    sound = typed(job.home, "lineage", job.run_dir.name, "--verify")
     assert sound.returncode == 0, sound.stdout + sound.stderr
     chance = random.Random(FLIP_SEED)
     files = files_of_run(job.home, job.run_dir.name)
@@ -221,7 +221,7 @@ def test_an_exported_version_answers_alike_in_plain_transformers_and_plain_vllm(
 
 
 def test_the_run_is_listed_and_read_as_tables(job: Job) -> None:
-    listed = command(job.home, "runs", "--json")
+    listed = typed(job.home, "runs", "--json")
     (told,) = json.loads(listed.stdout)
     assert (told["run"], told["state"], told["figures"]["steps"]) == (job.run_dir.name, "finished", STEPS)
     run = antiphon.load_run(home=job.home)
@@ -234,7 +234,7 @@ def test_the_run_is_listed_and_read_as_tables(job: Job) -> None:
 
 def test_samples_show_what_the_first_and_the_last_version_answered(job: Job) -> None:
     for version in (0, STEPS):
-        shown = command(job.home, "evaluate", job.run_dir.name, f"v{version}", "--samples", "--json")
+        shown = typed(job.home, "evaluate", job.run_dir.name, f"v{version}", "--samples", "--json")
         assert shown.returncode == 0, shown.stderr
         found = [sample for sample in json.loads(shown.stdout) if sample["split"] == "heldout"]
         assert {sample["kept_as"] for sample in found} >= {"best", "worst"}
@@ -243,24 +243,24 @@ def test_samples_show_what_the_first_and_the_last_version_answered(job: Job) -> 
             assert (sample["reward"] == 1.0) == sample["reason"].endswith("is right")
     page = (job.run_dir / "report.html").read_text()
     assert "What it answers" in page and f"version {STEPS}" in page
-    lines = command(job.home, "evaluate", "--samples").stdout.splitlines()
+    lines = typed(job.home, "evaluate", "--samples").stdout.splitlines()
     assert lines[0] == f"run {job.run_dir.name}, version {STEPS}" and any("  reason  " in x for x in lines)
 
 
 def test_status_report_and_evaluate_answer_afterwards(job: Job, tmp_path: Path) -> None:
     run_id = job.run_dir.name
-    status = command(job.home, "status", "--json")
+    status = typed(job.home, "status", "--json")
     assert status.returncode == 0, status.stderr
     assert json.loads(status.stdout)["run_id"] == run_id
-    report = command(job.home, "report", run_id, "--out", str(tmp_path / "page.html"))
+    report = typed(job.home, "report", run_id, "--out", str(tmp_path / "page.html"))
     assert (report.returncode, report.stdout) == (0, f"{tmp_path / 'page.html'}\n"), report.stderr
     assert run_id in (tmp_path / "page.html").read_text()
-    scores = command(job.home, "evaluate", run_id, "--results", str(tmp_path / "scores.json"))
+    scores = typed(job.home, "evaluate", run_id, "--results", str(tmp_path / "scores.json"))
     assert scores.returncode == 0, scores.stderr
     told = json.loads((tmp_path / "scores.json").read_text())
     assert [entry["version"] for entry in told["evaluations"]] == [0, STEPS]
     assert told["evaluations"][-1]["pass_at_1"] == outcome_of(job)["figures"]["reward_last"]
-    unknown = command(job.home, "evaluate", run_id, "--version", "3")
+    unknown = typed(job.home, "evaluate", run_id, "--version", "3")
     assert unknown.returncode == 2
     assert unknown.stderr.splitlines()[-1].endswith(f"evaluated versions: 0, {STEPS}")
     assert all_gone(job.home)

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from tests.support.bubblewrap import needs_bubblewrap
-from tests.support.main_job import SMALL, Job, command, make_home
+from tests.support.main_job import SMALL, Job, make_home, typed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
@@ -59,7 +59,7 @@ def test_prefect_shows_a_failed_run_with_that_name(hopeless: Job) -> None:
 
 
 def test_its_answers_can_be_read_afterwards(hopeless: Job) -> None:
-    shown = command(hopeless.home, "evaluate", hopeless.run_dir.name, "v0", "--samples", "--json")
+    shown = typed(hopeless.home, "evaluate", hopeless.run_dir.name, "v0", "--samples", "--json")
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert {sample["split"] for sample in found} == {"train", "heldout"}

@@ -2,57 +2,21 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from antiphon.cli.app import execute
-from tests.support.main_job import MAIN_STEPS, PROJECT, Job, command, make_home
+from tests.support.dvc import dvc
+from tests.support.main_job import MAIN_STEPS, Job, command, make_home, typed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 
 
-def dvc(home: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("dvc")), *arguments],
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
-
-
-@dataclass(frozen=True, slots=True)
-class Typist:
-    """Types commands in this process, where they need no start."""
-
-    patch: pytest.MonkeyPatch
-    captured: pytest.CaptureFixture[str]
-
-    def type(self, home: Path, *arguments: str) -> tuple[int, str, str]:
-        """Return the exit code of a command that belongs to `home`, and what it printed."""
-        self.patch.setenv("ANTIPHON_HOME", str(home))
-        self.captured.readouterr()
-        code = execute(list(arguments))
-        return code, *self.captured.readouterr()
-
-    def said(self, home: Path, *arguments: str, made: Path | None = None) -> str:
-        """Return what it printed, without the paths of `home` and of the home where its run was `made`."""
-        code, out, error = self.type(home, *arguments)
-        assert code == 0, f"{arguments}: {out[-2000:]}{error[-2000:]}"
-        return out.replace(str(home), "HOME").replace(str(made or home), "HOME")
-
-
-@pytest.fixture
-def typist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typist:
-    monkeypatch.chdir(PROJECT)
-    return Typist(monkeypatch, capsys)
+def said(home: Path, *arguments: str, made: Path | None = None) -> str:
+    """Return what a command printed, without the paths of `home` and of the home where its run was `made`."""
+    done = typed(home, *arguments)
+    assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout.replace(str(home), "HOME").replace(str(made or home), "HOME")
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +27,7 @@ def first(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_what_was_pulled_is_a_run_like_any_other(
-    first: Path, job: Job, typist: Typist, tmp_path: Path
-) -> None:
-    said = typist.said
+def test_what_was_pulled_is_a_run_like_any_other(first: Path, job: Job, tmp_path: Path) -> None:
     run, second = job.run_dir.name, make_home(tmp_path / "second")
     kept = said(first, "keep", run)
     assert f"ledger/{run}.dvc" in kept and " push " in kept and "dvc pull" in kept
@@ -83,8 +44,8 @@ def test_what_was_pulled_is_a_run_like_any_other(
         ["lineage", run, "--verify"],
         ["lineage", "--verify"],
     ):
-        code, _, error = typist.type(second, *arguments)
-        assert code in (1, 2) and pull in error, (arguments, error)
+        refused = typed(second, *arguments)
+        assert refused.returncode in (1, 2) and pull in refused.stderr, (arguments, refused.stderr)
     dvc(second, "pull", f"ledger/{run}.dvc")
 
     verified = said(second, "lineage", "--verify")

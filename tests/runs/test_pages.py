@@ -1,4 +1,4 @@
-"""The Prefect and MLflow pages of a home directory come up, work on any port, and go again."""
+"""The servers of a home directory: whose they are, what they import, how they end (tests/attack has `up`)."""
 
 import json
 import os
@@ -6,20 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from antiphon.cli import app as cli
 from antiphon.cli import up
 from antiphon.cli.up import Page, read_pages, running_prefect, write_pages
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.runs.servers.prefect_server import answers, begin_prefect_server, check_port, server_environment
-from antiphon.runs.servers.s3_server import credentials_file
 from antiphon.system.ports import free_port
 
 START_S = 170.0
@@ -45,60 +40,6 @@ def test_mlflow_imports_nothing_from_the_folder_in_which_up_is_called(
     *before, _ = begun.value.args[0]
     done = subprocess.run([*before, "shadow:application"], cwd=here, capture_output=True, timeout=60)
     assert b"Could not import module" in done.stderr and not (here / "imported").exists()
-
-
-def test_up_serves_both_and_down_stops_exactly_those(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    needs_system: Callable[[str], str],
-) -> None:
-    browser = needs_system("chromium")
-    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
-    assert running_prefect(tmp_path) is None
-    try:
-        assert cli.execute(["up", "--prefect-port", "0", "--mlflow-port", "0", "--s3", "--s3-port", "0"]) == 0
-        pages = read_pages(tmp_path)
-        family = [psutil.Process(p.pid) for p in pages.values()]
-        family += [child for parent in family for child in parent.children(recursive=True)]
-        assert running_prefect(tmp_path) == f"{pages['prefect'].url}/api"
-        assert cli.execute(["up"]) == 0  # again: nothing more is started
-        assert read_pages(tmp_path) == pages
-        drawn = _draw(browser, f"{pages['prefect'].url}/runs", tmp_path / "browser")
-        assert "Can't connect" not in drawn and "Runs" in drawn
-        assert set(pages) == {"prefect", "mlflow", "s3"}
-        keys = credentials_file(tmp_path / "s3")
-        assert keys.stat().st_mode & 0o777 == 0o600
-        assert str(keys) in (said := capsys.readouterr().out)
-        assert (
-            json.loads((tmp_path / "s3/identities.json").read_bytes())["identities"][0]["credentials"][0][
-                "secretKey"
-            ]
-            not in said
-        )
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(pages["mlflow"].url, timeout=30)
-    finally:
-        assert cli.execute(["up", "--stop"]) == 0
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive
-    assert not (tmp_path / "up.json").exists()
-    assert (tmp_path / "prefect" / "prefect.db").exists()
-    assert (tmp_path / "mlflow" / "mlflow.db").exists()
-    capsys.readouterr()
-
-
-def _draw(browser: str, url: str, profile: Path) -> str:
-    """Return the page as a person's browser builds it, scripts run."""
-    arguments = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
-    arguments += [
-        "--disable-background-networking",
-        "--disable-component-update",
-        f"--user-data-dir={profile}",
-    ]
-    arguments += ["--virtual-time-budget=20000", "--dump-dom", url]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
 
 
 def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """Artifacts of a small run made by hand: real files of every kind, without a loop or an engine."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,15 +165,3 @@ class RecordedRun:
         self.log.evaluate(EvaluationRecord(steps, 8, 8, 0.75, 6.0, self.samples("heldout", steps)))
         report = self.records().close(120.0)
         assert report.complete, report
-
-    def dvc(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run a dvc command in the home."""
-        return subprocess.run(
-            [str(Path(sys.executable).with_name("dvc")), *arguments],
-            cwd=self.home,
-            env={**os.environ, "DVC_NO_ANALYTICS": "true"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )

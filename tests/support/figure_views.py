@@ -12,7 +12,7 @@ from antiphon.core.reporting.figures import FIGURES, RunFigures, seconds
 from antiphon.flows.run_page import artifact_key
 from antiphon.lineage.run_overview import read_figures, read_totals
 from antiphon.runs.servers.prefect_server import begin_prefect_server
-from tests.support.main_job import Job, command
+from tests.support.main_job import Job, typed
 from tests.support.prefect_api import find_all
 
 SERVER_S = 120.0
@@ -29,11 +29,11 @@ def check_views(job: Job, folder: Path) -> RunFigures:
     folded = " ".join(said.split())  # long lines go on in the next one
     for line in figures.lines():
         assert line in folded, f"{line!r} is not in what the job said last:\n{said[-2000:]}"
-    resting = command(job.home, "status", run_dir.name)
+    resting = typed(job.home, "status", run_dir.name)
     assert resting.returncode == 0, resting.stderr
     for line in figures.lines():
         assert line in resting.stdout
-    told = json.loads(command(job.home, "status", run_dir.name, "--json").stdout)
+    told = json.loads(typed(job.home, "status", run_dir.name, "--json").stdout)
     files = [
         json.loads(path.read_text()) for path in (run_dir / "outcome.json", job.results / "timings.json")
     ]
@@ -43,7 +43,7 @@ def check_views(job: Job, folder: Path) -> RunFigures:
     metrics = json.loads((job.results / "metrics.json").read_text())
     assert (metrics["pass_before"], metrics["pass_after"]) == (figures.reward_first, figures.reward_last)
     assert metrics["staleness"] == figures.plain()["staleness_histogram"]
-    drawn = command(job.home, "report", run_dir.name, "--out", str(folder / "again.html"))
+    drawn = typed(job.home, "report", run_dir.name, "--out", str(folder / "again.html"))
     assert drawn.returncode == 0, drawn.stderr
     for page in (run_dir / "report.html", folder / "again.html"):
         check_report(page.read_text(), figures, run_dir)

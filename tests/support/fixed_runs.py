@@ -74,14 +74,14 @@ def make_config(max_staleness: int, publish_interval: int) -> RunConfig:
             "model": {"path": str(MODEL)},
             "environment": {
                 "parameters": {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 1},
-                "train_size": 24,  # a second epoch begins within the run
+                "train_size": 12,  # a second epoch begins within the run
                 "heldout_size": 8,
             },
             "loop": {
                 "mode": "fixed",
                 "max_staleness": max_staleness,
                 "publish_interval": publish_interval,
-                "prompts_per_step": 8,
+                "prompts_per_step": 4,
                 "group_size": 4,
             },
             "sampling": {"max_tokens": 96},
@@ -226,7 +226,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
 
 
 def main() -> None:
-    """Live every case calmly and disturbed, one of them with evaluations, one over a link with patches."""
+    """Live every case calmly and disturbed, one evaluated without drafts, one over a link with patches."""
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
     results: dict[str, dict[str, object]] = {}
 
@@ -241,8 +241,7 @@ def main() -> None:
         config = make_config(max_staleness, publish_interval)
         manners = {"calm": Manner(), "disturbed": Manner(concurrent_groups=3, delays=seed)}
         if (max_staleness, publish_interval) == (2, 1):
-            manners["evaluated"] = Manner(concurrent_groups=8, evaluates=True)
-            manners["undrafted"] = Manner(drafts=False)
+            manners["evaluated"] = Manner(concurrent_groups=8, evaluates=True, drafts=False)
         for name, manner in manners.items():
             live(f"S{max_staleness}k{publish_interval}-{name}", config, engine, manner)
     engine = KeptEngine(engine_settings(make_patched("on"), str(MODEL)))

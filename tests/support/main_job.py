@@ -4,6 +4,7 @@ Moments in a run are told by its journal, never by a clock; every wait has a dea
 early when the job is over.
 """
 
+import io
 import json
 import os
 import signal
@@ -12,13 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 
 from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS
+from antiphon.cli.app import execute
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
@@ -59,7 +62,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def command(home: Path, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
-    """Run one antiphon command to its end."""
+    """Run one antiphon command to its end, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "antiphon.cli.app", *arguments],
         cwd=PROJECT,
@@ -69,6 +72,16 @@ def command(home: Path, *arguments: str, timeout_s: float = 120.0) -> "subproces
         timeout=timeout_s,
         check=False,
     )
+
+
+def typed(home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run one antiphon command in this process, which has loaded what a new one would load first."""
+    said, complained = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
+        patch.chdir(PROJECT)
+        patch.setenv("ANTIPHON_HOME", str(home))
+        code = execute(arguments)
+    return subprocess.CompletedProcess(arguments, code, said.getvalue(), complained.getvalue())
 
 
 def processes_of(home: Path) -> list[str]:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.lineage.layout import GITIGNORE
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from tests.support.dvc import dvc
 
 ROOT = Path(__file__).parents[3]
-DVC = Path(sys.executable).with_name("dvc")
 
 
 @pytest.fixture
@@ -29,20 +28,6 @@ def project(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, folder / name)
     subprocess.run(["git", "init", "-q", str(folder)], check=True, timeout=60)
     return folder
-
-
-def dvc(project: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [str(DVC), *arguments],
-        cwd=project,
-        env={**os.environ, "DVC_NO_ANALYTICS": "true"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def fill(ledger: Ledger, store: ArtifactStore, steps: int) -> dict[str, bytes]:

@@ -1,7 +1,6 @@
 """The ledger after kills and releases: trees as DVC writes them, nothing lost, nothing shared."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.lineage.layout import pointer_of, shard_directories
 from antiphon.lineage.ledger.pins import Ledger
+from tests.support.dvc import dvc
 
 
 @pytest.fixture
@@ -26,20 +26,6 @@ def project(tmp_path: Path) -> Path:
     (folder / ".dvc").mkdir(parents=True)
     (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
     return folder
-
-
-def dvc(project: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("dvc")), *arguments],
-        cwd=project,
-        env={**os.environ, "DVC_NO_ANALYTICS": "true"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -157,6 +143,7 @@ import os, sys
 from pathlib import Path
 
 from antiphon.lineage.ledger.pins import Ledger
+from tests.support.dvc import dvc
 from antiphon.lineage.ledger.verify import RunCheck
 from antiphon.lineage.store.artifact_store import ArtifactStore
 

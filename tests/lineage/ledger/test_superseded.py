@@ -20,6 +20,7 @@ from antiphon.lineage.retention import is_anchor, keeps_weights
 from antiphon.lineage.store.gc import pinned
 from antiphon.weights.payload_store import PAYLOADS
 from tests.support.artifacts import RecordedRun
+from tests.support.dvc import dvc
 
 STEPS = 12
 ANCHORS = {"weights": "anchors", "anchor_every": 4, "mlflow": False, "samples": 0}
@@ -86,7 +87,7 @@ def test_the_bytes_are_gone_from_ledger_cache_and_store(tmp_path: Path) -> None:
 
 def test_dvc_agrees_after_versions_left(tmp_path: Path) -> None:
     run = recorded(tmp_path / "home", keep_ledger=True)
-    assert "up to date" in run.dvc("status").stdout
+    assert "up to date" in dvc(run.home, "status")
 
 
 def test_a_continued_run_does_not_pin_again_what_it_superseded(tmp_path: Path) -> None:

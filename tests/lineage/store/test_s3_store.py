@@ -26,12 +26,12 @@ from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.runs.preflight import preflight
 from antiphon.runs.servers.s3_server import S3Server, begin_s3, remove_sockets
+from tests.support.dvc import dvc
 from tests.support.light_parties import run_parties, served
 from tests.support.loop_model import make_config
 from tests.support.s3 import remote_objects, s3_server
 
 ROOT = Path(__file__).parents[3]
-DVC = Path(sys.executable).with_name("dvc")
 LIMIT_S = 120.0
 
 
@@ -168,18 +168,6 @@ def test_dvc_pushes_the_ledger_and_pulls_it_elsewhere(server: S3Server, tmp_path
     for step in range(20):
         ledger.append(f"batches/t{step:06d}.parquet", b"batch %d" % step)
     ledger.close()
-
-    def dvc(folder: Path, *arguments: str) -> None:
-        done = subprocess.run(
-            [str(DVC), *arguments],
-            cwd=folder,
-            env={**os.environ, "DVC_NO_ANALYTICS": "true"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
 
     dvc(project, "push")
     elsewhere = tmp_path / "elsewhere"
