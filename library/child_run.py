@@ -21,13 +21,12 @@ from antiphon.core.config import RunConfig, build_config, dump_config, load_conf
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.lineage.run_log import EVALUATIONS_FILE, STEPS_FILE
 from antiphon.runs.directory import choose_run
-from antiphon.system.processes import ChildProcess, quote, tied_command
+from antiphon.system.processes import ChildProcess, tied_command
 
 LOOK_S = 0.1
 """Pause between two looks at what the run said."""
 INTERRUPT_S = 60.0
 """Longest wait for an interrupted run to end in order."""
-_COMPLAINT = "antiphon: "
 
 
 def resolve(
@@ -95,7 +94,7 @@ def run_as_process(
             child.stop(0.0)
             raise
         if child.returncode != 0 and not stopped:
-            raise _failure(child)
+            raise (ConfigError if child.returncode == 2 else AntiphonError)(child.last_words())
         return place.run_id
 
 
@@ -143,9 +142,3 @@ def _follow(
             if over:
                 return stopped
             time.sleep(LOOK_S)
-
-
-def _failure(child: ChildProcess) -> AntiphonError:
-    said = [line for line in child.lines() if line.startswith(_COMPLAINT)]
-    sentence = said[-1].removeprefix(_COMPLAINT) if said else quote(child.lines())
-    return (ConfigError if child.returncode == 2 else AntiphonError)(sentence)

@@ -109,7 +109,6 @@ class Plan:
     rates: dict[str, ClassRate]
     survives: float
     """Share of the need that is left when the largest zone vanishes."""
-    train_measured: bool
     notes: tuple[str, ...]
 
 
@@ -328,7 +327,6 @@ class Planner:
             ),
             rates=self.rates,
             survives=covered.survives,
-            train_measured=self.train_measured,
             notes=tuple(self._notes(fleet, need, covered.enough)),
         )
 
