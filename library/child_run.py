@@ -18,6 +18,7 @@ from typing import Any
 
 from antiphon import STOP
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
+from antiphon.core.config_errors import places_of
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.lineage.run_log import EVALUATIONS_FILE, STEPS_FILE
 from antiphon.runs.directory import choose_run
@@ -41,13 +42,10 @@ def resolve(
             `misplaced` arguments.
     """
     for name, value in misplaced.items():
-        sections = RunConfig.model_fields.items()
-        has = [
-            section for section, field in sections if name in getattr(field.annotation, "model_fields", {})
-        ]
+        places = [*places_of(name, RunConfig), f"SECTION.{name}"]
         raise ConfigError(
             f"{name}={value!r} is no argument of antiphon.run; overrides are texts after the path, as on the "
-            f'command line: "{has[0] if has else "SECTION"}.{name}={value}"'
+            f'command line: "{places[0]}={value}"'
         )
     if isinstance(config, str | Path):
         return load_config(Path(config), list(overrides))
