@@ -14,7 +14,7 @@ from importlib import metadata
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from antiphon.cli.verbs import GROUPS, REPLACED, VERBS, epilogue, place_of, shown_default, words_of
-from antiphon.core.errors import INTERRUPTED, AntiphonError
+from antiphon.core.errors import COMPLAINT, INTERRUPTED, AntiphonError
 from antiphon.core.reporting.plain_text import plain
 from antiphon.system.ports import spare_proxies
 from antiphon.system.set_up import command, report_nothing
@@ -99,7 +99,7 @@ def _as_override(said: str) -> str:
 
 def _complain(sentence: str, code: int) -> int:
     sentence = plain(sentence, keep="\n").replace("`antiphon ", f"`{command()} ")  # to be pasted here
-    print(f"antiphon: {sentence}", file=sys.stderr, flush=True)
+    print(f"{COMPLAINT}{sentence}", file=sys.stderr, flush=True)
     return code
 
 

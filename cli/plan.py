@@ -8,7 +8,6 @@ from typing import Any
 
 from antiphon.cli.arguments import Json
 from antiphon.core.capacity.cover import Redundancy
-from antiphon.core.capacity.estimate import MODELS
 from antiphon.core.capacity.measured import Measured, measure
 from antiphon.core.capacity.offers import Offers, build_offers, load_offers
 from antiphon.core.capacity.planner import Assessment, Plan, Planner, staleness_warning
@@ -70,7 +69,9 @@ def plan(
         made = planner.plan(idle, budget)
     warning = staleness_warning(config, before)
     notes = [*made.notes, *([warning] if warning else [])]
-    if (parameters := _parameters(config, wanted)) is not None:
+    folder = model_folder(config.model.path)
+    parameters = planner.parameters if folder is None else count_parameters(folder)
+    if parameters is not None:
         need = disk_need(config, parameters, planner.tokens, ledger=config.record.dvc)
         free = "" if offers is not None else f"; {free_bytes(home_directory()) / 1e9:,.1f} GB are free here"
         notes.append(f"{disk_words(need)}{free}")
@@ -102,14 +103,6 @@ def measured_run(config: RunConfig, run: str | None) -> "tuple[Measured, str, Ru
         except AntiphonError:
             continue  # of an older version, or without a step: it says nothing
     return None
-
-
-def _parameters(config: RunConfig, offers: Offers) -> float | None:
-    """Return the parameters of the model, None where neither a folder nor the offers say them."""
-    if (folder := model_folder(config.model.path)) is not None:
-        return count_parameters(folder)
-    known = MODELS.get(offers.model or config.model.path)
-    return offers.parameters or (known.parameters if known else None)
 
 
 def _local(config: RunConfig, measured: Measured | None) -> Offers:

@@ -90,10 +90,9 @@ def config(path: Path, /, *overrides: str, as_json: Json = False) -> None:
         as_json: print JSON instead of YAML.
     """
     resolved = load_config(path, list(overrides))
-    from antiphon.environments.registry import make_environment  # slow to import
+    from antiphon.environments.registry import environment_of  # slow to import
 
-    chosen = resolved.environment
-    make_environment(chosen.name, chosen.parameters, chosen.seed, chosen.train_size, chosen.heldout_size)
+    environment_of(resolved.environment)
     if resolved.learner.learning_rate is None:
         from antiphon.models.learning_rate import with_learning_rate
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError, model_validator
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.capacity.provisioning_config import ProvisioningSection
-from antiphon.core.config_errors import read_yaml, sentences
+from antiphon.core.config_errors import LOADER, read_yaml, sentences
 from antiphon.core.config_sections import (
     CoordinatorSection,
     EnvironmentSection,
@@ -35,7 +35,6 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group_bytes
 from antiphon.core.sampling_config import EvaluationSection, Rule, SamplingSection
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -236,7 +235,7 @@ def parse_config(text: str) -> RunConfig:
     Raises:
         ConfigError: with one sentence per wrong field.
     """
-    return build_config(yaml.load(text, Loader=_LOADER) or {})
+    return build_config(yaml.load(text, Loader=LOADER) or {})
 
 
 def with_rule(config: RunConfig, rule: Rule) -> RunConfig:

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from antiphon.core.errors import ConfigError
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _WORDS = {
     "bool_parsing": "it must be true or false",
@@ -52,11 +52,11 @@ def read_yaml(text: str, place: str = "") -> Any:
         yaml.YAMLError: when it is no YAML.
     """
     try:
-        node = yaml.compose(text, Loader=_LOADER)
+        node = yaml.compose(text, Loader=LOADER)
         _check_keys(node, place, ())
         if place and "#" in (cut := text[0 if node is None else node.end_mark.index :]):
             raise ConfigError(f"{place}: YAML leaves out {cut.strip()!r} as a comment; quote the whole value")
-        return yaml.load(text, Loader=_LOADER)
+        return yaml.load(text, Loader=LOADER)
     except (ValueError, RecursionError) as error:  # a day that no calendar has, a number of 5,000 digits
         raise yaml.YAMLError(str(error)) from error
 
@@ -66,7 +66,7 @@ def _check_keys(node: yaml.Node | None, place: str, outer: tuple[yaml.Node, ...]
         raise ConfigError(f"{place} holds itself; write its values out instead of an alias")
     numbers = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
     if isinstance(node, yaml.ScalarNode) and node.tag in numbers and _READ_OTHERWISE.fullmatch(node.value):
-        read = yaml.load(node.value, Loader=_LOADER)
+        read = yaml.load(node.value, Loader=LOADER)
         raise ConfigError(
             f"{place}={node.value} is {read} in YAML; write {read} if that is meant, else a plain number"
         )

@@ -45,3 +45,5 @@ class BlockedError(UnavailableError):
 
 INTERRUPTED = "interrupted; the same command continues where it stopped"
 """What a command says that a signal ended; its exit code is 128 and the signal's number, 130 on Ctrl-C."""
+COMPLAINT = "antiphon: "
+"""Begins the sentence in which a command says what went wrong."""

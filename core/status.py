@@ -104,18 +104,11 @@ class CapacityRecord:
 
     def numbers(self) -> dict[str, float]:
         """Return what is logged with each step, by name."""
-        return {
-            "plan_step_s": self.step_s,
-            "plan_measured_step_s": self.measured_step_s,
-            "plan_need_tokens_per_s": self.need_tokens_per_s,
-            "plan_supply_tokens_per_s": self.supply_tokens_per_s,
-            "plan_acceptance": self.acceptance,
-            "plan_train_s": self.train_s,
-            "plan_broadcast_s": self.broadcast_s,
-            "plan_group_s": self.group_s,
-            "plan_place_s": self.place_s,
-            "plan_publish_interval": float(self.publish_interval),
-        }
+        logged = (
+            *("step_s", "measured_step_s", "need_tokens_per_s", "supply_tokens_per_s", "acceptance"),
+            *("train_s", "broadcast_s", "group_s", "place_s", "publish_interval"),
+        )
+        return {f"plan_{name}": float(getattr(self, name)) for name in logged}
 
     def describe(self) -> str:
         """Say it in a sentence."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from antiphon.core.config_sections import EnvironmentSection
 from antiphon.core.errors import ConfigError
 from antiphon.environments.environment import Environment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
@@ -68,6 +69,13 @@ def make_environment(
         raise ConfigError(_unknown(name))
     return reasoning.ReasoningEnvironment(
         name.partition("/")[2], parameters, seed=seed, train_size=train_size, heldout_size=heldout_size
+    )
+
+
+def environment_of(section: EnvironmentSection) -> Environment:
+    """Build the environment of a configuration; raises as `make_environment`."""
+    return make_environment(
+        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
     )
 
 

@@ -18,16 +18,16 @@ from typing import Any
 
 from antiphon import STOP
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
+from antiphon.core.config_errors import places_of
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.lineage.run_log import EVALUATIONS_FILE, STEPS_FILE
 from antiphon.runs.directory import choose_run
-from antiphon.system.processes import ChildProcess, quote, tied_command
+from antiphon.system.processes import ChildProcess, tied_command
 
 LOOK_S = 0.1
 """Pause between two looks at what the run said."""
 INTERRUPT_S = 60.0
 """Longest wait for an interrupted run to end in order."""
-_COMPLAINT = "antiphon: "
 
 
 def resolve(
@@ -42,13 +42,10 @@ def resolve(
             `misplaced` arguments.
     """
     for name, value in misplaced.items():
-        sections = RunConfig.model_fields.items()
-        has = [
-            section for section, field in sections if name in getattr(field.annotation, "model_fields", {})
-        ]
+        places = [*places_of(name, RunConfig), f"SECTION.{name}"]
         raise ConfigError(
             f"{name}={value!r} is no argument of antiphon.run; overrides are texts after the path, as on the "
-            f'command line: "{has[0] if has else "SECTION"}.{name}={value}"'
+            f'command line: "{places[0]}={value}"'
         )
     if isinstance(config, str | Path):
         return load_config(Path(config), list(overrides))
@@ -95,7 +92,7 @@ def run_as_process(
             child.stop(0.0)
             raise
         if child.returncode != 0 and not stopped:
-            raise _failure(child)
+            raise (ConfigError if child.returncode == 2 else AntiphonError)(child.last_words())
         return place.run_id
 
 
@@ -143,9 +140,3 @@ def _follow(
             if over:
                 return stopped
             time.sleep(LOOK_S)
-
-
-def _failure(child: ChildProcess) -> AntiphonError:
-    said = [line for line in child.lines() if line.startswith(_COMPLAINT)]
-    sentence = said[-1].removeprefix(_COMPLAINT) if said else quote(child.lines())
-    return (ConfigError if child.returncode == 2 else AntiphonError)(sentence)

@@ -60,7 +60,7 @@ def run_credentials(directory: Path, config: RunConfig) -> Credentials | None:
 async def look(address: str, run_id: str, credentials: Credentials | None = None) -> RunStatus | None:
     """Ask the coordinator at `address`; None when none answers there, or for another run."""
     try:
-        async with _client(address, credentials, ANSWER_S) as client:
+        async with CoordinatorClient(address, ANSWER_S, credentials=credentials) as client:
             found = await client.status()
     except UnavailableError:
         return None
@@ -77,7 +77,7 @@ async def commits_of(address: str, credentials: Credentials | None = None) -> Se
     Raises:
         UnavailableError: when none answers there.
     """
-    async with _client(address, credentials, ANSWER_S) as client:
+    async with CoordinatorClient(address, ANSWER_S, credentials=credentials) as client:
         return await client.commits(-1)
 
 
@@ -92,22 +92,11 @@ async def attached(directory: Path) -> AsyncIterator[tuple[Coordinator, bool]]:
     address = coordinator_address(directory, config)
     credentials = run_credentials(directory, config)
     if address is not None and await look(address, directory.name, credentials) is not None:
-        async with _client(address, credentials) as client:
+        async with CoordinatorClient(address, credentials=credentials) as client:
             yield client, True
         return
     async with _resting(directory, config) as coordinator:
         yield coordinator, False
-
-
-@asynccontextmanager
-async def _client(
-    address: str, credentials: Credentials | None, timeout_s: float = 10.0
-) -> AsyncIterator[CoordinatorClient]:
-    client = CoordinatorClient(address, timeout_s, credentials=credentials)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 @asynccontextmanager

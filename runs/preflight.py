@@ -14,7 +14,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.cpu.compiler import check_compiler
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.outside import OutsideEnvironment, secret_values
-from antiphon.environments.registry import make_environment
+from antiphon.environments.registry import environment_of
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.records import make_sinks
@@ -120,9 +120,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         notes += check_disk(config, model, home, free_bytes(home))
     section = config.environment
     secret_values(section.secrets)
-    environment = make_environment(
-        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
-    )
+    environment = environment_of(section)
     if isinstance(environment, OutsideEnvironment):
         environment.try_out()
     prompts = EnvironmentPrompts(

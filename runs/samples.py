@@ -6,7 +6,7 @@ from pathlib import Path
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.environments.environment import explain
-from antiphon.environments.registry import make_environment
+from antiphon.environments.registry import environment_of
 from antiphon.lineage.layout import find_project
 from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
@@ -75,9 +75,7 @@ def ledger_folder(run_dir: Path, home: Path) -> Path | None:
 
 def explainer(config: RunConfig) -> Explain:
     """Return what says why a completion got its reward, in the environment of a configuration."""
-    section = config.environment
-    opener = partial(make_environment, section.name, section.parameters, section.seed)
-    environment = cache(partial(opener, section.train_size, section.heldout_size))
+    environment = cache(partial(environment_of, config.environment))
 
     def reason(key: str, answer: str, reward: float) -> str:
         try:

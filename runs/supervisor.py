@@ -349,9 +349,7 @@ class Supervisor:
 
     def _last_words(self, name: str) -> str:
         process = self._children[name].process
-        lines = [] if process is None else process.lines()
-        errors = [line for line in lines if line.startswith("antiphon: ")]
-        return errors[-1].removeprefix("antiphon: ") if errors else quote(lines)
+        return quote([]) if process is None else process.last_words()
 
     def _stop_all(self) -> None:
         processes = []

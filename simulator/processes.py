@@ -22,7 +22,6 @@ from antiphon.core.loop.schedule import Stage, StageKey, schedule
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.environments.scoring.pool import InProcess
-from antiphon.net.rpc.in_process import Identity, InProcessChannel, InProcessServer
 from antiphon.net.rpc.interceptor import GuardInterceptor
 from antiphon.net.security.access_tokens import make_token
 from antiphon.net.security.credentials import SERVICES_NAME
@@ -44,8 +43,9 @@ from antiphon.services.stages import LoopStages
 from antiphon.simulator.standins import engines, training
 from antiphon.simulator.standins.training import ArithmeticAuditor
 from antiphon.simulator.virtual.chunks import MemoryPayloads
-from antiphon.simulator.virtual.connection import Link
+from antiphon.simulator.virtual.connection import InProcessChannel
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
+from antiphon.simulator.virtual.in_process import Identity, InProcessServer
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
 from antiphon.weights.rpc import BroadcastClient, register_broadcast
@@ -129,7 +129,7 @@ class SharedRun:
     def channel(self, address: str, worker: str = "") -> Any:
         """Return a channel for a worker of that name, or for the run's own services."""
         identity = identity_of(worker, _WORKER_SCOPES) if worker else identity_of()
-        return InProcessChannel(Link(self.network, address, identity))
+        return InProcessChannel(self.network, address, identity)
 
     def coordinator(self, worker: str = "") -> CoordinatorClient:
         return CoordinatorClient(COORDINATOR, channel=self.channel(COORDINATOR, worker))

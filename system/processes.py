@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import COMPLAINT, UnavailableError
 from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
@@ -126,6 +126,12 @@ class ChildProcess(subprocess.Popen[bytes]):
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             return [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+
+    def last_words(self) -> str:
+        """Return the last sentence that our command complained with, else the last lines of its log."""
+        lines = self.lines()
+        complaints = [line for line in lines if line.startswith(COMPLAINT)]
+        return complaints[-1].removeprefix(COMPLAINT) if complaints else quote(lines)
 
     def stop(self, grace_s: float) -> None:
         """Stop it and everything it started, as `stop_groups`."""

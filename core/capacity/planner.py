@@ -109,7 +109,6 @@ class Plan:
     rates: dict[str, ClassRate]
     survives: float
     """Share of the need that is left when the largest zone vanishes."""
-    train_measured: bool
     notes: tuple[str, ...]
 
 
@@ -132,6 +131,9 @@ class Planner:
         if not offers.workers:
             raise InfeasibleError("no workers are offered; name classes under workers in the offers")
         loop, task = config.loop, offers.task
+        self._known = MODELS.get(offers.model or config.model.path)
+        self.parameters = offers.parameters or (self._known.parameters if self._known else None)
+        """Of the model; None where neither the offers nor its name say them."""
         self.completions = loop.prompts_per_step * loop.group_size
         told = measured.completion_tokens if measured else task.completion_tokens
         self.tokens: float = told or config.sampling.max_tokens / 2.0
@@ -156,10 +158,8 @@ class Planner:
         ]
 
     def _model(self) -> ModelSize:
-        offers = self.offers
+        offers, known, parameters = self.offers, self._known, self.parameters
         name = offers.model or self.config.model.path
-        known = MODELS.get(name)
-        parameters = offers.parameters or (known.parameters if known else None)
         cache = offers.cache_bytes_per_token or (known.cache_bytes_per_token if known else None)
         if parameters is None or cache is None:
             raise InfeasibleError(
@@ -168,6 +168,9 @@ class Planner:
             )
         active = offers.active_parameters or (known.active_parameters if known else parameters)
         return ModelSize(parameters, active, cache)
+
+    def _payload_bytes(self) -> float:
+        return self._model().parameters * self.offers.weight_bytes * self.offers.payload_share
 
     def _train_s(self) -> tuple[float, bool]:
         learner = self.offers.learner
@@ -225,10 +228,9 @@ class Planner:
         """Return the seconds in which a fleet has a published version, along the best topology."""
         if self.measured is not None and not any(self.classes[name].gpu for name in counts):
             return self.measured.seconds[1]  # of machines of one's own; links of rented ones are other ones
-        known = (self.offers.model or self.config.model.path) in MODELS or bool(self.offers.parameters)
-        if all(rate.measured for rate in self.rates.values()) and not known:
+        if all(rate.measured for rate in self.rates.values()) and self.parameters is None:
             return 0.0
-        payload = int(self._model().parameters * self.offers.weight_bytes * self.offers.payload_share) or 1
+        payload = int(self._payload_bytes()) or 1
         size = Size(payload, min(_CHUNK_BYTES, max(1, payload // _FEWEST_CHUNKS)))
         learner = self.offers.learner
         links = {
@@ -266,8 +268,7 @@ class Planner:
         )
         offers, egress_usd = self.offers, 0.0
         if offers.egress_usd_per_gb:
-            payload = self._model().parameters * offers.weight_bytes * offers.payload_share
-            egress_usd = sum(counts.values()) * payload / 1e9 * offers.egress_usd_per_gb
+            egress_usd = sum(counts.values()) * self._payload_bytes() / 1e9 * offers.egress_usd_per_gb
         usd_per_step = per_hour * found.step_s / _SECONDS_PER_HOUR + egress_usd / found.publish_interval
         return Assessment(counts, supply, shape, found, per_hour, usd_per_step)
 
@@ -328,7 +329,6 @@ class Planner:
             ),
             rates=self.rates,
             survives=covered.survives,
-            train_measured=self.train_measured,
             notes=tuple(self._notes(fleet, need, covered.enough)),
         )
 

@@ -61,12 +61,12 @@ class Denial(StrEnum):
     """They may, but later: they ask too much at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a call is not answered, in a sentence for the caller."""
+class Refusal(ContractError):
+    """A call that is not answered: why, in a sentence for the caller."""
 
-    denial: Denial
-    sentence: str
+    def __init__(self, denial: Denial, sentence: str) -> None:
+        super().__init__(sentence)
+        self.denial = denial
 
 
 def check_claims(claims: TokenClaims) -> None:
@@ -90,7 +90,7 @@ def check_claims(claims: TokenClaims) -> None:
         raise ContractError(f"max_leases={claims.max_leases} would allow nothing; give 1 or more")
 
 
-def refuse_claims(
+def check_access(
     claims: TokenClaims,
     *,
     run_id: str,
@@ -98,8 +98,8 @@ def refuse_claims(
     certificate_names: Collection[str],
     revoked: Collection[str],
     now: float,
-) -> Refusal | None:
-    """Return why the bearer of signed claims may not make a call, or None when they may.
+) -> None:
+    """Check that the bearer of signed claims may make a call.
 
     Args:
         claims: with a signature that was found right.
@@ -109,35 +109,37 @@ def refuse_claims(
         revoked: token ids and worker names that count no more.
         now: Unix seconds.
 
+    Raises:
+        Refusal: when they may not.
+
     >>> c = TokenClaims("0" * 32, "run-1", "far", (Scope.LEASE,), expires_at=100, max_leases=4)
     >>> may = dict(run_id="run-1", certificate_names={"far"}, revoked=(), now=99.0)
-    >>> refuse_claims(c, scope=Scope.LEASE, **may) is None
-    True
-    >>> refuse_claims(c, scope=Scope.ADMIN, **may).denial.value
-    'forbidden'
+    >>> check_access(c, scope=Scope.LEASE, **may)
+    >>> check_access(c, scope=Scope.ADMIN, **may)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    antiphon.core.trust.access_tokens.Refusal: this call needs scope admin, but ...
     """
     name, token = claims.worker_name, f"access token {claims.token_id[:8]}"
     if now >= claims.expires_at:
-        return Refusal(
+        raise Refusal(
             Denial.UNKNOWN,
             f"{token} of {name} expired {now - claims.expires_at:.0f} s ago; ask for a new one",
         )
     if claims.token_id in revoked:
-        return Refusal(Denial.UNKNOWN, f"{token} of {name} was revoked; ask for a new one")
+        raise Refusal(Denial.UNKNOWN, f"{token} of {name} was revoked; ask for a new one")
     if name in revoked:
-        return Refusal(Denial.FORBIDDEN, f"worker {name} was excluded from this run")
+        raise Refusal(Denial.FORBIDDEN, f"worker {name} was excluded from this run")
     if claims.run_id not in (ANY_RUN, run_id):
-        return Refusal(
+        raise Refusal(
             Denial.FORBIDDEN,
             f"{token} is for run {claims.run_id}, but this is run {run_id}; use the right address",
         )
     if name not in certificate_names:
         shown = ", ".join(sorted(certificate_names)) or "no one"
-        return Refusal(
+        raise Refusal(
             Denial.FORBIDDEN,
             f"{token} is of {name}, but the certificate names {shown}; use the bundle of one worker",
         )
     if scope not in claims.scopes and Scope.ADMIN not in claims.scopes:
         held = ", ".join(claims.scopes)
-        return Refusal(Denial.FORBIDDEN, f"this call needs scope {scope}, but {token} has {held} alone")
-    return None
+        raise Refusal(Denial.FORBIDDEN, f"this call needs scope {scope}, but {token} has {held} alone")

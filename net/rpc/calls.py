@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_type_hints
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -106,6 +106,12 @@ class Client:
         """Open a channel to host:port, unless one is given; nothing is sent yet."""
         self._channel = open_channel(address, credentials) if channel is None else channel
         self._stub = stub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         await self._channel.close()

@@ -13,17 +13,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from antiphon.core.errors import AntiphonError
-from antiphon.core.trust.access_tokens import Denial, Refusal
 from antiphon.net.rpc.statuses import status_of
 from antiphon.net.security.guard import Caller, Guard
 
 READ_S = 120.0
 """Longest time from the beginning of a call to its only message; what was let in holds one of few places."""
-_STATUS_OF_DENIAL = {
-    Denial.UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
-    Denial.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    Denial.BUSY: grpc.StatusCode.UNAVAILABLE,  # what a caller tries again by itself
-}
 
 
 class GuardInterceptor:
@@ -65,8 +59,9 @@ class _Entrance:
         return grpc.stream_unary_rpc_method_handler(self._answer, **forms)
 
     async def _answer(self, payloads: AsyncIterator[bytes], context: Any) -> Any:
-        caller = await self._enter(context)
+        caller = None
         try:
+            caller = self._enter(context)
             return await self._inner(await self._read(payloads, caller, context), context)
         except AntiphonError as error:
             ended = status_of(error), str(error)
@@ -77,8 +72,9 @@ class _Entrance:
         await context.abort(*ended)
 
     async def _answer_stream(self, payloads: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        caller = await self._enter(context)
+        caller = None
         try:
+            caller = self._enter(context)
             async for reply in self._inner(await self._read(payloads, caller, context), context):
                 yield reply
             return
@@ -90,17 +86,18 @@ class _Entrance:
             self._leave(caller)
         await context.abort(*ended)
 
-    async def _enter(self, context: Any) -> Caller | None:
-        """Let the call in; None where no guard needs to know the caller."""
+    def _enter(self, context: Any) -> Caller | None:
+        """Let the call in; None where no guard needs to know the caller.
+
+        Raises:
+            Refusal: when it is not let in.
+        """
         if self._guard is None:
             return None
         metadata = {key.lower(): value for key, value in context.invocation_metadata() or ()}
         shown = context.auth_context().get("x509_subject_alternative_name", ())
         names = frozenset(name.decode(errors="replace") for name in shown)
-        found = self._guard.enter(self._method, str(metadata.get("authorization", "")), names)
-        if isinstance(found, Refusal):
-            await _refuse(found, context)
-        return found  # type: ignore[return-value]  # a refusal has ended the call
+        return self._guard.enter(self._method, str(metadata.get("authorization", "")), names)
 
     def _leave(self, caller: Caller | None) -> None:
         if self._guard is not None and caller is not None:
@@ -127,7 +124,7 @@ class _Entrance:
         guard = self._guard
         async for payload in payloads:
             if guard is not None and caller is not None:
-                await _refuse(guard.weigh(caller, len(payload)), context)
+                guard.weigh(caller, len(payload))
             try:
                 message = self._wrapped.request_deserializer(payload)
             except DecodeError:
@@ -137,7 +134,7 @@ class _Entrance:
                     "of Antiphon on both sides",
                 )
             if guard is not None and caller is not None:
-                await _refuse(guard.admit(caller, message), context)
+                guard.admit(caller, message)
             yield message
 
 
@@ -148,9 +145,3 @@ def _alone(error: BaseException) -> BaseException:
     """
     error.__context__ = None
     return error.with_traceback(None)
-
-
-async def _refuse(refusal: Refusal | None, context: Any) -> None:
-    """End a call where there is a reason to."""
-    if refusal is not None:
-        await context.abort(_STATUS_OF_DENIAL[refusal.denial], refusal.sentence)

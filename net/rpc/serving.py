@@ -150,8 +150,6 @@ async def start_server(
     Raises:
         ConfigError: when the address is not loopback and there is no `security`, or the port is taken.
     """
-    if security is None:
-        check_host(host)
     if port and not is_free(port, host):
         raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
     options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MESSAGE_BYTES))]
@@ -193,8 +191,6 @@ async def refusing_server(
 
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((Refusing(),))
-    if credentials is None:
-        check_host(host)
     _listen(server, host, port, credentials)
     await server.start()
     try:
@@ -205,6 +201,8 @@ async def refusing_server(
 
 def _listen(server: grpc.aio.Server, host: str, port: int, credentials: Credentials | None) -> int:
     """Bind a server and return its port."""
+    if credentials is None:
+        check_host(host)
     try:
         if credentials is None:
             return int(server.add_insecure_port(f"{host}:{port}"))

@@ -13,6 +13,7 @@ from antiphon.core.errors import (
     RefusedError,
     UnavailableError,
 )
+from antiphon.core.trust.access_tokens import Denial, Refusal
 
 _STATUS_OF: dict[type[AntiphonError], grpc.StatusCode] = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -22,6 +23,11 @@ _STATUS_OF: dict[type[AntiphonError], grpc.StatusCode] = {
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     BlockedError: grpc.StatusCode.ABORTED,
     AntiphonError: grpc.StatusCode.UNKNOWN,
+}
+_STATUS_OF_DENIAL = {
+    Denial.UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
+    Denial.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    Denial.BUSY: grpc.StatusCode.UNAVAILABLE,  # what a caller tries again by itself
 }
 _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
     **{status: error for error, status in _STATUS_OF.items()},
@@ -56,6 +62,8 @@ def error_from_code(number: int, details: str) -> AntiphonError:
 
 def status_of(error: AntiphonError) -> grpc.StatusCode:
     """Return the status that an error leaves a server as."""
+    if isinstance(error, Refusal):
+        return _STATUS_OF_DENIAL[error.denial]
     return _STATUS_OF.get(type(error), grpc.StatusCode.UNKNOWN)
 
 

@@ -1,7 +1,7 @@
 """Access tokens: JSON web tokens, signed with ed25519, that carry claims.
 
 The one place that makes and reads them. No other algorithm is accepted, whatever a token's header
-says. Expiry is decided with the other claims by `core.trust.access_tokens.refuse_claims`.
+says. Expiry is decided with the other claims by `core.trust.access_tokens.check_access`.
 """
 
 import json

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphon.core.errors import ContractError
-from antiphon.core.trust.access_tokens import Denial, Refusal, Scope, TokenClaims, refuse_claims
+from antiphon.core.trust.access_tokens import Denial, Refusal, Scope, TokenClaims, check_access
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.net.security.access_tokens import load_claims
 from antiphon.protos import broadcast_pb2, coordinator_pb2, records_pb2, rollout_pb2
@@ -161,10 +161,8 @@ class Guard:
         """Digest of a token -> its claims, once the signature was found right."""
         self._meters: dict[str, _Meters] = {}
 
-    def enter(
-        self, method: str, authorization: str, certificate_names: Collection[str]
-    ) -> "Caller | Refusal | None":
-        """Return who makes a call, or why it is refused, before anything of its message is read.
+    def enter(self, method: str, authorization: str, certificate_names: Collection[str]) -> "Caller | None":
+        """Return who makes a call, before anything of its message is read.
 
         None is a call for which a certificate is enough. A caller that was let in must `leave`.
 
@@ -172,83 +170,74 @@ class Guard:
             method: full name of the RPC.
             authorization: the header, `Bearer TOKEN`, or "".
             certificate_names: names in the certificate of the connection.
+
+        Raises:
+            Refusal: when the call is not let in.
         """
         if method in OPEN_TO_CERTIFICATES:
             return None
         scope = SCOPE_OF.get(method)
         if scope is None:
-            return Refusal(Denial.FORBIDDEN, f"{method} is not served here; use the same version of Antiphon")
-        claims = self._claims(authorization)
-        if isinstance(claims, Refusal):
-            return claims
-        caller = Caller(method, scope, claims, certificate_names)
-        refusal = self._refuse(caller, scope)
-        if refusal is not None or caller.is_admin:
-            return refusal or caller
-        name, now = claims.worker_name, self._clock()
-        meters = self._meters_of(name)
-        if meters.calls >= CALLS_AT_ONCE:
-            return _busy(name, 1.0)
-        wait_s = meters.requests.take(1.0, now)
-        if wait_s == 0.0 and method == _REGISTER:
-            wait_s = meters.registrations.take(1.0, now)
-        if wait_s > 0.0:
-            return _busy(name, wait_s)
-        meters.calls += 1
+            raise Refusal(Denial.FORBIDDEN, f"{method} is not served here; use the same version of Antiphon")
+        caller = Caller(method, scope, self._claims(authorization), certificate_names)
+        self._check_access(caller, scope)
+        if not caller.is_admin:
+            meters = self._meters_of(caller)
+            if meters.calls >= CALLS_AT_ONCE:
+                raise _busy(caller, 1.0)
+            self._spend(caller, meters.requests, 1.0)
+            if method == _REGISTER:
+                self._spend(caller, meters.registrations, 1.0)
+            meters.calls += 1
         return caller
 
     def leave(self, caller: "Caller") -> None:
         """Note that a call has ended."""
         if not caller.is_admin:
-            self._meters_of(caller.claims.worker_name).calls -= 1
+            self._meters_of(caller).calls -= 1
 
-    def weigh(self, caller: "Caller", size: int) -> Refusal | None:
-        """Return why a message of `size` bytes is refused before it is parsed, or None."""
-        if caller.is_admin:
-            return None
-        name, now = caller.claims.worker_name, self._clock()
-        meters = self._meters_of(name)
-        wait_s = meters.requests.take(1.0, now) if caller.read else 0.0
-        caller.read += 1
-        if wait_s == 0.0:
-            wait_s = meters.payload_bytes.take(size, now)
-        return _busy(name, wait_s) if wait_s > 0.0 else None
+    def weigh(self, caller: "Caller", size: int) -> None:
+        """Take in the size of a message before it is parsed.
 
-    def admit(self, caller: "Caller", request: Any) -> Refusal | None:
-        """Return why a message is refused, or None."""
-        name, parts = caller.claims.worker_name, [request]
+        Raises:
+            Refusal: when it is refused.
+        """
+        if not caller.is_admin:
+            meters = self._meters_of(caller)
+            if caller.read:  # the first of a call was counted with it
+                self._spend(caller, meters.requests, 1.0)
+            caller.read += 1
+            self._spend(caller, meters.payload_bytes, size)
+
+    def admit(self, caller: "Caller", request: Any) -> None:
+        """Let a message in.
+
+        Raises:
+            Refusal: when it is refused.
+        """
+        parts = [request]
         if caller.method == _STREAM and request.requests:
             parts, more = request.requests, len(request.requests) - 1
             # The first of them was counted with the message.
             if more and not caller.is_admin:
-                wait_s = self._meters_of(name).requests.take(more, self._clock())
-                if wait_s > 0.0:
-                    return _busy(name, wait_s)
+                self._spend(caller, self._meters_of(caller).requests, more)
         for part in parts:
             asked, needed = part, caller.scope
             if isinstance(part, rollout_pb2.WorkRequest):
                 body = part.WhichOneof("body")
                 if body in _SCOPE_OF_PART:
                     asked, needed = getattr(part, body), _SCOPE_OF_PART[body]
-            if (refusal := self._refuse(caller, needed)) is not None:
-                return refusal
+            self._check_access(caller, needed)
             if caller.is_admin:
                 continue
-            kind = type(asked)
-            named = WORKER_NAMED_IN.get(kind)
-            refusal = _wrong_name(caller.claims, kind, getattr(asked, named) if named else "")
-            if refusal is not None:
-                return refusal
-            if kind is rollout_pb2.LeaseRequest:
+            _check_name(caller.claims, asked)
+            if isinstance(asked, rollout_pb2.LeaseRequest):
                 self._note_quota(asked.worker_id, caller.claims.max_leases)
-            elif kind is rollout_pb2.WorkerHeartbeat and asked.released_leases:
-                wait_s = self._meters_of(name).releases.take(len(asked.released_leases), self._clock())
-                if wait_s > 0.0:
-                    return _busy(name, wait_s)
-        return None
+            elif isinstance(asked, rollout_pb2.WorkerHeartbeat) and asked.released_leases:
+                self._spend(caller, self._meters_of(caller).releases, len(asked.released_leases))
 
-    def _refuse(self, caller: "Caller", scope: Scope) -> Refusal | None:
-        return refuse_claims(
+    def _check_access(self, caller: "Caller", scope: Scope) -> None:
+        check_access(
             caller.claims,
             run_id=self._run_id,
             scope=scope,
@@ -257,10 +246,14 @@ class Guard:
             now=self._wall_clock(),
         )
 
-    def _claims(self, authorization: str) -> TokenClaims | Refusal:
+    def _spend(self, caller: "Caller", bucket: TokenBucket, units: float) -> None:
+        if (wait_s := bucket.take(units, self._clock())) > 0.0:
+            raise _busy(caller, wait_s)
+
+    def _claims(self, authorization: str) -> TokenClaims:
         kind, _, text = authorization.partition(" ")
         if kind.lower() != "bearer" or not text:
-            return Refusal(
+            raise Refusal(
                 Denial.UNKNOWN,
                 "this call carries no access token; `antiphon invite WORKER --run RUN` makes one",
             )
@@ -271,13 +264,14 @@ class Guard:
         try:
             claims = load_claims(text, self._token_key)
         except ContractError as error:
-            return Refusal(Denial.UNKNOWN, str(error))
+            raise Refusal(Denial.UNKNOWN, str(error)) from None
         if len(self._known) >= BUCKETS_KEPT:
             self._known.clear()
         self._known[digest] = claims
         return claims
 
-    def _meters_of(self, name: str) -> "_Meters":
+    def _meters_of(self, caller: "Caller") -> "_Meters":
+        name = caller.claims.worker_name
         meters = self._meters.pop(name, None)
         if meters is None:
             meters = _Meters(self._limits)
@@ -316,19 +310,21 @@ class _Meters:
         """Calls that have not ended."""
 
 
-def _busy(name: str, wait_s: float) -> Refusal:
-    wait_s = min(wait_s, LONGEST_WAIT_S)
+def _busy(caller: Caller, wait_s: float) -> Refusal:
+    name, wait_s = caller.claims.worker_name, min(wait_s, LONGEST_WAIT_S)
     return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
 
 
-def _wrong_name(claims: TokenClaims, request: type[Any], said: str) -> Refusal | None:
-    """Return why a worker may not make a kind of request that names `said`: it speaks for itself alone."""
-    if request not in WORKER_NAMED_IN:
-        return Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {request.__name__}")
-    name = name_of_worker(said) if WORKER_NAMED_IN[request] == "worker_id" else said
-    if WORKER_NAMED_IN[request] and name != claims.worker_name:
-        return Refusal(
+def _check_name(claims: TokenClaims, request: Any) -> None:
+    """Check that a worker may make a request and that it speaks for itself alone."""
+    kind = type(request)
+    if kind not in WORKER_NAMED_IN:
+        raise Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {kind.__name__}")
+    field = WORKER_NAMED_IN[kind]
+    said = getattr(request, field) if field else claims.worker_name
+    name = name_of_worker(said) if field == "worker_id" else said
+    if name != claims.worker_name:
+        raise Refusal(
             Denial.FORBIDDEN,
             f"the token is of worker {claims.worker_name}, but the call speaks for {name[:64]!r}",
         )
-    return None

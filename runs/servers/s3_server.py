@@ -12,7 +12,7 @@ import secrets
 import sysconfig
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,10 @@ class S3Server:
     """A started server: where it listens and what opens it."""
 
     endpoint_url: str
-    access_key: str
-    secret_key: str
+    access_key: str = field(repr=False)  # keys must not reach a log by way of a traceback or an assertion
+    secret_key: str = field(repr=False)
     bucket: str
     process: ChildProcess
-
-    def __repr__(self) -> str:
-        # Keys must not reach a log by way of a traceback or a failed assertion.
-        return f"S3Server({self.endpoint_url}, bucket={self.bucket}, pid={self.process.pid})"
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until the server answers with these keys, and make the bucket.

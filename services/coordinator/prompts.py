@@ -71,12 +71,9 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     Raises:
         ConfigError: when the environment, the tokenizer or a prompt cannot be used.
     """
-    from antiphon.environments.registry import make_environment  # brings every task along: slow to import
+    from antiphon.environments.registry import environment_of  # brings every task along: slow to import
 
-    section = config.environment
-    environment = make_environment(
-        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
-    )
+    environment = environment_of(config.environment)
     codec = TextCodec.load(resolve_model_path(config.model.path))
     room = config.rollout.max_model_tokens - config.sampling.max_tokens
     folder = Path(resolve_model_path(config.model.path))
@@ -84,5 +81,5 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
     rules = TokenRules(codec.vocabulary_size, ends)
     prompts = EnvironmentPrompts(environment, codec, room, rules, input_files(config))
-    prompts.check_all(section.train_size, config.evaluation.prompts)
+    prompts.check_all(config.environment.train_size, config.evaluation.prompts)
     return prompts

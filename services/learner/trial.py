@@ -12,7 +12,7 @@ import psutil
 from antiphon.core.capacity.engine_tuning import Trial, Unit
 from antiphon.core.config import RunConfig
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
-from antiphon.environments.registry import make_environment
+from antiphon.environments.registry import environment_of
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.system.clock import wall_clock
@@ -57,8 +57,7 @@ def run_trial(config: RunConfig, seconds: float, completion_tokens: float) -> Tr
 def made_up_rows(config: RunConfig, codec: TextCodec, completion_tokens: float) -> list[BatchRow]:
     """Return a step's groups of training prompts with random completions; every second one is the better."""
     section, rng = config.environment, np.random.default_rng(config.run.seed)
-    sizes = {"train_size": section.train_size, "heldout_size": section.heldout_size}
-    environment = make_environment(section.name, section.parameters, section.seed, **sizes)
+    environment = environment_of(section)
     rows = []
     for number in range(config.loop.prompts_per_step):
         text = environment.problem("train", number % section.train_size).text

@@ -23,14 +23,10 @@ from antiphon.system.processes import StopRequest
 
 def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
     # The library of tasks takes a second to load, so only the process that needs it loads it.
-    from antiphon.environments.registry import make_environment
+    from antiphon.environments.registry import environment_of
     from antiphon.models.codec import TextCodec, resolve_model_path
 
-    section = config.environment
-    environment = make_environment(
-        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
-    )
-    return environment, TextCodec.load(resolve_model_path(config.model.path))
+    return environment_of(config.environment), TextCodec.load(resolve_model_path(config.model.path))
 
 
 def scorer_of(config: RunConfig, environment: Environment) -> contextlib.AbstractAsyncContextManager[Scorer]:

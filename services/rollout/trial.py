@@ -16,7 +16,7 @@ from antiphon.core.capacity.engine_tuning import Trial, Unit
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.seeds import derive_seed
-from antiphon.environments.registry import make_environment
+from antiphon.environments.registry import environment_of
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.services.rollout.process import engine_settings
 from antiphon.system.clock import wall_clock
@@ -84,8 +84,7 @@ def _sample(
 def _requests(config: RunConfig, codec: TextCodec) -> Iterator[EngineRequest]:
     """Yield the samples of one training prompt after the other, again and again."""
     section, sampling = config.environment, config.sampling
-    sizes = {"train_size": section.train_size, "heldout_size": section.heldout_size}
-    environment = make_environment(section.name, section.parameters, section.seed, **sizes)
+    environment = environment_of(section)
     parameters = sampling.parameters()
     for number in count():
         prompt = codec.encode_prompt(environment.problem("train", number % section.train_size).text)

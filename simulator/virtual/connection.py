@@ -1,4 +1,5 @@
-"""Connection: a call that streams both ways between two simulated processes.
+"""Connection: calls of one simulated process to another, as stubs make them; most of it is of those that
+stream both ways.
 
 Messages of one direction arrive in the order in which they were sent, each with its own delay. A
 connection breaks as a whole: when an end dies, when a message gets lost in a storm, or when a cut lasts
@@ -7,11 +8,15 @@ longer than the keepalive; what was on its way is lost then, and each end hears 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
-from antiphon.net.rpc.in_process import CallFailed, Identity
+from antiphon.simulator.virtual.in_process import CallAborted, CallFailed, Identity
 from antiphon.simulator.virtual.loop import Process, current_process
 from antiphon.simulator.virtual.network import KEEPALIVE_S, Network
+
+LONGEST_STREAM_S = 86400.0
+"""Deadline of a stream whose replies have their own."""
 
 
 class _Direction:
@@ -74,7 +79,7 @@ class _Direction:
 
 
 class Connection:
-    """Both directions of one call, as `services.rpc.in_process.Conversation`."""
+    """Both directions of one call that streams serialized messages; it has no deadline."""
 
     def __init__(
         self, network: Network, sender: Process, address: str, path: str, identity: Identity
@@ -113,6 +118,7 @@ class Connection:
         return self._down.read()
 
     def cancel(self) -> None:
+        """Hang up."""
         self._down.fail(CallFailed("CANCELLED", "Locally cancelled by application!"))
         self._leave()
 
@@ -161,8 +167,10 @@ class Connection:
         if task.cancelled() or self.server is None or not self.server.alive:
             return
         error = task.exception()
-        if error is None or isinstance(error, CallFailed):
-            self._down.close(error)
+        if error is None:
+            self._down.close(None)
+        elif isinstance(error, CallAborted):
+            self._down.close(CallFailed(error.code().name, error.details()))
         else:
             self.network.broken.append(f"{self.server.name} broke in {self._path}: {error!r}")
             self._down.close(CallFailed("UNKNOWN", f"Unexpected {type(error)}"))
@@ -173,8 +181,33 @@ class Connection:
         self.network.forget(self)
 
 
-class Link:
-    """A `services.rpc.in_process.Transport` from the process that uses it to an address."""
+class _Running:
+    """What a stub's method that streams returns: an iterator of replies, which may take requests too."""
+
+    def __init__(
+        self, replies: AsyncIterator[bytes], forms: Mapping[str, Any], line: Connection | None = None
+    ) -> None:
+        self._replies, self._forms, self._line = replies, forms, line
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for body in self._replies:
+            yield self._forms["response_deserializer"](body)
+
+    async def write(self, request: Any) -> None:
+        assert self._line is not None
+        await self._line.write(self._forms["request_serializer"](request))
+
+    def cancel(self) -> None:
+        """Hang up; of a call with one request nothing is under way between two messages."""
+        if self._line is not None:
+            self._line.cancel()
+
+
+class InProcessChannel:
+    """A channel as the generated stubs use it, from the process that uses it to an address.
+
+    `forms` make messages bytes and back.
+    """
 
     def __init__(self, network: Network, address: str, identity: Identity) -> None:
         """Send to `address`, to the process that listens there at the time, as the bearer of `identity`."""
@@ -182,16 +215,38 @@ class Link:
         self._address = address
         self._identity = identity
 
-    async def unary(self, path: str, body: bytes, timeout_s: float) -> bytes:
-        (reply,) = await self._replies(path, body, timeout_s)
-        return reply
+    def unary_unary(self, path: str, **forms: Any) -> Callable[..., Any]:
 
-    async def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        for reply in await self._replies(path, body, timeout_s):
-            yield reply
+        async def method(request: Any, timeout: float, **_: Any) -> Any:
+            (reply,) = await self._replies(path, forms["request_serializer"](request), timeout)
+            return forms["response_deserializer"](reply)
 
-    def converse(self, path: str) -> Connection:
-        return Connection(self._network, _sender(), self._address, path, self._identity)
+        method._method = path  # type: ignore[attr-defined]  # errors name the call by it
+        return method
+
+    def unary_stream(self, path: str, **forms: Any) -> Callable[..., Any]:
+
+        async def replies(body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+            for reply in await self._replies(path, body, timeout_s):
+                yield reply
+
+        def method(request: Any, timeout: float | None, **_: Any) -> _Running:
+            limit_s = LONGEST_STREAM_S if timeout is None else timeout
+            return _Running(replies(forms["request_serializer"](request), limit_s), forms)
+
+        return method
+
+    def stream_stream(self, path: str, **forms: Any) -> Callable[..., Any]:
+
+        def method(**_: Any) -> _Running:
+            line = Connection(self._network, _sender(), self._address, path, self._identity)
+            return _Running(line.read(), forms, line)
+
+        method._method = path  # type: ignore[attr-defined]
+        return method
+
+    async def close(self) -> None:
+        """There is nothing to close."""
 
     async def _replies(self, path: str, body: bytes, timeout_s: float) -> list[bytes]:
         return await self._network.call(_sender(), self._address, path, body, timeout_s, self._identity)

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.net.rpc.in_process import CallFailed, Identity, InProcessServer
+from antiphon.simulator.virtual.in_process import CallAborted, CallFailed, Identity, InProcessServer
 from antiphon.simulator.virtual.loop import Handle, Process, VirtualLoop
 from antiphon.simulator.virtual.random_streams import RandomStream
 
@@ -161,7 +161,11 @@ class Network:
         timeout_s: float,
         identity: Identity,
     ) -> list[bytes]:
-        """Send a request and wait for its replies; see `services.rpc.in_process.Transport`."""
+        """Send a serialized request and wait for its serialized replies.
+
+        Raises:
+            CallFailed: with the status that the caller is to see.
+        """
         if not sender.alive:
             raise asyncio.CancelledError
         loop = self._loop
@@ -234,8 +238,8 @@ class Network:
         error = task.exception()
         if error is None:
             self._send_back(call, process, self._deliver, task.result())
-        elif isinstance(error, CallFailed):
-            self._send_back(call, process, self._fail, error.status, error.details)
+        elif isinstance(error, CallAborted):
+            self._send_back(call, process, self._fail, error.code().name, error.details())
         else:
             self.broken.append(f"{process.name} broke in {call.path}: {error!r}")
             self._send_back(call, process, self._fail, "UNKNOWN", f"Unexpected {type(error)}")

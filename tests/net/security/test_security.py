@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
-from antiphon.core.trust.access_tokens import Denial, Scope
+from antiphon.core.trust.access_tokens import Denial, Refusal, Scope
 from antiphon.net.rpc.serving import open_channel, start_server
 from antiphon.net.security.certificates import issue
 from antiphon.net.security.credentials import Credentials, load_credentials
@@ -226,6 +226,15 @@ def test_every_rpc_has_a_scope() -> None:
     assert found == set(SCOPE_OF)
 
 
+def denial_of(call: Callable[[], object]) -> Denial | None:
+    """Return in which way a guard refuses; None where it does not."""
+    try:
+        call()
+    except Refusal as refusal:
+        return refusal.denial
+    return None
+
+
 def test_every_request_of_a_worker_says_for_whom_it_speaks(house: House) -> None:
     asked = {
         method.input_type.full_name
@@ -241,11 +250,10 @@ def test_every_request_of_a_worker_says_for_whom_it_speaks(house: House) -> None
     unknown = coordinator_pb2.StepRequest(step=0)
     caller = guard.enter("/antiphon.Coordinator/Register", f"Bearer {house.token('w')}", {"w"})
     assert isinstance(caller, Caller)
-    refusal = guard.admit(caller, unknown)
-    assert refusal is not None and refusal.denial is Denial.FORBIDDEN
+    assert denial_of(lambda: guard.admit(caller, unknown)) is Denial.FORBIDDEN
     fetching = guard.enter("/antiphon.Broadcast/GetBlocks", f"Bearer {house.token('w')}", {"w"})
     assert isinstance(fetching, Caller)
-    assert guard.admit(fetching, broadcast_pb2.BlocksRequest()) is None
+    assert denial_of(lambda: guard.admit(fetching, broadcast_pb2.BlocksRequest())) is None
 
 
 def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
@@ -258,13 +266,14 @@ def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
     hello_w = rollout_pb2.WorkerHello(worker_name="w")
 
     def ask(name: str, message: rollout_pb2.WorkerHello = hello_w) -> Denial | None:
-        found = guard.enter("/antiphon.Coordinator/Register", f"Bearer {house.token(name)}", {name})
-        if isinstance(found, Caller):
+        def call() -> None:
+            found = guard.enter("/antiphon.Coordinator/Register", f"Bearer {house.token(name)}", {name})
+            assert isinstance(found, Caller)
             guard.leave(found)
-            refusal = guard.weigh(found, message.ByteSize()) or guard.admit(found, message)
-            return None if refusal is None else refusal.denial
-        assert found is not None
-        return found.denial
+            guard.weigh(found, message.ByteSize())
+            guard.admit(found, message)
+
+        return denial_of(call)
 
     answers = [ask("w") for _ in range(15)]
     assert answers == [None] * 10 + [Denial.BUSY] * 5
@@ -288,8 +297,7 @@ def test_a_message_counts_as_the_requests_that_it_holds(house: House) -> None:
     lease = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1"))
 
     def ask(count: int) -> Denial | None:
-        refusal = guard.admit(stream, rollout_pb2.WorkRequests(requests=[lease] * count))
-        return None if refusal is None else refusal.denial
+        return denial_of(lambda: guard.admit(stream, rollout_pb2.WorkRequests(requests=[lease] * count)))
 
     assert [ask(6), ask(1), ask(6)] == [None, None, Denial.BUSY]
     seconds[0] = 2.0
@@ -308,10 +316,10 @@ def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:
 
     def ask(*requests: rollout_pb2.WorkRequest) -> Denial | None:
         message = rollout_pb2.WorkRequests(requests=requests)
-        refusal = guard.admit(stream, message)
+        denial = denial_of(lambda: guard.admit(stream, message))
         for told, rewarded in zip(requests, message.requests, strict=True):
             told.CopyFrom(rewarded)
-        return None if refusal is None else refusal.denial
+        return denial
 
     assert ask() is None
     lease = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=8))
