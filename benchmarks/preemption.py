@@ -19,10 +19,9 @@ shares are of the worker seconds under leases, as the work account books them.
 
 The exit code is 1 when `lost_throughput`, also with stragglers, is above 0.12 or anything was violated, 2
 for wrong arguments.
-The bar can fail: `--no-replacement --headroom 0 --one-case` loses about half and exits with 1.
+The bar can fail: `--replacement inf --headroom 0 --one-case` loses about half and exits with 1.
 
     .venv/bin/python benchmarks/preemption.py
-    .venv/bin/python benchmarks/preemption.py --mode moment
     .venv/bin/python benchmarks/preemption.py --real-processes
 """
 
@@ -241,13 +240,6 @@ def by_chance(
     return stays
 
 
-def at_one_moment(workers: int, span_s: float, share: float, replacement_s: float) -> list[Stay]:
-    """A share of the fleet, rounded, is reclaimed in the middle of the span."""
-    middle, hit = span_s / 2, round(share * workers)
-    stays = [Stay(slot, 0.0, middle if slot < hit else np.inf) for slot in range(workers)]
-    return stays + [Stay(slot, middle + replacement_s, np.inf) for slot in range(hit)]
-
-
 def as_faults(stays: Sequence[Stay], workers: int) -> list[Fault]:
     """Return what keeps the simulator's workers to the schedule: each slot is empty between two stays."""
     found = []
@@ -359,10 +351,7 @@ MOST_APART = 0.05
 def plan(arguments: argparse.Namespace, seed: int) -> list[Stay]:
     """Return the disturbed fleet's schedule."""
     span_s = 3600.0 * arguments.hours
-    replacement_s = np.inf if arguments.no_replacement else arguments.replacement
-    if arguments.mode == "moment":
-        return at_one_moment(arguments.workers, span_s, arguments.share, replacement_s)
-    return by_chance(arguments.workers, span_s, arguments.share, replacement_s, seed)
+    return by_chance(arguments.workers, span_s, arguments.share, arguments.replacement, seed)
 
 
 def lost(calm: FleetRun, disturbed: FleetRun) -> float:
@@ -440,18 +429,17 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str], l
         "lost_throughput": share,
         "table": table,
         "violations": len(violations),
-        "mode": arguments.mode,
         "seeds": list(schedules),
         "hours": arguments.hours,
         "reclaimed": kills,
         "reclaimed_share": round(1.0 - float(np.exp(-kills / hours)), 3),
-        "replacement_s": None if arguments.no_replacement else arguments.replacement,
+        "replacement_s": arguments.replacement if arguments.replacement < np.inf else None,
         "steps_per_hour_wanted": round(3600.0 / Site(workers=arguments.workers).train_s, 3),
     }
     slow: list[str] = []
     for row in table:
         bound_row = row is table[0] or row["stragglers"]
-        if arguments.mode == "chance" and bound_row and row["lost_throughput"]["mean"] > MOST_LOST:
+        if bound_row and row["lost_throughput"]["mean"] > MOST_LOST:
             where = " with stragglers" if row["stragglers"] else ""
             slow.append(f"lost_throughput{where} is {row['lost_throughput']['mean']:g}, above {MOST_LOST:g}")
     return result, violations, slow
@@ -490,19 +478,10 @@ def compare_processes(arguments: argparse.Namespace) -> tuple[dict[str, Any], li
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line, or `words` instead."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument(
-        "--mode",
-        choices=["chance", "moment"],
-        default="chance",
-        help="chance: each worker by itself; moment: --share of the fleet at once",
-    )
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--hours", type=float, default=2.0, help="hours of each fleet (default 2)")
-    parser.add_argument(
-        "--share", type=float, default=0.4, help="reclaimed per hour, or at once (default 0.4)"
-    )
-    parser.add_argument("--replacement", type=float, default=600.0, help="seconds (default 600)")
-    parser.add_argument("--no-replacement", action="store_true", help="a reclaimed worker is never replaced")
+    parser.add_argument("--share", type=float, default=0.4, help="reclaimed per hour (default 0.4)")
+    parser.add_argument("--replacement", type=float, default=600.0, help="seconds, inf: never (default 600)")
     parser.add_argument("--headroom", type=float, default=0.1, help="of the disturbed fleet (default 0.1)")
     parser.add_argument("--seed", type=int, default=0, help="first schedule (default 0)")
     parser.add_argument("--seeds", type=int, default=8, help="schedules (default 8)")
@@ -526,8 +505,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    name = None if arguments.mode == "chance" else f"preemption_{arguments.mode}"
-    return finish(result, record=arguments.record, violated=violated, at_size=slow, name=name)
+    return finish(result, record=arguments.record, violated=violated, at_size=slow)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ import dataclasses
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from pytest import MonkeyPatch
 
 from antiphon.core.coordinator import consequences, groups, leases
 from antiphon.core.coordinator.running_leases import RunningLeases
@@ -34,11 +35,8 @@ MOST_SEEDS = 40
 """A broken promise must show within this many seeds."""
 
 
-class Patch(Protocol):
-    """Replaces attributes until it is undone, as `pytest.MonkeyPatch` does."""
-
-    def setattr(self, target: object, name: str, value: object) -> None:
-        """Replace an attribute."""
+Patch = MonkeyPatch
+"""Replaces attributes until it is undone."""
 
 
 def the_gate_stands_open(patch: Patch) -> None:
