@@ -244,10 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, sentence in gate.items():
         print(f"{kind:24s} {sentence or 'TAKEN'}")
     edited = next(entry for entry in rows if entry["kind"] == "one edited token")
-    struck = sum(
+    struck = hanging_strikes + sum(
         findings_against(groups, found) for groups in (honest, continuing) for found in (Band(), band)
     )
-    struck += hanging_strikes
     result = {
         "dtype": options.dtype,
         "behaviours": len(rows) - 1 + len(gate),

@@ -137,13 +137,8 @@ def main() -> int:
             short.append(race.short(seed))
     result, samples, violated, at_size = compare(pairs, ablation, options.links, short)
     shape = {"epochs": options.epochs, "prompts": options.prompts, "per_step": PER_STEP}
-    return finish(
-        {**shape, "seeds": race.seeds, **result},
-        record=options.record,
-        samples=samples,
-        violated=violated,
-        at_size=at_size,
-    )
+    result = {**shape, "seeds": race.seeds, **result}
+    return finish(result, record=options.record, samples=samples, violated=violated, at_size=at_size)
 
 
 class Race:

@@ -105,7 +105,7 @@ async def run_once(shape: RunShape, folder: Path, pace: float) -> tuple[float, f
         for number in range(WORKERS)
     ]
     async with served_run(shape.config(), folder, pace * LEARNER_S, lease_key=LEASE_KEY) as run:
-        await run.start_all(orders)
+        await run.start(orders)
         async with asyncio.timeout(RUN_LIMIT_S):
             await run.flow.run()
         events = await run.events()

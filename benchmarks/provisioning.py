@@ -284,7 +284,7 @@ async def seconds_per_step(run: SupplyRun, folder: Path, limit_s: float) -> floa
     config = run.config()
     environment = FilteringEnvironment(config, run.shape.acceptance)
     async with served_run(config, folder, run.shape.train_s, environment) as served:
-        await served.start_all(run.orders())
+        await served.start(run.orders())
         async with asyncio.timeout(limit_s):
             await served.flow.run()
         events = await served.events()

@@ -94,22 +94,15 @@ def main() -> int:
         seconds, found = replay(run_id, fresh / "copy", fresh / "empty")
     share = found["steps_equal_share"]
     violated = [f"{share:.1%} of the steps repeat bit for bit, not all"] if share < 1 else []
-    return finish(
-        {
-            "steps": found["steps"],
-            "steps_equal_share": found["steps_equal_share"],
-            "logprobs_equal_share": found["logprobs_equal_share"],
-            "replay_seconds": round(seconds, 1),
-            "train_seconds": round(outcome["figures"]["wall_s"], 1),
-            "logprobs": found["logprobs"],
-            "largest_logprob_difference": found["largest_logprob_difference"],
-            "first_difference": found["first_difference"],
-            "scoring_seconds": round(found["score_seconds"], 1),
-            "copy_mb": round(megabytes, 1),
-        },
-        record=arguments.record,
-        violated=violated,
-    )
+    taken = ["steps", "steps_equal_share", "logprobs_equal_share", "logprobs"]
+    taken += ["largest_logprob_difference", "first_difference"]
+    result = {name: found[name] for name in taken} | {
+        "replay_seconds": round(seconds, 1),
+        "train_seconds": round(outcome["figures"]["wall_s"], 1),
+        "scoring_seconds": round(found["score_seconds"], 1),
+        "copy_mb": round(megabytes, 1),
+    }
+    return finish(result, record=arguments.record, violated=violated)
 
 
 if __name__ == "__main__":

@@ -68,9 +68,8 @@ class Lengths:
         quantile = (order[number % block] + random.random()) / block
         median = math.exp(self.sigma_prompt * NormalDist().inv_cdf(min(1.0 - 1e-9, max(1e-9, quantile))))
         lengths = median * np.exp(self.sigma_sample * random.standard_normal(samples))
-        tokens = np.rint(np.minimum(self.cap, lengths) * TOKENS).astype(np.int64)
-        at_least_one: npt.NDArray[np.int64] = np.maximum(tokens, 1)
-        return at_least_one
+        tokens: npt.NDArray[np.int64] = np.rint(np.minimum(self.cap, lengths) * TOKENS).astype(np.int64)
+        return tokens.clip(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import asyncio
 import dataclasses
 import json
 import math
-import signal
 import subprocess
 import sys
 import threading
@@ -73,8 +72,6 @@ class WorkerOrder:
     """From an announced version until the worker holds it."""
     pauses: bool = False
     """Sample nothing meanwhile."""
-    start_at: float = 0.0
-    """On the machine's monotonic clock: when it may register."""
     hangs_after: float = math.inf
     """Steps after which the engine stands still for good; the worker's heartbeats go on."""
 
@@ -208,10 +205,9 @@ class ImposedWeights(WeightSource):
 
 
 async def work(order: WorkerOrder, address: str, folder: Path) -> None:
-    """Wait for the time to join, then sample until the run ends or a signal says to leave."""
-    loop, resumed = asyncio.get_running_loop(), threading.Event()
+    """Sample until the run ends."""
+    resumed = threading.Event()
     resumed.set()
-    await asyncio.sleep(max(0.0, order.start_at - loop.time()))
     make = StepScopedWitness if order.step_scoped else WitnessClient
     client = make(address, folder / f"{order.name}.acknowledged")
     worker = RolloutWorker(
@@ -221,7 +217,6 @@ async def work(order: WorkerOrder, address: str, folder: Path) -> None:
         lambda config: ImposedEngine(order, resumed),
         lambda config: ImposedWeights(order, resumed),
     )
-    loop.add_signal_handler(signal.SIGTERM, worker.stop)
     try:
         await worker.run(lambda: None)
     finally:

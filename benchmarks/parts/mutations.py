@@ -15,11 +15,13 @@ from antiphon.core.coordinator.running_leases import RunningLeases
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import acceptance, admission, assembly
 from antiphon.core.loop import events as e
+from antiphon.core.loop.advantages import group_advantages
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound, VersionWindow
 from antiphon.core.records import Lease, SubmitVerdict
+from antiphon.core.seeds import request_seeds
 from antiphon.net.security import guard
 from antiphon.net.security.guard import Guard, TokenBucket
 from antiphon.services.coordinator import audit_queue, sealing
@@ -186,21 +188,15 @@ def leases_are_anyones(patch: Patch) -> None:
 
 
 def seeds_ignore_the_prompt(patch: Patch) -> None:
-    from antiphon.core.seeds import request_seeds as real
-
-    patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, "", epoch, size))
+    patch.setattr(admission, "request_seeds", lambda seed, key, *rest: request_seeds(seed, "", *rest))
 
 
 def seeds_ignore_the_epoch(patch: Patch) -> None:
-    from antiphon.core.seeds import request_seeds as real
-
-    patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, key, 0, size))
+    patch.setattr(admission, "request_seeds", lambda seed, key, _, size: request_seeds(seed, key, 0, size))
 
 
 def advantages_have_the_wrong_sign(patch: Patch) -> None:
-    from antiphon.core.loop.advantages import group_advantages as real
-
-    patch.setattr(sealing, "group_advantages", lambda *arguments: -real(*arguments))
+    patch.setattr(sealing, "group_advantages", lambda *arguments: -group_advantages(*arguments))
 
 
 def advantages_are_zero(patch: Patch) -> None:

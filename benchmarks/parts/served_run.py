@@ -38,22 +38,15 @@ class ServedRun:
     address: str
     machine: RunStateMachine
     flow: Flow
-    rewarding: "asyncio.Future[None]"
     workers: list["Popen[bytes]"] = field(default_factory=list)
 
-    def start(self, order: WorkerOrder) -> "Popen[bytes]":
-        """Start a worker; it is killed at the end at the latest."""
-        self.workers.append(order.start(self.address, self.folder))
-        return self.workers[-1]
-
-    async def start_all(self, orders: Sequence[WorkerOrder]) -> None:
-        """Start workers and wait until all of them hold version 0.
+    async def start(self, orders: Sequence[WorkerOrder]) -> None:
+        """Start workers, which are killed at the end, and wait until all of them hold version 0.
 
         Raises:
             TimeoutError: when that takes too long.
         """
-        for order in orders:
-            self.start(order)
+        self.workers += [order.start(self.address, self.folder) for order in orders]
         async with asyncio.timeout(JOIN_S):
             while sum(member.held_version == 0 for member in self.machine.loop.fleet.living()) < len(orders):
                 await asyncio.sleep(0.05)
@@ -97,7 +90,7 @@ async def served_run(
     await learner.restore()
     await learner.publish(0)
     rewarding = asyncio.ensure_future(reward.run(lambda: None))
-    run = ServedRun(folder, address, machine, Flow(config, client, learner), rewarding)
+    run = ServedRun(folder, address, machine, Flow(config, client, learner))
     try:
         yield run
     finally:

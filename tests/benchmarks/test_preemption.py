@@ -1,10 +1,8 @@
-"""The preemption benchmark: its schedules, its fleets in virtual time and in processes, and its bars."""
+"""The preemption benchmark: its schedules, its fleets in virtual time, and its bars."""
 
-import asyncio
 import itertools
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,6 @@ from antiphon.benchmarks.preemption import (
     Site,
     Stay,
     main,
-    run_fleet,
     simulate_fleet,
     steps_per_hour,
 )
@@ -120,11 +117,3 @@ def test_the_table_has_every_case_and_a_violation_is_an_exit_code(
     violations = ("a token beyond the bound",)
     assert main(["--one-case"]) == 1
     assert "a token beyond the bound" in capsys.readouterr().err
-
-
-def test_killed_processes_are_replaced_and_every_token_is_the_one_that_was_due(tmp_path: Path) -> None:
-    site = Site(workers=2, prompts_per_step=4, group_s=30.0)
-    stays = [Stay(0, 0.0, math.inf), Stay(1, 0.0, 250.0), Stay(1, 350.0, math.inf)]
-    found = asyncio.run(run_fleet(site, stays, 600.0, 0, 60.0, tmp_path / "fleet"))
-    assert found.violations == ()
-    assert found.steps_per_hour > 0 and 0.0 <= found.wasted_share <= 1.0

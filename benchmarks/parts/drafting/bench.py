@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file
 
 from antiphon.api.engine import Engine, EngineRequest
 from antiphon.benchmarks.parts.drafting.chain_model import ChainModel
@@ -39,6 +40,7 @@ from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.rollout.engine.environment import EngineSettings
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+from antiphon.weights.snapshot import verify
 
 
 class RecordedRun:
@@ -62,8 +64,6 @@ class RecordedRun:
 
     def weights(self, version: int) -> dict[str, Any]:
         """Return the published tensors of a version."""
-        from safetensors.torch import load_file
-
         tensors: dict[str, Any] = load_file(self._ledger / "versions" / f"v{version:06d}.safetensors")
         return tensors
 
@@ -273,8 +273,6 @@ GROUP = 8
 FRESH_EPOCH = 1_000_000
 """No run gets that far, so the seeds of the loads are none that history was sampled with."""
 
-_SIZES: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_bytes": 256 << 20}
-
 
 @dataclass(slots=True)
 class Bench:
@@ -299,7 +297,8 @@ class Bench:
 def open_bench(model_dir: Path, tensors: Mapping[str, Any], max_model_len: int) -> Bench:
     """Start four engines on a model directory and load `tensors` into all."""
     drafting = DraftingSection()
-    keyed = EngineSettings(model_dir=model_dir, max_model_len=max_model_len, stop_token_ids=(), **_SIZES)
+    sizes: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_bytes": 256 << 20}
+    keyed = EngineSettings(model_dir=model_dir, max_model_len=max_model_len, stop_token_ids=(), **sizes)
     return Bench(
         ending=_start(replace(keyed, stop_token_ids=None), tensors),
         native=_start(replace(keyed, sampler="native"), tensors),
@@ -309,8 +308,6 @@ def open_bench(model_dir: Path, tensors: Mapping[str, Any], max_model_len: int) 
 
 
 def _start(settings: EngineSettings, tensors: Mapping[str, Any]) -> VllmEngine:
-    from antiphon.weights.snapshot import verify
-
     engine, found = VllmEngine(settings), verify(tensors)
     engine.load_weights(0, found, found.digest)
     return engine
