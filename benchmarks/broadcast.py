@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,7 +100,10 @@ class Fleet:
 
     async def kill(self, name: str) -> None:
         """Kill the process of one host at once."""
-        await _end(self._processes.pop(name))
+        process = self._processes.pop(name)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
     async def close(self) -> None:
         for name in list(self._processes):
@@ -177,23 +180,10 @@ def name_of(number: int) -> str:
 
 @asynccontextmanager
 async def fleet(uplinks: Sequence[float], delay_s: float = 0.0, loss: float = 0.0) -> AsyncIterator[Fleet]:
-    """Start an origin and workers on hosts with these uplinks, bytes per second, the origin's first.
-
-    Args:
-        uplinks: of each host.
-        delay_s: one way between any two hosts; 0 joins them by a bridge.
-        loss: share of packets that are lost, where there is a delay.
-    """
-    async with AsyncExitStack() as stack:
-        network = stack.enter_context(network_of(uplinks, delay_s, loss))
-        yield await stack.enter_async_context(_started(network.hosts, network.congestion))
-
-
-@asynccontextmanager
-async def loopback_fleet(parties: int) -> AsyncIterator[Fleet]:
-    """Start an origin and workers that reach each other over this machine's loopback, as fast as it is."""
-    async with _started([Host(f"127.0.77.{number + 1}") for number in range(parties)], "") as found:
-        yield found
+    """Start an origin and workers on the hosts of a network, the origin on the first."""
+    with network_of(uplinks, delay_s, loss) as (hosts, congestion):
+        async with _started(hosts, congestion) as found:
+            yield found
 
 
 @asynccontextmanager
@@ -208,12 +198,6 @@ async def _started(hosts: Sequence[Host], congestion: str) -> AsyncIterator[Flee
             yield found
         finally:
             await found.close()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
 
 
 def _make_bundle(folder: Path, hosts: Sequence[str]) -> None:
@@ -231,6 +215,8 @@ WORKERS, BY_N = 7, (2, 4, 8, 15)
 PAYLOAD_BYTES = 32_000_000
 WAN_UPLINK, WAN_DELAY_S, WAN_LOSS, WAN_WORKERS, WAN_BYTES = 20e6 / 8, 0.040, 0.01, 4, 8_000_000
 SMALL_UPLINK, SMALL_WORKERS, SMALL_BYTES, SMALL_STREAMS = 64e6 / 8, 2, 1_800_000, 2
+WAN_STREAMS = 24
+"""Connections of each hop of the far network."""
 LOOPBACK_BYTES = 512_000_000
 DOWNLINK = 1e9 / 8
 MOST_OVER = {"chain": 1.15, "slow_peer": 1.15, "relay_killed": 1.3, "wan_loss": 1.5, "small": 1.3}
@@ -241,7 +227,6 @@ def main() -> int:
     """Measure what is asked for and check it against the bounds."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--repeat", type=int, default=3, help="broadcasts of each kind; the median counts")
-    parser.add_argument("--streams", type=int, default=24, help="connections of each hop of the far network")
     parser.add_argument(
         "--only", default="", help="comma-separated: equal, by_n, slow_peer, far, small, loopback"
     )
@@ -260,14 +245,14 @@ def main() -> int:
 
 async def _measure(args: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {
-        "streams": {"near": 1, "far": args.streams},
+        "streams": {"near": 1, "far": WAN_STREAMS},
         "mtu": MTU,
         "chunk_bytes": {
             name: auto_chunk_bytes(size)
             for name, size in (("near", PAYLOAD_BYTES), ("far", WAN_BYTES), ("small", SMALL_BYTES))
         },
     }
-    parts: dict[str, Callable[[int, int], Coroutine[Any, Any, dict[str, Any]]]] = {
+    parts: dict[str, Callable[[int], Coroutine[Any, Any, dict[str, Any]]]] = {
         "equal": _equal,
         "by_n": _by_n,
         "slow_peer": _slow_peer,
@@ -277,11 +262,11 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     wanted = args.only.split(",") if args.only else list(parts)
     for name in wanted:
-        report |= await parts[name](args.repeat, args.streams)
+        report |= await parts[name](args.repeat)
     return report
 
 
-async def _equal(repeat: int, streams: int) -> dict[str, Any]:
+async def _equal(repeat: int) -> dict[str, Any]:
     """Measure star and chain with equal links, and the death of a relay."""
     found: dict[str, Any] = {}
     uplinks = [UPLINK] * (1 + WORKERS)
@@ -305,59 +290,56 @@ async def _equal(repeat: int, streams: int) -> dict[str, Any]:
     return found
 
 
-async def _by_n(repeat: int, streams: int) -> dict[str, Any]:
+async def _chain(
+    name: str, uplinks: Sequence[float], size: int, repeat: int, streams: int = 1, spared: str = ""
+) -> dict[str, Any]:
+    """Measure the chain of workers with these uplinks, until the last but `spared` has it."""
+    async with fleet(uplinks) as hosts:
+        plan = _plan(uplinks, size)
+        if streams > 1:
+            await _repeated(hosts, plan, size, 1, streams=streams)  # opens the connections
+        runs = await _repeated(hosts, plan, size, repeat, streams=streams)
+    seconds = [max(took for worker, took in run.seconds.items() if worker != spared) for run in runs]
+    return _row(name, seconds, size / uplinks[0], plan.seconds)
+
+
+async def _by_n(repeat: int) -> dict[str, Any]:
     """Measure the chain with few and many workers."""
-    rows = []
-    for workers in BY_N:
-        uplinks = [UPLINK] * (1 + workers)
-        async with fleet(uplinks) as hosts:
-            plan = _plan(uplinks, PAYLOAD_BYTES)
-            runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat)
-        seconds = [run.last_s for run in runs]
-        row = _row(f"chain of {workers}", seconds, PAYLOAD_BYTES / UPLINK, plan.seconds)
-        rows.append({"n": workers, **row})
+    rows = [
+        {"n": n, **await _chain(f"chain of {n}", [UPLINK] * (1 + n), PAYLOAD_BYTES, repeat)} for n in BY_N
+    ]
     return {"chain_by_n": rows}
 
 
-async def _slow_peer(repeat: int, streams: int) -> dict[str, Any]:
+async def _slow_peer(repeat: int) -> dict[str, Any]:
     """Measure what one slow worker costs the others, when the planner knows of it."""
-    uplinks = [UPLINK] * (1 + WORKERS)
-    uplinks[2] = SLOW_UPLINK
-    async with fleet(uplinks) as hosts:
-        plan = _plan(uplinks, PAYLOAD_BYTES)
-        runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat)
-    others = [max(s for name, s in run.seconds.items() if name != name_of(2)) for run in runs]
-    return {"slow_peer": _row("slow_peer", others, PAYLOAD_BYTES / UPLINK, plan.seconds)}
+    uplinks = [UPLINK, UPLINK, SLOW_UPLINK, *[UPLINK] * (WORKERS - 2)]
+    row = await _chain("slow_peer", uplinks, PAYLOAD_BYTES, repeat, spared=name_of(2))
+    return {"slow_peer": row}
 
 
-async def _far(repeat: int, streams: int) -> dict[str, Any]:
+async def _far(repeat: int) -> dict[str, Any]:
     """Measure the chain over links with a delay and losses."""
     uplinks = [WAN_UPLINK] * (1 + WAN_WORKERS)
     ideal_s = WAN_BYTES / WAN_UPLINK + WAN_WORKERS * WAN_DELAY_S
     async with fleet(uplinks, WAN_DELAY_S, WAN_LOSS) as hosts:
         plan = _plan(uplinks, WAN_BYTES, 2 * WAN_DELAY_S)
-        (first,) = await _repeated(hosts, plan, WAN_BYTES, 1, streams=streams)
-        runs = await _repeated(hosts, plan, WAN_BYTES, repeat, streams=streams)
+        first, *runs = await _repeated(hosts, plan, WAN_BYTES, 1 + repeat, streams=WAN_STREAMS)
         congestion = hosts.congestion
     row = _row("wan_loss", [run.last_s for run in runs], ideal_s, plan.seconds)
     cold = round(first.last_s / ideal_s, 3)
-    print(f"wan_loss with connections yet to open: {cold:.2f}", flush=True)
-    return {"wan_loss": {**row, "first_over_ideal": cold, "streams": streams, "congestion": congestion}}
+    return {"wan_loss": {**row, "first_over_ideal": cold, "streams": WAN_STREAMS, "congestion": congestion}}
 
 
-async def _small(repeat: int, streams: int) -> dict[str, Any]:
+async def _small(repeat: int) -> dict[str, Any]:
     """Measure the chain with a payload of few chunks, connections open."""
     uplinks = [SMALL_UPLINK] * (1 + SMALL_WORKERS)
-    async with fleet(uplinks) as hosts:
-        plan = _plan(uplinks, SMALL_BYTES)
-        await _repeated(hosts, plan, SMALL_BYTES, 1, streams=SMALL_STREAMS)
-        runs = await _repeated(hosts, plan, SMALL_BYTES, repeat, streams=SMALL_STREAMS)
-    return {"small": _row("small", [run.last_s for run in runs], SMALL_BYTES / SMALL_UPLINK, plan.seconds)}
+    return {"small": await _chain("small", uplinks, SMALL_BYTES, repeat, streams=SMALL_STREAMS)}
 
 
-async def _loopback(repeat: int, streams: int) -> dict[str, Any]:
-    """Measure one hop that nothing slows."""
-    async with loopback_fleet(2) as hosts:
+async def _loopback(repeat: int) -> dict[str, Any]:
+    """Measure one hop that nothing slows, over this machine's loopback."""
+    async with _started([Host(f"127.0.77.{number}") for number in (1, 2)], "") as hosts:
         plan = _plan([1e9] * 2, LOOPBACK_BYTES)
         runs = await _repeated(hosts, plan, LOOPBACK_BYTES, repeat)
     rates = [LOOPBACK_BYTES / run.last_s / 1e6 for run in runs]

@@ -5,7 +5,7 @@ one other process; each leases a group, hands it in while it asks for the next, 
 in a tenth of the cases hands it in again, which must hear `already_accepted`. The time of a lease is
 that from asking to holding it, on the disk. Beside it the same pairs on a PostgreSQL server started for
 the purpose; the share of a core that idle workers cost, each with heartbeats and a request for leases
-that is held open; the same for a fleet in many processes, two thirds of it at work; and a run of a million
+that is held open, in many processes; the same for a fleet, two thirds of it at work; and a run of a million
 events: its restart, and the memory that its end and its report take. Drafting's history, rewards, sealing,
 tokens and TLS are off. The exit status is 1 when an answer was not the one there is.
 """
@@ -46,7 +46,6 @@ from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
     Lease,
-    Prompt,
     SnapshotManifest,
     SubmitVerdict,
     Trajectory,
@@ -61,7 +60,6 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, StateSnapshots, TrainedRow
 from antiphon.services.coordinator.journal.pinned import pinned_values
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
-from antiphon.system.processes import run_service, write_ready_file
 
 REPORT_S = 1200.0
 """Longest that finishing may take before the benchmark gives up."""
@@ -73,10 +71,12 @@ async def restart(folder: Path) -> dict[str, float]:
 
     A process of its own should do it: the libraries are loaded, and nothing else is.
     """
+    from antiphon.simulator.standins.engines import ArithmeticPrompts
+
     config, clock = load_config(folder / "config.yaml"), asyncio.get_running_loop().time
     begun = time.perf_counter()
     journal, store = Journal(folder / JOURNAL_NAME, RUN_ID), open_store(folder / "store", config.record)
-    machine = RunStateMachine(config, RUN_ID, journal, store, LoadPrompts(), clock)
+    machine = RunStateMachine(config, RUN_ID, journal, store, ArithmeticPrompts(), clock)
     await machine.start()
     took_s = time.perf_counter() - begun
     await machine.close()
@@ -145,7 +145,7 @@ def long_config() -> RunConfig:
     """Return the configuration of a run that is far from its end."""
     return build_config(
         {
-            "run": {"steps": 1_000_000, "seed": 1},
+            "run": {"name": RUN_ID, "steps": 1_000_000, "seed": 1},
             "environment": {"train_size": 4096, "heldout_size": HELD_OUT},
             "evaluation": {"prompts": HELD_OUT, "interval": 0},
             "loop": {"mode": "elastic", "prompts_per_step": LONG_PLACES, "group_size": GROUP_SIZE},
@@ -211,15 +211,14 @@ def _sampled(group_id: str, number: int, version: int, samples: int, now: float)
 
 
 START_S = 120.0
-"""Longest until a fleet is up, or a coordinator that has just started does nothing any more."""
+"""Longest until a fleet is up."""
 LEASE_WAIT_S = 5.0
 """As long as a worker has a request for leases held open."""
 IDLE_PAUSE_S = 0.5
 """As long as a worker waits at most before it asks again."""
 HEARTBEAT_S = 2.0
-CALM_S = 2.0
-CALM_SHARE = 0.01
-"""Of a core: a coordinator that takes more for `CALM_S` without being called is still starting."""
+DUPLICATES = 0.1
+"""Share of the groups that are handed in twice."""
 CONCURRENT = 2
 """Groups that each working worker samples at a time."""
 _together: Barrier
@@ -275,7 +274,7 @@ class FleetWorker:
             for slot in range(CONCURRENT):
                 tasks.create_task(self._sample(group_s, slot))
 
-    async def hurry(self, duplicates: float) -> None:
+    async def hurry(self) -> None:
         """Hand in each group while the next is asked for, without a pause; a share of them twice."""
         rng, counts = np.random.default_rng(self._number), self._counts
         await self.register()
@@ -290,7 +289,7 @@ class FleetWorker:
                 counts.wrong += verdict is not SubmitVerdict.ACCEPTED
                 counts.pairs += 1
                 counts.submit_s.append(took_s)
-                if rng.random() < duplicates:
+                if rng.random() < DUPLICATES:
                     again = await self.client.submit_group(submission)
                     counts.wrong += again is not SubmitVerdict.ALREADY_ACCEPTED
             submission = None
@@ -322,37 +321,6 @@ class FleetWorker:
                 self._counts.pairs += 1
 
 
-async def idle_fleet(
-    address: str, process: psutil.Process, workers: int, seconds: float
-) -> tuple[float, float]:
-    """Return the share of a core that idle workers cost, and how many heartbeats came per second."""
-    counts = Counts()
-    calm = await _calm_share(process)
-    fleet = [FleetWorker(address, number, counts) for number in range(workers)]
-    tasks = []
-    try:
-        for worker in fleet:  # registering them all may take longer than one may be silent, so each begins
-            await worker.register()
-            tasks.append(asyncio.ensure_future(worker.idle()))
-        deadline = time.monotonic() + START_S
-        while len(counts.beats_s) < 2 * workers:  # until everybody goes at the pace of the whole fleet
-            await _until_ended(tasks, 0.1)
-            if time.monotonic() > deadline:
-                sent = len(counts.beats_s)
-                raise SystemExit(f"after {START_S:g} s {workers} idle workers had sent {sent} heartbeats")
-        before, begun = cpu_s(process), time.perf_counter()
-        counts.begin()
-        # Each of them beats in it.
-        await _until_ended(tasks, max(seconds, heartbeat_pause_s(HEARTBEAT_S, workers, busy=False)))
-        passed_s = time.perf_counter() - begun
-        share, rate = (cpu_s(process) - before) / passed_s, len(counts.beats_s) / passed_s
-    finally:
-        await _end(tasks, fleet)
-    if counts.wrong:
-        raise SystemExit(f"{counts.wrong} answers to idle workers are not the ones there are")
-    return share - calm, rate
-
-
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
     """A fleet of working and idle workers in many processes."""
@@ -363,6 +331,7 @@ class FleetPlan:
     working: int
     """Of the workers; the others have no room."""
     group_s: float
+    """What a group takes; measured is what comes after the first ones."""
     seconds: float
 
 
@@ -427,17 +396,6 @@ async def _end(tasks: list[asyncio.Task[None]], fleet: list[FleetWorker]) -> Non
     await asyncio.gather(*(worker.client.close() for worker in fleet))
 
 
-async def _calm_share(process: psutil.Process) -> float:
-    """Return what a coordinator that no one calls takes of a core, once it has done with starting."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        before = cpu_s(process)
-        await asyncio.sleep(CALM_S)
-        if (share := (cpu_s(process) - before) / CALM_S) <= CALM_SHARE:
-            return share
-    raise SystemExit(f"the coordinator was not calm within {START_S:g} s")
-
-
 def cpu_s(process: psutil.Process) -> float:
     """Return the processor seconds that a process has used."""
     times = process.cpu_times()
@@ -459,14 +417,6 @@ GROUP_S = 5.0
 _T = TypeVar("_T")
 
 
-class LoadPrompts:
-    """Prompts without an environment."""
-
-    def prompt(self, split: str, index: int) -> Prompt:
-        """Return prompt `index` of `split`."""
-        return Prompt(f"{split}-0-{index}", (1, 2 + index % 50))
-
-
 def make_config(groups: int, store: str | None) -> RunConfig:
     """Return a run that has `groups` groups to give at once.
 
@@ -476,7 +426,7 @@ def make_config(groups: int, store: str | None) -> RunConfig:
     """
     return build_config(
         {
-            "run": {"steps": 1, "seed": 1},
+            "run": {"name": RUN_ID, "steps": 1, "seed": 1},
             "environment": {"train_size": groups, "heldout_size": 1},
             "evaluation": {"prompts": 1, "interval": 0},
             "loop": {"mode": "elastic", "prompts_per_step": groups, "group_size": GROUP_SIZE},
@@ -487,32 +437,14 @@ def make_config(groups: int, store: str | None) -> RunConfig:
     )
 
 
-def serve(folder: Path) -> int:
-    """Be the coordinator's process."""
-    from antiphon.services.coordinator.server import serve_coordinator
-
-    config = load_config(folder / "config.yaml")
-    return run_service(
-        lambda stop: serve_coordinator(
-            config,
-            RUN_ID,
-            folder,
-            folder / "store",
-            "127.0.0.1",
-            0,
-            lambda port: write_ready_file(folder / "ready", port),
-            LoadPrompts(),
-            stop=stop,
-        )
-    )
-
-
 @contextmanager
 def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.Process]]:
     """Run a coordinator process and yield its address and itself."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump_config(config))
-    words, ready = [*PROGRAM, "--part", "serve", str(folder)], folder / "ready"
+    (folder / "ports.json").write_text(json.dumps({"coordinator": 0}))
+    words = [sys.executable, "-P", "-m", "antiphon.benchmarks.parts.kills.roles", "coordinator", str(folder)]
+    ready = folder / "coordinator.ready"
     with started(words, ready, folder / "coordinator.log", {"ANTIPHON_LOG": "warning"}) as process:
         port = json.loads(ready.read_text())["port"]
         yield f"127.0.0.1:{port}", psutil.Process(process.pid)
@@ -520,7 +452,7 @@ def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.P
 
 def sampled(lease: Lease, worker_id: str) -> GroupSubmission:
     """Return a group as a worker would hand it in."""
-    tokens = np.arange(1, TOKENS + 1, dtype=np.int32)
+    tokens = np.arange(TOKENS, dtype=np.int32) % 60 + 1  # none of them ends a completion
     logprobs = np.full(TOKENS, -1.5, dtype=np.float32)
     return GroupSubmission(
         lease_id=lease.lease_id,
@@ -547,12 +479,12 @@ async def _timed(call: Awaitable[_T]) -> tuple[_T, float]:
     return await call, time.perf_counter() - begun
 
 
-async def load(address: str, clients: int, seconds: float, duplicates: float) -> Counts:
+async def load(address: str, clients: int, seconds: float) -> Counts:
     """Put a coordinator under load and return what the clients measured."""
     counts = Counts()
     fleet = [FleetWorker(address, number, counts) for number in range(clients)]
     await open_run(address)
-    tasks = [asyncio.ensure_future(worker.hurry(duplicates)) for worker in fleet]
+    tasks = [asyncio.ensure_future(worker.hurry()) for worker in fleet]
     try:
         await _until_ended(tasks, WARM_UP_S)
         counts.begin()
@@ -567,7 +499,7 @@ def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Na
     groups = min(int(options.seconds + WARM_UP_S) * MOST_PAIRS_PER_S, MOST_GROUPS)
     with coordinator(home / name, make_config(groups, store)) as (address, process):
         before, begun = cpu_s(process), time.perf_counter()
-        counts = asyncio.run(load(address, options.clients, options.seconds, options.duplicates))
+        counts = asyncio.run(load(address, options.clients, options.seconds))
         server_cores = (cpu_s(process) - before) / (time.perf_counter() - begun)
     lease_ms = np.array(counts.lease_s or [0.0]) * 1000
     return {
@@ -580,13 +512,14 @@ def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Na
     }
 
 
-def measure_fleet(folder: Path, workers: int, processes: int, seconds: float) -> dict[str, float]:
+def measure_fleet(
+    folder: Path, processes: int, workers: int, working: int, group_s: float, seconds: float
+) -> dict[str, float]:
     """Return what a fleet in many processes costs the coordinator, and how fast it is answered."""
-    working = workers * 2 // 3
-    groups = round(working * CONCURRENT * (2 + (seconds + START_S) / GROUP_S))
+    groups = max(64, round(working * CONCURRENT * (2 + (seconds + START_S) / group_s)))
     with coordinator(folder, make_config(groups, None)) as (address, process):
         asyncio.run(open_run(address))
-        plan = FleetPlan(address, processes, workers, working, GROUP_S, seconds)
+        plan = FleetPlan(address, processes, workers, working, group_s, seconds)
         command = [*PROGRAM, "--part", "fleet", json.dumps(asdict(plan))]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
@@ -597,7 +530,7 @@ def measure_fleet(folder: Path, workers: int, processes: int, seconds: float) ->
     if not line:
         raise SystemExit(f"the fleet ended with {child.returncode}")
     found = {"core_share": share, **json.loads(line)}
-    return {f"workers_{workers}_{name}": round(value, 3) for name, value in found.items()}
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 async def open_run(address: str) -> None:
@@ -632,9 +565,7 @@ def measure_long_run(folder: Path, events: int) -> dict[str, float]:
 
 
 def be_part(name: str, *arguments: str) -> int:
-    """Be another process of the benchmark; all but the coordinator print a JSON object last."""
-    if name == "serve":
-        return serve(Path(arguments[0]))
+    """Be another process of the benchmark, which prints a JSON object last."""
     if name == "fleet":
         found = be_fleet(FleetPlan(**json.loads(arguments[0])))
     elif name == "restart":
@@ -650,7 +581,6 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--clients", type=int, default=64, help="concurrent clients (default 64)")
     parser.add_argument("--seconds", type=float, default=10.0, help="measured seconds (default 10)")
-    parser.add_argument("--duplicates", type=float, default=0.1, help="share handed in twice (default 0.1)")
     parser.add_argument("--idle", type=int, default=1000, help="idle workers (default 1000; 0 leaves it out)")
     parser.add_argument(
         "--no-postgres", action="store_true", help="leave PostgreSQL out, as without its package"
@@ -676,20 +606,24 @@ def main() -> int:
                 found = measure_pairs(home, "postgres", server.url, options)
             result |= {f"postgres_{name}": value for name, value in found.items()}
         if options.idle:
-            with coordinator(home / "idle", make_config(64, None)) as (address, process):
-                asyncio.run(open_run(address))
-                share, rate = asyncio.run(idle_fleet(address, process, options.idle, options.seconds))
-            result |= {"idle_workers": options.idle, "heartbeats_core_share": round(share, 4)}
-            result["heartbeats_per_s"] = round(rate, 1)
+            # Everybody beats once in this time, after a first one at the pace of a small fleet.
+            pause_s = heartbeat_pause_s(HEARTBEAT_S, options.idle, busy=False)
+            sizes = (options.processes, options.idle, 0, pause_s, max(options.seconds, pause_s))
+            found = measure_fleet(home / "idle", *sizes)
+            result |= {"idle_workers": options.idle, "idle_wrong": found["wrong"]}
+            result["heartbeats_core_share"] = found["core_share"]
+            result["heartbeats_per_s"] = found["heartbeats_per_s"]
         if options.fleet:
-            result |= measure_fleet(home / "fleet", options.fleet, options.processes, options.seconds)
+            sizes = (options.processes, options.fleet, options.fleet * 2 // 3, GROUP_S, options.seconds)
+            found = measure_fleet(home / "fleet", *sizes)
+            result |= {f"workers_{options.fleet}_{name}": value for name, value in found.items()}
         if options.events:
             result |= measure_long_run(home / "long", options.events)
     finally:
         shutil.rmtree(home, ignore_errors=True)
     wrong = {
         name: result[name]
-        for name in ("wrong", "postgres_wrong", f"workers_{options.fleet}_wrong")
+        for name in ("wrong", "postgres_wrong", "idle_wrong", f"workers_{options.fleet}_wrong")
         if result.get(name)
     }
     violated = [f"{count} answers are not the ones there are ({name})" for name, count in wrong.items()]

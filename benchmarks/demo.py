@@ -31,14 +31,13 @@ def main() -> int:
     """Run the demo's configuration once for each seed."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds (default 3)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--steps", type=int, default=None, help="learner steps (default: the demo's)")
     parser.add_argument("overrides", nargs="*", help="key=value pairs besides")
     arguments = parser.parse_args()
     overrides = [*arguments.overrides, *([f"run.steps={arguments.steps}"] if arguments.steps else [])]
     samples: dict[str, list[float]] = {}
     staleness: dict[str, int] = {}
-    seeds = list(range(arguments.first, arguments.first + arguments.seeds))
+    seeds = list(range(arguments.seeds))
     for seed in seeds:
         words = [f"run.seed={seed}", *overrides]
         with scratch_home() as home:

@@ -84,10 +84,8 @@ def house_config() -> RunConfig:
 
 def sound_submission(lease: Lease, worker: str, version: int) -> GroupSubmission:
     """Return a group of a lease as it should be."""
-    tokens, logprobs = (
-        np.arange(1, GROUP_TOKENS + 1, dtype=np.int32),
-        np.full(GROUP_TOKENS, -1.5, dtype=np.float32),
-    )
+    tokens = np.arange(1, GROUP_TOKENS + 1, dtype=np.int32)
+    logprobs = np.full(GROUP_TOKENS, -1.5, dtype=np.float32)
     spans = (VersionSpan(version, 0, GROUP_TOKENS),)
     made = tuple(
         Trajectory(tokens, logprobs, spans, FinishReason.LENGTH, sample_index=index, seed=seed)
@@ -232,11 +230,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     played = options.careers
     rows = [row("honest", honest, band, played), row("liar's prefix", prefixed, band, played)]
     for shown in rows:
-        show(shown)
+        print(shown, flush=True)
     for kind, make in kinds(sampler, options.dtype).items():
         groups = audited(auditor, make, workers.trust_leases(options.groups))
         rows.append(row(kind, groups, band, played))
-        show(rows[-1])
+        print(rows[-1], flush=True)
     hanging, hanging_groups, hanging_strikes = asyncio.run(hangs_the_judge())
     gate = at_the_gate(sampler) | {
         "extreme numbers": extreme_numbers(),
@@ -246,10 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, sentence in gate.items():
         print(f"{kind:24s} {sentence or 'TAKEN'}")
     edited = next(entry for entry in rows if entry["kind"] == "one edited token")
-    struck = sum(
+    struck = hanging_strikes + sum(
         findings_against(groups, found) for groups in (honest, continuing) for found in (Band(), band)
     )
-    struck += hanging_strikes
     result = {
         "dtype": options.dtype,
         "behaviours": len(rows) - 1 + len(gate),
@@ -448,22 +445,6 @@ def _career(groups: Groups, band: Band, rng: np.random.Generator) -> tuple[int, 
         if quarantine_reason(standing, any(finding.certain for finding in findings), "found"):
             return number, audits
     return LONGEST_CAREER, audits
-
-
-def show(found: Row) -> None:
-    """Print a line of the table."""
-    out = {
-        name: "-" if value is None else f"{value:.0f}" for name, value in found.items() if "until_out" in name
-    }
-    print(
-        f"{found['kind']:24s} missed {found['missed']:8.2%}  near {found['near']:8.2%}  "
-        f"gross {found['gross']:5.1f}  drift {found['drift']:8.1e}  "
-        f"found {found['found']:6.1%} proven {found['proven']:6.1%}  "
-        f"out after {out['groups_until_out']:>4} groups, {out['audits_until_out']:>4} audited   "
-        f"calibrated: found {found['found_calibrated']:6.1%}, "
-        f"out after {out['groups_until_out_calibrated']:>4}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

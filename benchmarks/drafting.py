@@ -16,10 +16,6 @@ log-probabilities and draws each request from its own seed.
   not pay. unhelpful_to_keyed: the same against the keyed sampler of an engine without drafting.
 - no_history: as (b), drafting engine against the undrafted one with the same keyed sampler.
 - keyed_undrafted: the keyed sampler without drafts on (b).
-- vllm_ngram: vLLM's `ngram` method on the greedy and sampled loads, without our hooks, seeds and
-  log-probabilities; vllm_plain is the same without drafts: what seeds and log-probabilities cost vLLM.
-- to_plain: drafting against vllm_plain on every load, so with what seeds, log-probabilities and our hooks
-  cost counted against us.
 
     .venv/bin/python benchmarks/drafting.py [--pairs N]
 
@@ -43,16 +39,13 @@ from antiphon.benchmarks.parts.drafting.bench import (
     Comparison,
     GroupWork,
     LoadResult,
-    Method,
     RecordedRun,
     compare,
     greedy_work,
     identical,
     open_bench,
-    policy_directory,
     run_load,
     sampled_work,
-    serve,
     unseen_work,
     wandering_work,
     with_lengths,
@@ -60,7 +53,6 @@ from antiphon.benchmarks.parts.drafting.bench import (
 from antiphon.benchmarks.parts.drafting.chain_model import build_chain_model
 from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
-from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.statistics import drafting_rates
 from antiphon.services.rollout.engine.environment import child_environment
 
@@ -85,10 +77,6 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=256, help="of an epoch of that run (default 256)")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=("greedy", "sampled", "unhelpful"), default=None)
-    parser.add_argument("--max-window", type=int, default=DraftingSection().max_window)
-    parser.add_argument(
-        "--no-vllm-methods", action="store_true", help="leave out vLLM alone, with and without its own drafts"
-    )
     arguments = parser.parse_args()
     if "ANTIPHON_BENCHMARK_CHILD" not in os.environ:
         # OpenMP reads its settings when a process starts.
@@ -120,8 +108,6 @@ class Report:
         self._home = home
         self._pairs = arguments.pairs
         self._wanted = arguments.only or ["greedy", "sampled", "unhelpful"]
-        self._methods = not arguments.no_vllm_methods
-        self._drafting = DraftingSection(max_window=arguments.max_window)
         self._same = self._asked = 0
         self.result: dict[str, Any] = {"pairs": arguments.pairs}
 
@@ -133,7 +119,7 @@ class Report:
             if "unhelpful" in self._wanted:
                 self._wandering(Path(folder) / "wandering")
             if {"sampled", "unhelpful"} & set(self._wanted):
-                self._policy(Path(folder) / "policy")
+                self._policy()
         if self._asked:
             self.result["identical_share"] = self._same / self._asked
             self.result["identical_requests"] = self._asked
@@ -142,7 +128,6 @@ class Report:
     def _greedy(self, folder: Path) -> None:
         model = build_chain_model(prompts=GREEDY_PROMPTS, median_length=GREEDY_MEDIAN)
         bench = self._chain_bench(model.save(folder))
-        self._add_vllm(bench, "none", "ngram")
         for concurrency, (repeats, prompts) in GREEDY.items():
             work = greedy_work(model, repeats, prompts)
             self._load("greedy", bench, work, concurrency, native_alike=True)
@@ -151,45 +136,30 @@ class Report:
     def _wandering(self, folder: Path) -> None:
         model = build_chain_model(scale=WANDERING_SCALE)
         bench = self._chain_bench(model.save(folder))
-        self._add_vllm(bench, "none")
         for concurrency, requests in WANDERING_PROMPTS.items():
             work = wandering_work(model, bench, requests, WANDERING_TOKENS)
             self._unhelpful("unhelpful_chain", bench, work, concurrency)
         bench.close()
 
-    def _policy(self, folder: Path) -> None:
+    def _policy(self) -> None:
         run = RecordedRun(self._home)
         epoch = run.epochs - 1
         version = int((epoch + 0.5) * len(run.prompts) / run.config.loop.prompts_per_step)
         tensors = run.weights(version)
-        model_dir = policy_directory(run, tensors, folder)
-        bench = open_bench(model_dir, tensors, run.config.rollout.max_model_tokens, self._drafting)
+        bench = open_bench(run.model_dir, tensors, run.config.rollout.max_model_tokens)
         if "sampled" in self._wanted:
             histories = run.histories(epoch - 1)
-            serve(bench.ending, version, tensors)
-            self.result["history"] = {
-                "epoch": epoch - 1,
-                "version_served": version,
-                "groups_recorded": len(histories),
-            }
-            print(f"history: {self.result['history']}", flush=True)
-            self._add_vllm(bench, "none", "ngram")
+            self.result["history"] = {"epoch": epoch - 1, "version": version, "groups": len(histories)}
             for concurrency, prompts in SAMPLED_PROMPTS.items():
                 self._load("sampled", bench, sampled_work(run, histories, prompts), concurrency)
         if "unhelpful" in self._wanted:
-            self._add_vllm(bench, "none")
             for concurrency, prompts in UNSEEN_PROMPTS.items():
                 work = unseen_work(run, prompts)
                 self._unhelpful("unhelpful_unseen", bench, work, concurrency, keyed=True)
         bench.close()
 
     def _chain_bench(self, folder: Path) -> Bench:
-        return open_bench(folder, load_file(folder / "model.safetensors"), 640, self._drafting)
-
-    def _add_vllm(self, bench: Bench, *methods: Method) -> None:
-        """Have vLLM on its own beside the others, unless that is left out."""
-        for method in methods if self._methods else ():
-            bench.add("plain" if method == "none" else method, method)
+        return open_bench(folder, load_file(folder / "model.safetensors"), 640)
 
     def _load(
         self, name: str, bench: Bench, work: Sequence[GroupWork], concurrency: int, native_alike: bool = False
@@ -203,23 +173,13 @@ class Report:
         key, ratio = f"c{concurrency}", found.ratio("drafted", "native")
         self.result.setdefault(name, {})[key] = round(ratio, 3)
         self._detail(f"{name}.{key}", found)
-        if not bench.others:
-            return
-        sides = bench.sides(("native", "drafted", *bench.others), work, concurrency)
-        others = compare(sides, min(2, self._pairs))
-        self._to_plain(f"{name}.{key}", others)
-        for method in bench.others:
-            measured = round(others.ratio(method, "native"), 3)
-            self.result.setdefault(f"vllm_{method}", {})[f"{name}.{key}"] = measured
-            print(f"{name}.{key}: vLLM alone, {method}: {measured:.3f} of native", flush=True)
 
     def _unhelpful(
         self, name: str, bench: Bench, work: Sequence[GroupWork], concurrency: int, keyed: bool = False
     ) -> None:
         """Measure a load where drafts cannot help."""
         work = with_lengths(bench.ending, work, concurrency)
-        plain = [side for side in bench.others if side == "plain"]
-        found = compare(bench.sides(("native", "keyed", "drafted", *plain), work, concurrency), self._pairs)
+        found = compare(bench.sides(("native", "keyed", "drafted"), work, concurrency), self._pairs)
         self._identity(found.warm_up["drafted"], found.warm_up["keyed"])
         key = f"c{concurrency}"
         against = {base: found.ratio("drafted", base) for base in ("native", "keyed")}
@@ -230,18 +190,8 @@ class Report:
         parts[key] = {base: round(ratio, 3) for base, ratio in against.items()}
         if keyed:
             self.result.setdefault("no_history", {})[key] = round(against["keyed"], 3)
-            own = self.result.setdefault("keyed_undrafted", {})
-            own[key] = round(found.ratio("keyed", "native"), 3)
-            ratios = found.ratios("keyed", "native")
-            spread = [round(min(ratios), 3), round(max(ratios), 3)]
-            self.result.setdefault("keyed_undrafted_spread", {})[key] = spread
+            self.result.setdefault("keyed_undrafted", {})[key] = round(found.ratio("keyed", "native"), 3)
         self._detail(f"{name}.{key}", found)
-        if plain:
-            self._to_plain(f"{name}.{key}", found)
-
-    def _to_plain(self, load: str, found: Comparison) -> None:
-        measured = self.result.setdefault("to_plain", {})[load] = round(found.ratio("drafted", "plain"), 3)
-        print(f"{load}: drafting is {measured:.3f} of vLLM alone without drafts", flush=True)
 
     def _identity(self, drafted: LoadResult, reference: LoadResult) -> None:
         self._same += identical(drafted.outputs, reference.outputs)
@@ -249,42 +199,26 @@ class Report:
 
     def _detail(self, name: str, found: Comparison) -> None:
         """Print a line on one load and keep its numbers."""
-        drafting = found.drafting("drafted")
+        drafting, warm = found.drafting("drafted"), found.warm_up
         rates: Mapping[str, float] = drafting_rates(drafting)
-        steps = sum(run.steps for run in found.runs["drafted"])
-        drafter_ms = 1e3 * drafting.drafter_s / steps
-        ratios, warm = found.ratios("drafted", "native"), found.warm_up
-        low, high = min(ratios), max(ratios)
+        steps, ratios = sum(run.steps for run in found.runs["drafted"]), found.ratios("drafted", "native")
         detail = {
             "native_tokens_per_cpu_s": round(found.rate("native")),
             "drafted_tokens_per_cpu_s": round(found.rate("drafted")),
-            "ratio_least": round(low, 3),
-            "ratio_most": round(high, 3),
+            "ratio_least": round(min(ratios), 3),
+            "ratio_most": round(max(ratios), 3),
             "ratio_warm_up": round(warm["drafted"].rate / warm["native"].rate, 3),
             "acceptance": round(rates["acceptance"], 4),
             "coverage": round(rates["coverage"], 4),
             "tokens_per_pass": round(rates["tokens_per_pass"], 3),
-            "drafter_ms_per_step": round(drafter_ms, 4),
-            "tokens": found.warm_up["drafted"].tokens,
+            "drafter_ms_per_step": round(1e3 * drafting.drafter_s / steps, 4),
+            "tokens": warm["drafted"].tokens,
         }
         self.result.setdefault("loads", {})[name] = detail
         if name == "sampled.c64":
             self.result |= {key: detail[key] for key in ("acceptance", "coverage", "tokens_per_pass")}
             self.result["drafter_ms_c64"] = detail["drafter_ms_per_step"]
-        ratio = found.ratio("drafted", "native")
-        extra = (
-            f", to keyed {found.ratio('drafted', 'keyed'):.3f}, keyed undrafted "
-            f"{found.ratio('keyed', 'native'):.3f}"
-            if "keyed" in found.runs
-            else ""
-        )
-        print(
-            f"{name:21s} {ratio:.3f} [{low:.2f}, {high:.2f}] warm-up {detail['ratio_warm_up']:.2f}{extra}; "
-            f"{detail['native_tokens_per_cpu_s']} -> {detail['drafted_tokens_per_cpu_s']} tokens/CPU-s; "
-            f"acceptance {rates['acceptance']:.3f}, coverage {rates['coverage']:.3f}, "
-            f"{rates['tokens_per_pass']:.2f} tokens per pass, drafter {drafter_ms:.3f} ms per step",
-            flush=True,
-        )
+        print(f"{name}: {found.ratio('drafted', 'native'):.3f} of native; {detail}", flush=True)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from typing import Any
 
 from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import PROJECT
-from antiphon.benchmarks.parts.race.runs import link_rate, mean_interval, run_here
+from antiphon.benchmarks.parts.race.runs import link_rate, lower_end, run_here
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.reward_parity import make_model
 from antiphon.core.config import load_config
@@ -82,8 +82,10 @@ workers hand to each other, and patches."""
 OVERLAPS = ("s1", "s2")
 DRAFTED = ("drafts", "order", "relay", "patches")
 """What the drafted synchronous side has."""
-SHORT_ANSWERS = PROJECT / "examples" / "quickstart.yaml"
-"""A job of short answers."""
+SHORT_ANSWERS, SHORT_STEPS = PROJECT / "examples" / "quickstart.yaml", 60
+"""A job of short answers, and its learner steps."""
+PER_STEP = 8
+"""Prompts of a step."""
 BOUND = 2
 """Staleness that the side with every mechanism may have."""
 OVERLAP_PLACES = 3
@@ -97,11 +99,8 @@ def main() -> int:
     """Run both sides behind every link, then the ablation."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="paired seeds (default 5)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--epochs", type=int, default=6, help="over the prompts (default 6)")
     parser.add_argument("--prompts", type=int, default=64, help="training prompts (default 64)")
-    parser.add_argument("--per-step", type=int, default=8, help="prompts of a step (default 8)")
-    parser.add_argument("--learner-threads", type=int, default=1, help="of both sides (default 1)")
     parser.add_argument(
         "--links", type=float, nargs="+", default=[0.5, 0.0, 1.0], help="shares (default 0.5 0 1)"
     )
@@ -110,14 +109,13 @@ def main() -> int:
     )
     parser.add_argument("--ablation-seeds", type=int, default=1, help="seeds of the ablation (default 1)")
     parser.add_argument("--short-seeds", type=int, default=1, help="seeds of the demo's job (default 1)")
-    parser.add_argument("--short-steps", type=int, default=60, help="steps of the demo's job (default 60)")
     parser.add_argument("--samples", type=int, default=16, help="of each held-out prompt (default 16)")
     parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe")
     parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for both sides")
     options = parser.parse_args()
-    if options.prompts % options.per_step or options.epochs * options.prompts < 3 * options.per_step:
-        parser.error("--prompts must be a multiple of --per-step, and all epochs at least 3 steps")
+    if options.prompts % PER_STEP or options.epochs * options.prompts < 3 * PER_STEP:
+        parser.error(f"--prompts must be a multiple of {PER_STEP}, and all epochs at least 3 steps")
     if options.link_seeds is not None and options.link_seeds < 1:
         parser.error("--link-seeds must be at least 1; leave it out for all seeds")
     if min(options.links) < 0:
@@ -138,14 +136,9 @@ def main() -> int:
         if number < options.short_seeds:
             short.append(race.short(seed))
     result, samples, violated, at_size = compare(pairs, ablation, options.links, short)
-    shape = {name: getattr(options, name) for name in ("epochs", "prompts", "per_step", "learner_threads")}
-    return finish(
-        {**shape, "seeds": race.seeds, **result},
-        record=options.record,
-        samples=samples,
-        violated=violated,
-        at_size=at_size,
-    )
+    shape = {"epochs": options.epochs, "prompts": options.prompts, "per_step": PER_STEP}
+    result = {**shape, "seeds": race.seeds, **result}
+    return finish(result, record=options.record, samples=samples, violated=violated, at_size=at_size)
 
 
 class Race:
@@ -154,7 +147,7 @@ class Race:
     def __init__(self, options: argparse.Namespace) -> None:
         """Take the command line."""
         self._options, self._kept = options, Kept(options.keep)
-        self.seeds = list(range(options.first, options.first + options.seeds))
+        self.seeds = list(range(options.seeds))
         self.mechanisms = list(MECHANISMS)
         self.sides = {"baseline": [], "drafted": list(DRAFTED), "antiphon": self.mechanisms}
 
@@ -162,11 +155,10 @@ class Race:
         """Return what replaces fields of the recipe, for a side with some mechanisms."""
         options = self._options
         return [
-            f"run.steps={options.epochs * options.prompts // options.per_step}",
+            f"run.steps={options.epochs * options.prompts // PER_STEP}",
             f"environment.train_size={options.prompts}",
-            f"loop.prompts_per_step={options.per_step}",
-            f"learner.threads={options.learner_threads}",
-            *self._manner(seed, options.per_step, mechanisms),
+            f"loop.prompts_per_step={PER_STEP}",
+            *self._manner(seed, PER_STEP, mechanisms),
             *options.overrides,
         ]
 
@@ -201,7 +193,7 @@ class Race:
         found = {}
         for side in ("baseline", "antiphon"):
             words = [
-                f"run.steps={self._options.short_steps}",
+                f"run.steps={SHORT_STEPS}",
                 *self._manner(seed, per_step, self.sides[side]),
             ]
             found[side] = self._kept.get(
@@ -259,25 +251,21 @@ def compare(
         links: shares; the first decides.
         short: for each of its seeds the runs `baseline` and `antiphon` of the demo's job.
     """
-    ratios = {link: [round(ratio_of(one), 4) for one in found] for link, found in pairs.items()}
+    ratios = {link: ratios_of(found) for link, found in pairs.items()}
     first = pairs[links[0]]
     share = median(one["baseline"]["delivery_s"] / busy_seconds(one["alone"]) for one in first)
     differences = [one["antiphon"]["reward"] - one["baseline"]["reward"] for one in first]
-    mean, low, _ = mean_interval(differences)
+    mean, low = fmean(differences), lower_end(differences)
     steps = {name: [dict(rows)[name] for rows in ablation] for name, _ in (ablation[0] if ablation else ())}
     samples = {"ratio": ratios[links[0]]}
     samples |= {f"ratio_by_link.{link:g}": values for link, values in ratios.items()}
     if 0.0 in ratios:
         samples["ratio_without_link"] = ratios[0.0]
-        samples["ratio_over_drafted_without_link"] = [
-            round(ratio_of(one, "drafted"), 4) for one in pairs[0.0]
-        ]
-    samples["ratio_over_drafted"] = [round(ratio_of(one, "drafted"), 4) for one in first]
+        samples["ratio_over_drafted_without_link"] = ratios_of(pairs[0.0], "drafted")
+    samples["ratio_over_drafted"] = ratios_of(first, "drafted")
     without_history = pairs.get(0.0, first)
-    samples["ratio_first_epoch"] = [
-        round(ratio_of(one, of="seconds_per_step_first_epoch"), 4) for one in without_history
-    ]
-    samples["ratio_short_answers"] = [round(ratio_of(one), 4) for one in short]
+    samples["ratio_first_epoch"] = ratios_of(without_history, of="seconds_per_step_first_epoch")
+    samples["ratio_short_answers"] = ratios_of(short)
     samples |= {f"seconds_per_step.{name}": values for name, values in steps.items()}
     result: dict[str, Any] = {
         "broadcast_share": round(share, 4),
@@ -306,11 +294,11 @@ def compare(
     return result, samples, broken(pairs), missed(links[0], share, mean, median(ratios[links[0]]))
 
 
-def ratio_of(
-    pair: Mapping[str, Mapping[str, Any]], over: str = "baseline", of: str = "seconds_per_step"
-) -> float:
-    """Return the seconds per step of another side over those of Antiphon."""
-    return float(pair[over][of] / pair["antiphon"][of])
+def ratios_of(
+    pairs: Sequence[Mapping[str, Mapping[str, Any]]], over: str = "baseline", of: str = "seconds_per_step"
+) -> list[float]:
+    """Return the seconds per step of another side over those of Antiphon, for each pair."""
+    return [round(pair[over][of] / pair["antiphon"][of], 4) for pair in pairs]
 
 
 def busy_seconds(run: Mapping[str, Any]) -> float:

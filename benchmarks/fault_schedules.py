@@ -35,9 +35,7 @@ def main() -> int:
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     for line in summary.lines():
         print(line)
-    begun = time.perf_counter()
-    surviving = [] if arguments.no_mutants else _surviving()
-    result = {
+    result: dict[str, object] = {
         "seeds": summary.seeds,
         "violations": summary.violations,
         "events_per_s": round(summary.events / cpu_s),
@@ -55,14 +53,12 @@ def main() -> int:
         "liars_shut_out": summary.shut_out,
         "edited_groups_trained": summary.edited,
     }
-    if not arguments.no_mutants:
-        result |= {
-            "mutants": len(MUTATIONS),
-            "mutants_surviving": len(surviving),
-            "mutants_s": round(time.perf_counter() - begun, 1),
-        }
     violated = [f"{len(summary.failing)} seeds break a promise"] if summary.failing else []
-    violated += [f"no seed saw that {name.replace('_', ' ')}" for name in surviving]
+    if not arguments.no_mutants:
+        begun, surviving = time.perf_counter(), _surviving()
+        result |= {"mutants": len(MUTATIONS), "mutants_surviving": len(surviving)}
+        result["mutants_s"] = round(time.perf_counter() - begun, 1)
+        violated += [f"no seed saw that {name.replace('_', ' ')}" for name in surviving]
     return finish(result, record=arguments.record, violated=violated)
 
 

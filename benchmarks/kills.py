@@ -40,7 +40,6 @@ import numpy as np
 from antiphon.benchmarks.parts.kills.audit import Audit, audit
 from antiphon.benchmarks.parts.kills.standins import HANG_VARIABLE, LINK_VARIABLE
 from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, tail
-from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.services.rollout.engine.watchdog import HUNG_EXIT
@@ -61,9 +60,7 @@ TROUBLED: Mapping[str, Mapping[str, str]] = {
 """Workers that do badly, and what the environment of each has for it."""
 
 
-def make_config(
-    mode: str, steps: int, model: str = "", name: str = "killed", store: str | None = None
-) -> RunConfig:
+def make_config(mode: str, steps: int, model: str = "", name: str = "killed") -> RunConfig:
     """Return a run of many small steps, two of them ahead; `model` is a real learner's."""
     return build_config(
         {
@@ -74,12 +71,7 @@ def make_config(
             "sampling": {"max_tokens": 24},
             "rollout": {"concurrent_groups": 4},
             "learner": {"checkpoint_interval": 3},
-            "coordinator": {
-                "lease_s": 3.0,
-                "heartbeat_s": 0.4,
-                "payload_retention_steps": 2,
-                "journal_url": store,
-            },
+            "coordinator": {"lease_s": 3.0, "heartbeat_s": 0.4, "payload_retention_steps": 2},
             "broadcast": {"snapshots_kept": 16},
             "services": {"stall_timeout_s": 120.0},
             "drafting": {"enabled": False},
@@ -381,15 +373,13 @@ class KilledRun:
         return "\n".join(f"== {role}\n{tail(self._log(role), 8)}" for role in self._roles)
 
 
-def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None = None) -> dict[str, object]:
+def run_kills(kills: int, steps: int, seed: int) -> dict[str, object]:
     """Kill until `kills` have happened and return the figures.
 
     Args:
         kills: how many processes are killed in all.
         steps: learner steps of each run.
         seed: of who dies, when and where.
-        keep: leave the folders.
-        store: URL of a database for the journals; None keeps each beside its run.
     """
     home = Path(tempfile.mkdtemp(prefix="antiphon-kills-"))
     rng, tally = np.random.default_rng(seed), Tally()
@@ -402,7 +392,7 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
         while (done := sum(tally.kills.values())) < kills:
             mode = ("fixed", "elastic")[number % 2]
             folder = home / f"{number}-{mode}"
-            config = make_config(mode, steps, name=folder.name, store=store)
+            config = make_config(mode, steps, name=folder.name)
             number += 1
             disk = _small_disk(folder / "disk", tally)
             try:
@@ -426,8 +416,7 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
             so_far = sum(tally.kills.values())
             print(f"run {number - 1} ({mode}): {so_far} kills so far; {audits[-1]}"[:160], flush=True)
     finally:
-        if not keep:
-            shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
     for line in tally.other_exits[:10]:
         print("unexpected:", line)
     return {
@@ -476,13 +465,12 @@ def _small_disk(folder: Path, tally: Tally) -> SmallDisk | None:
         return None
 
 
-def kill_learner(kills: int, seed: int, keep: bool) -> dict[str, object]:
+def kill_learner(kills: int, seed: int) -> dict[str, object]:
     """Kill the real learner in a fixed run and compare every step's weights with an undisturbed run.
 
     Args:
         kills: at its fail-points and from outside.
         seed: of when and where.
-        keep: leave the folders.
     """
     home = Path(tempfile.mkdtemp(prefix="antiphon-kills-"))
     rng, tally = np.random.default_rng(seed), Tally()
@@ -497,8 +485,7 @@ def kill_learner(kills: int, seed: int, keep: bool) -> dict[str, object]:
             found.append(asyncio.run(audit(folder, config, light=False)))
             print(f"run {len(found)}: {sum(tally.kills.values())} kills so far", flush=True)
     finally:
-        if not keep:
-            shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
     return {
         **common_figures(tally, found),
         "runs": len(found),
@@ -526,21 +513,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="processes killed in all (default 200)")
     parser.add_argument("--steps", type=int, default=40, help="learner steps of each run (default 40)")
     parser.add_argument("--seed", type=int, default=0, help="who dies, when and where (default 0)")
-    parser.add_argument("--keep", action="store_true", help="leave the folders of the runs")
     parser.add_argument("--learner", type=int, default=0, help="kill the real learner this often instead")
-    parser.add_argument("--postgres", action="store_true", help="keep the journals in a PostgreSQL server")
     options = parser.parse_args()
-    asked = (options.kills, options.steps, options.seed, options.keep)
     if options.learner:
-        name, result = "kills_learner", kill_learner(options.learner, options.seed, options.keep)
-    elif not options.postgres:
-        name, result = "kills", run_kills(*asked)
+        name, result = "kills_learner", kill_learner(options.learner, options.seed)
     else:
-        initdb = find_initdb()
-        if initdb is None:
-            raise SystemExit("--postgres needs the system package postgresql")
-        with postgres_server(initdb) as server:
-            name, result = "kills_postgres", run_kills(*asked, store=server.url)
+        name, result = "kills", run_kills(options.kills, options.steps, options.seed)
     return finish(result, record=options.record, violated=violations(result), name=name)
 
 

@@ -107,14 +107,13 @@ class Side:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, check and print; return the exit status."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--config", type=Path, default=PROJECT / "examples" / "quickstart.yaml")
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 20, 40], help="steps whose batches count")
     parser.add_argument("--groups", type=int, help="groups of a step, if not those of the configuration")
     parser.add_argument("--pairs", type=int, default=8, help="of each batch; 0 compares gradients alone")
     parser.add_argument("overrides", nargs="*", help="key=value pairs, such as learner.compiled=true")
     options = parser.parse_args(arguments)
     groups = [f"loop.prompts_per_step={options.groups}"] if options.groups else []
-    config = load_config(options.config, [*groups, *options.overrides])
+    config = load_config(PROJECT / "examples" / "quickstart.yaml", [*groups, *options.overrides])
     result, samples = measure(config, options.steps, options.pairs)
     error = result["gradient_error"]
     violated = [f"gradient_error is {error:.1e}, more than {ERROR:.0e}"] if error > ERROR else []

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from antiphon.benchmarks.parts.imposed_worker import MAX_TOKENS, WorkerOrder
+from antiphon.benchmarks.parts.imposed_worker import MAX_TOKENS, PLACES, WorkerOrder
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.config import RunConfig, build_config
@@ -37,9 +37,11 @@ BOUNDS = (0, 1, 2)
 GAIN_LEAST, SHUFFLED_LEAST, BIAS_MOST = 1.15, 0.98, 1e-9
 RUN_LIMIT_S = 1800.0
 WORKERS = 2
-PLACES = 4
-"""Groups that a worker samples at once; a step has twice as many for each."""
 PROMPTS = 48
+ALPHA_S, BETA_S = 0.006, 0.0003
+"""Seconds of an engine step without completions, and those that each completion at once adds."""
+LEARNER_S = 0.35
+LENGTHS = ("recorded", "shuffled")
 EPOCH_STEPS = PROMPTS // (2 * WORKERS * PLACES)
 """Steps that one epoch of the prompts fills."""
 LEASE_KEY = bytes(32)
@@ -57,28 +59,6 @@ class RunShape:
     seed: int
     step_scoped: bool = True
     shuffled: bool = False
-    pace: float = 1.0
-    """Factor of all seconds."""
-
-    @property
-    def alpha_s(self) -> float:
-        """Return the seconds of an engine step without completions."""
-        return 0.006 * self.pace
-
-    @property
-    def beta_s(self) -> float:
-        """Return the seconds that each completion at once adds."""
-        return 0.0003 * self.pace
-
-    @property
-    def learner_s(self) -> float:
-        """Return the seconds of a learner step."""
-        return 0.35 * self.pace
-
-    @property
-    def lengths(self) -> str:
-        """Return which lengths are imposed."""
-        return "shuffled" if self.shuffled else "recorded"
 
     @property
     def skipped(self) -> int:
@@ -114,18 +94,18 @@ class RunShape:
         )
 
 
-async def run_once(shape: RunShape, folder: Path) -> tuple[float, float]:
-    """Run to the last step; return the seconds per step and the length bias.
+async def run_once(shape: RunShape, folder: Path, pace: float) -> tuple[float, float]:
+    """Run to the last step, all seconds times `pace`; return the seconds per step and the length bias.
 
     Raises:
         TimeoutError: when that takes too long.
     """
     orders = [
-        WorkerOrder(f"w{number}", shape.alpha_s, shape.beta_s, shape.lengths, shape.step_scoped)
+        WorkerOrder(f"w{number}", pace * ALPHA_S, pace * BETA_S, LENGTHS[shape.shuffled], shape.step_scoped)
         for number in range(WORKERS)
     ]
-    async with served_run(shape.config(), folder, shape.learner_s, lease_key=LEASE_KEY) as run:
-        await run.start_all(orders)
+    async with served_run(shape.config(), folder, pace * LEARNER_S, lease_key=LEASE_KEY) as run:
+        await run.start(orders)
         async with asyncio.timeout(RUN_LIMIT_S):
             await run.flow.run()
         events = await run.events()
@@ -165,7 +145,6 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=3, help="turns of both orders (default 3)")
     parser.add_argument("--steps", type=int, default=3 * EPOCH_STEPS, help="that count (default 9)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first pair (default 0)")
     parser.add_argument("--bounds", type=int, nargs="+", default=list(BOUNDS), help="S (default 0 1 2)")
     parser.add_argument("--pace", type=float, default=1.0, help="factor of all seconds that are imposed")
     options = parser.parse_args()
@@ -176,9 +155,9 @@ def main() -> int:
     biases: list[float] = []
 
     def run(order: str, bound: int, pair: int, **kind: bool) -> float:
-        shape = RunShape(order, bound, options.steps, options.seed + pair, **kind, pace=options.pace)
+        shape = RunShape(order, bound, options.steps, pair, **kind)
         with tempfile.TemporaryDirectory(prefix="antiphon-lengths-") as folder:
-            seconds, bias = asyncio.run(run_once(shape, Path(folder)))
+            seconds, bias = asyncio.run(run_once(shape, Path(folder), options.pace))
         print(f"S={bound} {order} {kind or ''}: {seconds:.3f} s a step", flush=True)
         biases.append(bias)
         return seconds

@@ -5,7 +5,7 @@ command on the same ports; the run is the demo's, with more steps. Counted after
 server has of the run, what is missing, what is there twice, and how long the slowest learner step
 took beside the median.
 
-    .venv/bin/python benchmarks/outages.py [--down 120] [--servers prefect mlflow s3] [--steps 100]
+    .venv/bin/python benchmarks/outages.py [--down 120] [--steps 100]
 
 The last line is JSON. The exit status is 1 when something is missing, there twice or damaged, or when
 the artifacts do not verify.
@@ -60,9 +60,7 @@ def main() -> int:
     """Run the demo through an outage and look at what was kept."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--down", type=float, default=120.0, help="seconds that the servers are away")
-    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--steps", type=int, default=100, help="learner steps; enough to outlast the outage")
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with scratch_home() as home:
         try:
@@ -89,11 +87,7 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     ports = {name: page.url.rpartition(":")[2] for name, page in pages.items()}
     lines = (home / "s3" / "credentials.env").read_text().splitlines()
     keys = dict(line.removeprefix("export ").split("=", 1) for line in lines)
-    overrides = [
-        f"run.steps={arguments.steps}",
-        f"run.seed={arguments.seed}",
-        f"record.artifact_url={BUCKET}",
-    ]
+    overrides = [f"run.steps={arguments.steps}", f"record.artifact_url={BUCKET}"]
     overrides += [f"record.artifact_endpoint={pages['s3'].url}"]
     user, _, password = server_password(home).partition(":")  # which the home's MLflow server asks for
     mlflow = {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
@@ -110,9 +104,9 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         )
     try:
         _wait_for_steps(home, FIRST_STEPS, run, log)
-        for name in arguments.servers:
+        for name in SERVERS:
             os.killpg(pages[name].pid, signal.SIGKILL)
-        print(f"{', '.join(arguments.servers)}: killed after {len(_commits(home))} steps", flush=True)
+        print(f"{', '.join(SERVERS)}: killed after {len(_commits(home))} steps", flush=True)
         time.sleep(arguments.down)
         meanwhile = len(_commits(home))
         if run.poll() is not None:
@@ -135,7 +129,6 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     (run_dir,) = (home / "runs").iterdir()
     return {
         "down_s": arguments.down,
-        "servers": arguments.servers,
         "steps": len(batches),
         "steps_during": meanwhile - FIRST_STEPS,
         "median_step_s": round(statistics.median(between), 3),

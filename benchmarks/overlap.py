@@ -22,8 +22,9 @@ from statistics import median
 from typing import Any
 
 from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home, step_ends, step_spans
-from antiphon.benchmarks.parts.results import add, benchmark_parser, execute, finish
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 
+CONFIG = PROJECT / "benchmarks" / "overlap.yaml"
 POLICY = {"hidden_size": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp_size": 768}
 """Shape of the random policy (see `benchmarks.parts.warmstart.tiny_model`)."""
 
@@ -80,45 +81,36 @@ def main() -> int:
     """Run the jobs and compare them."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--steps", type=int, default=24, help="learner steps of each run")
-    parser.add_argument("--repeats", type=int, default=1, help="times that all runs are repeated")
-    parser.add_argument("--config", type=Path, default=PROJECT / "benchmarks" / "overlap.yaml")
     arguments = parser.parse_args()
     if arguments.steps < WARM_UP_STEPS + 2:
         parser.error(f"--steps must be at least {WARM_UP_STEPS + 2}: the first {WARM_UP_STEPS} do not count")
-    samples: dict[str, list[float]] = {}
-    staleness: dict[str, int] = {}
-    for number in range(arguments.repeats):
-        with scratch_home() as home:
-            found, ages = slow_broadcast(home, arguments.config, arguments.steps)
-        print(f"{number + 1}: {found}", flush=True)
-        add(samples, found)
-        for age, count in ages.items():
-            staleness[age] = staleness.get(age, 0) + count
-    oldest, ratio = max(map(int, staleness)), median(samples["ratio"])
+    with scratch_home() as home:
+        found, staleness = slow_broadcast(home, arguments.steps)
+    oldest, ratio = max(map(int, staleness)), found["ratio"]
     violated = [f"a sample was {oldest} versions old, the bound is {BOUND}"] if oldest > BOUND else []
     hidden = f"S={BOUND} hides nothing of a slow broadcast: its step takes {1 / ratio:.2f} of S=0"
     at_size = [hidden] if ratio <= 1.0 else []
-    result = {"steps": arguments.steps, "staleness_overlapped": staleness}
-    return finish(result, record=arguments.record, samples=samples, violated=violated, at_size=at_size)
+    result = {"steps": arguments.steps, "staleness_overlapped": staleness, **found}
+    return finish(result, record=arguments.record, violated=violated, at_size=at_size)
 
 
-def slow_broadcast(home: Path, config: Path, steps: int) -> tuple[dict[str, float], dict[str, int]]:
+def slow_broadcast(home: Path, steps: int) -> tuple[dict[str, float], dict[str, int]]:
     """Compare S=0 and S=2 while a broadcast takes half of a step; return metrics and ages of samples."""
     common = [
         *SAME_WORK,
         *SIZES,
         "broadcast.links=false",
-        f"model.path={make_policy(config, home / 'policy')}",
+        f"model.path={make_policy(home / 'policy')}",
     ]
     probe_steps = f"run.steps={min(PROBE_STEPS, steps)}"
     words = [*common, "loop.max_staleness=0", probe_steps]
     # A random policy earns nothing.
-    probe = run_job(home, config, words, "probe", RUN_S, untaught=True)
+    probe = run_job(home, CONFIG, words, "probe", RUN_S, untaught=True)
     busy = busy_seconds(probe.timings())
     cap = f"broadcast.uplink_bytes_per_s={payload_bytes(home) / (0.5 * busy):.0f}"
     same = [*common, cap, f"run.steps={steps}"]
     sync, over = (
-        run_job(home, config, [*same, f"loop.max_staleness={bound}"], label, RUN_S, untaught=True)
+        run_job(home, CONFIG, [*same, f"loop.max_staleness={bound}"], label, RUN_S, untaught=True)
         for label, bound in (("sync", 0), ("overlapped", BOUND))
     )
     seconds_sync, seconds_over = step_seconds(sync.timings()), step_seconds(over.timings())
@@ -134,7 +126,7 @@ def slow_broadcast(home: Path, config: Path, steps: int) -> tuple[dict[str, floa
     return {name: round(value, 4) for name, value in found.items()}, over.metrics()["staleness"]
 
 
-def make_policy(config: Path, out: Path) -> Path:
+def make_policy(out: Path) -> Path:
     """Write a random policy with a tokenizer that fits the task, and return its directory."""
     from antiphon.benchmarks.parts.warmstart.tiny_model import (
         ModelShape,
@@ -145,7 +137,7 @@ def make_policy(config: Path, out: Path) -> Path:
     from antiphon.core.config import load_config
     from antiphon.environments.registry import make_environment
 
-    section = load_config(config).environment
+    section = load_config(CONFIG).environment
     environment = make_environment(section.name, section.parameters, section.seed, 1, 1)
     shape = ModelShape(**POLICY)
     tokenizer = build_tokenizer(environment.problem("train", 0).text, shape)

@@ -21,7 +21,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -106,7 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rungs", type=int, nargs="+", default=list(RUNGS), help="K (default 1 2 4 8)")
     parser.add_argument("--steps", type=int, default=32, help="learner steps of each run (default 32)")
     parser.add_argument("--repetitions", type=int, default=3, help="of each rate (default 3)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="that encode and apply")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all runs")
     options = parser.parse_args(arguments)
     if 1 not in options.rungs or options.steps < 2 * max(options.rungs):
@@ -152,7 +151,7 @@ def measure_run(rate: str, options: argparse.Namespace) -> tuple[dict[str, Any],
     """Train and compare the versions of the last half; return means, and whether all bits came back."""
     rows: list[dict[str, float]] = []
     masters: list[dict[str, torch.Tensor]] = []
-    equal, rungs, threads = True, options.rungs, options.threads
+    equal, rungs, threads = True, options.rungs, os.cpu_count() or 1
     for version, weights in enumerate(versions(rate, options.steps, options.overrides), 1):
         masters = [*masters[-max(rungs) :], weights]
         if version <= options.steps // 2:
@@ -162,7 +161,7 @@ def measure_run(rate: str, options: argparse.Namespace) -> tuple[dict[str, Any],
             new = snapshot(weights, dtype)
             parents = {f"rung_{rung}": snapshot(masters[-1 - rung], dtype) for rung in rungs}
             took = {name: patch(before, new, threads) for name, before in parents.items()}
-            took["full_zstd"] = full(new, threads)
+            took["full_zstd"] = patch(None, new, threads)
             equal &= all(one.equal for one in took.values())
             row |= {f"{prefix}bytes_share_{name}": one.bytes_share for name, one in took.items()}
             row[f"{prefix}bytes_share"] = row.pop(f"{prefix}bytes_share_rung_1")
@@ -207,42 +206,15 @@ def snapshot(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Version
     return Version(np.concatenate(parts), tuple(entries))
 
 
-def patch(parent: Version, new: Version, threads: int) -> Coded:
-    """Encode the patch between two versions and apply it."""
-    digests: dict[str, Any] = {"parent_digest": OLD, "result_digest": NEW}
-    return coded(
-        new,
-        lambda write: encode_patch(
-            parent.data.data, new.data.data, new.tensors, write, **digests, threads=threads
-        ),
-        lambda file, write: apply_patch(
-            parent.data.data, file, new.tensors, write, **digests, threads=threads
-        ),
-    )
-
-
-def full(new: Version, threads: int) -> Coded:
-    """Encode a full payload and decode it."""
-    return coded(
-        new,
-        lambda write: encode_patch(
-            None, new.data.data, new.tensors, write, result_digest=NEW, threads=threads
-        ),
-        lambda file, write: apply_patch(None, file, new.tensors, write, result_digest=NEW, threads=threads),
-    )
-
-
-def coded(
-    new: Version,
-    encode: Callable[[Callable[[bytes], object]], int],
-    apply: Callable[[memoryview, Callable[[Any], object]], None],
-) -> Coded:
-    """Encode, apply, compare."""
+def patch(parent: Version | None, new: Version, threads: int) -> Coded:
+    """Encode the patch from another version, or a full payload without one; apply it and compare."""
+    digests: dict[str, Any] = {"result_digest": NEW} | ({"parent_digest": OLD} if parent else {})
+    before = parent.data.data if parent else None
     file, out = bytearray(), io.BytesIO(bytes(len(new.data)))  # memory that is there already
     started = time.process_time()
-    encode(file.extend)
+    encode_patch(before, new.data.data, new.tensors, file.extend, **digests, threads=threads)
     encoded = time.process_time()
-    apply(memoryview(file), out.write)
+    apply_patch(before, memoryview(file), new.tensors, out.write, **digests, threads=threads)
     applied = time.process_time()
     equal = bool(np.array_equal(np.frombuffer(out.getbuffer(), np.uint8), new.data))
     return Coded(len(file) / len(new.data), encoded - started, applied - encoded, equal)
@@ -256,7 +228,7 @@ def measure_synthetic(
     Returns:
         shares, samples of each rate, and whether all bits came back.
     """
-    rng = np.random.default_rng(0)
+    rng, threads = np.random.default_rng(0), os.cpu_count() or 1
     count = min(TILE_MB, options.megabytes) * 500_000
     masters = rng.normal(0.0, 0.03, count).astype(np.float32)
     direction = rng.normal(0.0, 1.0, count).astype(np.float32)
@@ -268,9 +240,9 @@ def measure_synthetic(
     updates = scale * direction
     parent, new = (model(values, options.megabytes) for values in (masters, masters + updates))
     changed = float((parent.data.view(np.uint16) != new.data.view(np.uint16)).mean())
-    patch(parent, new, options.threads), full(new, options.threads)  # compiles the kernels, warms the memory
-    patches = [patch(parent, new, options.threads) for _ in range(options.repetitions)]
-    fulls = [full(new, options.threads) for _ in range(options.repetitions)]
+    patch(parent, new, threads), patch(None, new, threads)  # compiles the kernels, warms the memory
+    patches = [patch(parent, new, threads) for _ in range(options.repetitions)]
+    fulls = [patch(None, new, threads) for _ in range(options.repetitions)]
     megabytes = len(new.data) / 1e6
     samples = {
         "encode_mb_per_s": [megabytes / one.encode_s for one in patches],

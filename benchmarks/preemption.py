@@ -7,8 +7,7 @@ its workers are faster than the learner needs by the headroom.
 
 Two hours of such a fleet pass in seconds of the simulator's virtual time: coordinator, worker loop,
 reward service and learner loop are the production ones, engines and trainer are stand-ins, and the witness
-checks every token, bound and acknowledgement. `--real-processes` compares one schedule with real worker
-processes over gRPC in scaled time.
+checks every token, bound and acknowledgement.
 
 The last line is one JSON object. `lost_throughput` is the mean over the schedules of seeds 0 to 7 of the
 learner steps per hour that the disturbed fleet loses, with hand-over, 10% headroom and S=2. `table` has
@@ -19,33 +18,23 @@ shares are of the worker seconds under leases, as the work account books them.
 
 The exit code is 1 when `lost_throughput`, also with stragglers, is above 0.12 or anything was violated, 2
 for wrong arguments.
-The bar can fail: `--no-replacement --headroom 0 --one-case` loses about half and exits with 1.
+The bar can fail: `--replacement inf --headroom 0 --one-case` loses about half and exits with 1.
 
     .venv/bin/python benchmarks/preemption.py
-    .venv/bin/python benchmarks/preemption.py --mode moment
-    .venv/bin/python benchmarks/preemption.py --real-processes
 """
 
 import argparse
-import asyncio
 import heapq
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.parts.imposed_worker import WorkerOrder
-from antiphon.benchmarks.parts.kills.audit import audit
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
-from antiphon.benchmarks.parts.served_run import served_run
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.work_account import Use, WorkAccount
 from antiphon.core.seeds import generator
@@ -110,8 +99,8 @@ class Site:
             Fault(HANGS_AT * span_s, FaultKind.HANG, f"worker-{self.workers + 1}", span_s),
         ]
 
-    def scenario(self, seed: int, span_s: float, scale: float = 1.0) -> Scenario:
-        """Return the run of `span_s` seconds; `scale` of them pass in one second of the run's own clock."""
+    def scenario(self, seed: int, span_s: float) -> Scenario:
+        """Return the run of `span_s` seconds."""
         return Scenario(
             name="preemption",
             run={
@@ -129,11 +118,11 @@ class Site:
                 "rollout": {"concurrent_groups": self.groups_at_once},
                 "drafting": {"enabled": False},
                 "coordinator": {
-                    "lease_s": LEASE_S / scale,
-                    "heartbeat_s": HEARTBEAT_S / scale,
+                    "lease_s": LEASE_S,
+                    "heartbeat_s": HEARTBEAT_S,
                     "partials_mib": 64 if self.handover else 0,
                 },
-                "services": {"stall_timeout_s": STALL_S / scale},
+                "services": {"stall_timeout_s": STALL_S},
             },
             workers=self.workers + 2 * self.stragglers,
             slow_chunk_s=self.train_s / CHUNKS,
@@ -244,13 +233,6 @@ def by_chance(
     return stays
 
 
-def at_one_moment(workers: int, span_s: float, share: float, replacement_s: float) -> list[Stay]:
-    """A share of the fleet, rounded, is reclaimed in the middle of the span."""
-    middle, hit = span_s / 2, round(share * workers)
-    stays = [Stay(slot, 0.0, middle if slot < hit else np.inf) for slot in range(workers)]
-    return stays + [Stay(slot, middle + replacement_s, np.inf) for slot in range(hit)]
-
-
 def as_faults(stays: Sequence[Stay], workers: int) -> list[Fault]:
     """Return what keeps the simulator's workers to the schedule: each slot is empty between two stays."""
     found = []
@@ -277,95 +259,26 @@ def simulate_fleet(site: Site, stays: Sequence[Stay], span_s: float, seed: int) 
     world = World(site.scenario(seed, span_s), seed, faults)
     outcome = world.run()
     coordinator = world.shared.state_machines[-1]
-    wasted, preempted = shares(coordinator.state.work_accounts.account(coordinator.clock()))
+    wasted_share, preempted_share = shares(coordinator.state.work_accounts.account(coordinator.clock()))
     rows = list(world.shared.journal.written())
     return FleetRun(
         steps_per_hour=steps_per_hour([at_s for at_s, _ in world.witness.commits], site.train_s, span_s),
-        wasted_share=wasted,
-        preempted_share=preempted,
+        wasted_share=wasted_share,
+        preempted_share=preempted_share,
         continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in rows),
         violations=outcome.violations,
         hung_leases=sum(row.kind == "lease.expired" and '"hung":true' in row.body for row in rows),
     )
 
 
-LEAD_S = 4.0
-"""Real seconds that a replacement is started early, for its imports; it joins when it is due."""
-
-
-async def run_fleet(
-    site: Site, stays: Sequence[Stay], span_s: float, seed: int, scale: float, folder: Path
-) -> FleetRun:
-    """Run a fleet of worker processes over gRPC, killed and replaced as a schedule says, then audit it.
-
-    Args:
-        site: the fleet.
-        stays: of its workers.
-        span_s: scaled seconds.
-        seed: of the run.
-        scale: seconds of the schedule that pass in one real second.
-        folder: gets all that the run leaves.
-    """
-    config, clock = site.scenario(seed, span_s, scale).run_config(), asyncio.get_running_loop().time
-    running: dict[Stay, subprocess.Popen[bytes]] = {}
-
-    def order(stay: Stay, start_at: float) -> WorkerOrder:
-        name = f"w{stay.slot}-{int(stay.start_s)}"
-        return WorkerOrder(name, site.engine_step_s / scale, start_at=start_at)
-
-    async with served_run(config, folder, site.train_s / scale) as run:
-        first = [stay for stay in stays if stay.start_s <= 0.0]
-        await run.start_all([order(stay, 0.0) for stay in first])
-        running.update(zip(first, run.workers, strict=True))
-        begun, begun_at = clock(), time.time()
-
-        async def follow() -> None:
-            comings = [(max(0.0, s.start_s - LEAD_S * scale), 0, s) for s in stays if 0 < s.start_s < span_s]
-            goings = [(stay.stop_s, 1, stay) for stay in stays if stay.stop_s < span_s]
-            for at, leaves, stay in sorted(comings + goings, key=lambda entry: entry[:2]):
-                await asyncio.sleep(max(0.0, begun + at / scale - clock()))
-                if leaves:
-                    running[stay].kill()
-                    await asyncio.to_thread(running[stay].wait, 10)
-                else:
-                    running[stay] = run.start(order(stay, begun + stay.start_s / scale))
-            await asyncio.sleep(max(0.0, begun + span_s / scale - clock()))
-
-        following, flow = asyncio.ensure_future(follow()), asyncio.ensure_future(run.flow.run())
-        await asyncio.wait([following, flow, run.rewarding], return_when=asyncio.FIRST_COMPLETED)
-        for task in (flow, run.rewarding):
-            if task.done():
-                task.result()  # says what went wrong
-        await following
-        flow.cancel()
-        await asyncio.wait([flow], timeout=10)
-        wasted, preempted = shares(run.machine.state.work_accounts.account(clock()))
-        events = await run.events()
-    left = await audit(folder, config)
-    commits = [row.at for row in events if row.kind == "step.committed"]
-    wrong = {"lost": left.lost, "twice": left.twice, "beyond": left.beyond_bound, "wrong": left.wrong}
-    return FleetRun(
-        steps_per_hour=steps_per_hour([(at - begun_at) * scale for at in commits], site.train_s, span_s),
-        wasted_share=wasted,
-        preempted_share=preempted,
-        continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in events),
-        violations=tuple(f"{name}: {count}" for name, count in wrong.items() if count),
-    )
-
-
 MOST_LOST = 0.12
 """Bar of `lost_throughput` where workers are reclaimed by chance."""
-MOST_APART = 0.05
-"""Bar of the difference between real processes and virtual time."""
 
 
 def plan(arguments: argparse.Namespace, seed: int) -> list[Stay]:
     """Return the disturbed fleet's schedule."""
     span_s = 3600.0 * arguments.hours
-    replacement_s = np.inf if arguments.no_replacement else arguments.replacement
-    if arguments.mode == "moment":
-        return at_one_moment(arguments.workers, span_s, arguments.share, replacement_s)
-    return by_chance(arguments.workers, span_s, arguments.share, replacement_s, seed)
+    return by_chance(arguments.workers, span_s, arguments.share, arguments.replacement, seed)
 
 
 def lost(calm: FleetRun, disturbed: FleetRun) -> float:
@@ -443,77 +356,33 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str], l
         "lost_throughput": share,
         "table": table,
         "violations": len(violations),
-        "mode": arguments.mode,
         "seeds": list(schedules),
         "hours": arguments.hours,
         "reclaimed": kills,
         "reclaimed_share": round(1.0 - float(np.exp(-kills / hours)), 3),
-        "replacement_s": None if arguments.no_replacement else arguments.replacement,
+        "replacement_s": arguments.replacement if arguments.replacement < np.inf else None,
         "steps_per_hour_wanted": round(3600.0 / Site(workers=arguments.workers).train_s, 3),
     }
     slow: list[str] = []
     for row in table:
         bound_row = row is table[0] or row["stragglers"]
-        if arguments.mode == "chance" and bound_row and row["lost_throughput"]["mean"] > MOST_LOST:
+        if bound_row and row["lost_throughput"]["mean"] > MOST_LOST:
             where = " with stragglers" if row["stragglers"] else ""
             slow.append(f"lost_throughput{where} is {row['lost_throughput']['mean']:g}, above {MOST_LOST:g}")
     return result, violations, slow
 
 
-def compare_processes(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Run one schedule with real processes and in virtual time; return the result and what was violated."""
-    span_s, seed = 3600.0 * arguments.hours, arguments.seed
-    site = cases(arguments)[0]
-    fleets = [(replace(site, headroom=0.0), undisturbed(site.workers)), (site, plan(arguments, seed))]
-    virtual = [simulate_fleet(fleet, stays, span_s, seed) for fleet, stays in fleets]
-    real = []
-    with tempfile.TemporaryDirectory(prefix="antiphon-preemption-") as folder:
-        for number, (fleet, stays) in enumerate(fleets):
-            work = run_fleet(fleet, stays, span_s, seed, arguments.scale, Path(folder) / str(number))
-            real.append(asyncio.run(work))
-            print(f"real: {real[-1]}\nvirtual: {virtual[number]}", flush=True)
-    violations = [found for run in (*real, *virtual) for found in run.violations]
-    apart = abs(lost(*real) - lost(*virtual))
-    result = {
-        "lost_throughput": round(lost(*real), 4),
-        "lost_throughput_virtual": round(lost(*virtual), 4),
-        "steps_per_hour": [round(run.steps_per_hour, 3) for run in real],
-        "steps_per_hour_virtual": [round(run.steps_per_hour, 3) for run in virtual],
-        "wasted_share": round(real[1].wasted_share, 4),
-        "wasted_share_virtual": round(virtual[1].wasted_share, 4),
-        "continued_leases": real[1].continued,
-        "reclaimed": reclaimed(fleets[1][1], span_s),
-        "violations": len(violations),
-    }
-    if apart > MOST_APART:
-        violations.append(f"lost_throughput is {apart:.3f} apart from virtual time, above {MOST_APART:g}")
-    return result, violations
-
-
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line, or `words` instead."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument(
-        "--mode",
-        choices=["chance", "moment"],
-        default="chance",
-        help="chance: each worker by itself; moment: --share of the fleet at once",
-    )
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--hours", type=float, default=2.0, help="hours of each fleet (default 2)")
-    parser.add_argument(
-        "--share", type=float, default=0.4, help="reclaimed per hour, or at once (default 0.4)"
-    )
-    parser.add_argument("--replacement", type=float, default=600.0, help="seconds (default 600)")
-    parser.add_argument("--no-replacement", action="store_true", help="a reclaimed worker is never replaced")
+    parser.add_argument("--share", type=float, default=0.4, help="reclaimed per hour (default 0.4)")
+    parser.add_argument("--replacement", type=float, default=600.0, help="seconds, inf: never (default 600)")
     parser.add_argument("--headroom", type=float, default=0.1, help="of the disturbed fleet (default 0.1)")
     parser.add_argument("--seed", type=int, default=0, help="first schedule (default 0)")
     parser.add_argument("--seeds", type=int, default=8, help="schedules (default 8)")
     parser.add_argument("--one-case", action="store_true", help="only the case of lost_throughput")
-    parser.add_argument("--real-processes", action="store_true", help="check one schedule with processes")
-    parser.add_argument(
-        "--scale", type=float, default=60.0, help="seconds per real second of --real-processes (default 60)"
-    )
     return parser.parse_args(words)
 
 
@@ -522,15 +391,11 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parse(words)
     mute_logs()
     try:
-        if arguments.real_processes:
-            result, violated = compare_processes(arguments)
-            return finish(result, record=arguments.record, violated=violated, name="preemption_processes")
         result, violated, slow = measure(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    name = None if arguments.mode == "chance" else f"preemption_{arguments.mode}"
-    return finish(result, record=arguments.record, violated=violated, at_size=slow, name=name)
+    return finish(result, record=arguments.record, violated=violated, at_size=slow)
 
 
 if __name__ == "__main__":

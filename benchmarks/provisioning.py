@@ -284,7 +284,7 @@ async def seconds_per_step(run: SupplyRun, folder: Path, limit_s: float) -> floa
     config = run.config()
     environment = FilteringEnvironment(config, run.shape.acceptance)
     async with served_run(config, folder, run.shape.train_s, environment) as served:
-        await served.start_all(run.orders())
+        await served.start(run.orders())
         async with asyncio.timeout(limit_s):
             await served.flow.run()
         events = await served.events()
@@ -309,6 +309,8 @@ BELOW = (0.6, 0.9)
 """Supplies at which the learner waits, as shares of the rule's: far apart, and one of them near the knee, so
 that a line through both says where that is."""
 ABUNDANT = 3.0
+AT_ONCE = 2
+"""Cells that run side by side; they sleep."""
 LIMITS = {
     "median_error": 0.05,
     "worst_error": 0.10,
@@ -325,9 +327,7 @@ def main() -> int:
     parser.add_argument("--train", type=float, default=1.2, help="seconds that the learner sleeps in a step")
     parser.add_argument("--steps", type=int, default=30, help="learner steps that count")
     parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
-    parser.add_argument("--skip", type=int, default=0, help="cells that are left out before them")
     parser.add_argument("--planned", type=int, help="how many runs of each kind are planned again")
-    parser.add_argument("--at-once", type=int, default=2, help="cells that run side by side; they sleep")
     args = parser.parse_args()
     mute_logs()
     with tempfile.TemporaryDirectory(prefix="antiphon-provisioning-") as folder:
@@ -360,11 +360,9 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
     abundant = ABUNDANT * COMPLETIONS / args.train
     train_s = site.step_s("train", SupplyRun(site.shape(), 1, abundant, args.steps, headroom=1))
     print(f"a learner step takes {train_s:.3f} s", flush=True)
-    numbers = range(len(CELLS))[args.skip : args.skip + args.cells]
-    with ProcessPoolExecutor(
-        args.at_once, multiprocessing.get_context("spawn"), initializer=mute_logs
-    ) as pool:
-        rows = list(pool.map(partial(measure_cell, site, train_s), numbers))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(AT_ONCE, context, initializer=mute_logs) as pool:
+        rows = list(pool.map(partial(measure_cell, site, train_s), range(args.cells)))
         filters, small = (list(pool.map(plan_again, runs[: args.planned])) for runs in (FILTERS, SMALL))
     errors = [abs(row["error"]) for row in rows]
     report: dict[str, Any] = {

@@ -42,8 +42,6 @@ class Row:
     """None where an input is missing, or the figure is one."""
     band: tuple[float, float] | None
     inputs: dict[str, str] = field(default_factory=dict)
-    sensitivity: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """One input at each of its ends, all others as they are -> the figure."""
     counted: bool = True
     """Its inputs are complete, so its error counts."""
     note: str = ""
@@ -62,11 +60,8 @@ def hosted() -> list[Row]:
     low_h, high_h = hours / (1 + TRAIN_BAND), hours * (1 + TRAIN_BAND)
     low, high = QUARTILES["H200"]
 
-    def dollars(train_h: float = hours, sampled_h: float = gpu_hours, actor: float = SPOT["H200"]) -> float:
+    def dollars(train_h: float, sampled_h: float, actor: float) -> float:
         return 4 * train_h * ON_DEMAND["H200"] + sampled_h * actor
-
-    def sampled_h(context: int) -> float:
-        return TOKENS / sampling_rate(model, h200, 1, context, MOST_AT_ONCE).tokens_per_s / 3600.0
 
     inputs = {
         "tokens": f"{TOKENS / 1e9:.2f}e9, from Tinker's published $1,122 and its price list",
@@ -78,32 +73,17 @@ def hosted() -> list[Row]:
         "prices": f"learner ${ON_DEMAND['H200']:.2f}, actors ${SPOT['H200']:.2f} per H200-hour",
     }
     return [
-        Row(
-            *("ECHO-2, Qwen3-30B-A3B", "h", 9.5, hours, (low_h, high_h), inputs),
-            sensitivity={f"training +-{TRAIN_BAND:.0%}": (low_h, high_h)},
-        ),
+        Row("ECHO-2, Qwen3-30B-A3B", "h", 9.5, hours, (low_h, high_h), inputs),
         Row(
             "ECHO-2, Qwen3-30B-A3B",
             "USD",
             425.0,
-            dollars(),
+            dollars(hours, gpu_hours, SPOT["H200"]),
             (
                 dollars(low_h, gpu_hours / (1 + RATE_BAND), low),
                 dollars(high_h, gpu_hours * (1 + RATE_BAND), high),
             ),
             inputs_usd,
-            {
-                f"training +-{TRAIN_BAND:.0%}": (dollars(train_h=low_h), dollars(train_h=high_h)),
-                f"sampling +-{RATE_BAND:.0%}": (
-                    dollars(sampled_h=gpu_hours / (1 + RATE_BAND)),
-                    dollars(sampled_h=gpu_hours * (1 + RATE_BAND)),
-                ),
-                "price of an actor, quartiles": (dollars(actor=low), dollars(actor=high)),
-                "context of 2,048 and 8,192 tokens": (
-                    dollars(sampled_h=sampled_h(2048)),
-                    dollars(sampled_h=sampled_h(8192)),
-                ),
-            },
             note="the band takes all inputs at their ends at once; most of it is the price of a spot H200",
         ),
     ]
@@ -152,8 +132,6 @@ def main() -> int:
         error = "" if row.error is None else f", error {row.error:+.1%}"
         band = f", band {row.band[0]:,.4g} to {row.band[1]:,.4g}" if row.band else ""
         print(f"{row.figure}: published {row.published:,.4g} {row.unit}, {said}{error}{band}")
-        for name, (low, high) in row.sensitivity.items():
-            print(f"    {name}: {low:,.4g} to {high:,.4g}")
         if row.note:
             print(f"    {row.note}")
     errors = [abs(row.error) for row in rows if row.counted and row.error is not None]

@@ -24,6 +24,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import load_config
 from antiphon.models.codec import resolve_model_path
 
+CONFIG = PROJECT / "examples" / "quickstart.yaml"
 STALENESS = 2
 TRAIN_S = 1800.0
 REPLAY_S = 1800.0
@@ -38,12 +39,12 @@ def copy_artifacts(home: Path, run_id: str, out: Path) -> float:
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
 
 
-def train(home: Path, steps: int, config: Path, overrides: list[str]) -> str:
+def train(home: Path, steps: int, overrides: list[str]) -> str:
     """Train a run from a copy of its base model in `home`, and return its id."""
     model = home / "base-model"
-    shutil.copytree(resolve_model_path(load_config(config, overrides).model.path), model)
+    shutil.copytree(resolve_model_path(load_config(CONFIG, overrides).model.path), model)
     sizes = [f"run.steps={steps}", f"loop.max_staleness={STALENESS}", *overrides, f"model.path={model}"]
-    job = run_job(home, config, sizes, "train", TRAIN_S)
+    job = run_job(home, CONFIG, sizes, "train", TRAIN_S)
     return str(job.timings()["run_id"])
 
 
@@ -80,11 +81,10 @@ def main() -> int:
     """Train, copy, delete, replay."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--steps", type=int, default=40, help="learner steps")
-    parser.add_argument("--config", type=Path, default=PROJECT / "examples" / "quickstart.yaml")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for it")
     arguments = parser.parse_args()
     with scratch_home() as home, scratch_home() as fresh:
-        run_id = train(home, arguments.steps, arguments.config, arguments.overrides)
+        run_id = train(home, arguments.steps, arguments.overrides)
         outcome = json.loads((home / "runs" / run_id / "outcome.json").read_text())
         megabytes = copy_artifacts(home, run_id, fresh / "copy")
         for name in ("model/config.json", "versions/v000000.safetensors"):
@@ -94,22 +94,15 @@ def main() -> int:
         seconds, found = replay(run_id, fresh / "copy", fresh / "empty")
     share = found["steps_equal_share"]
     violated = [f"{share:.1%} of the steps repeat bit for bit, not all"] if share < 1 else []
-    return finish(
-        {
-            "steps": found["steps"],
-            "steps_equal_share": found["steps_equal_share"],
-            "logprobs_equal_share": found["logprobs_equal_share"],
-            "replay_seconds": round(seconds, 1),
-            "train_seconds": round(outcome["figures"]["wall_s"], 1),
-            "logprobs": found["logprobs"],
-            "largest_logprob_difference": found["largest_logprob_difference"],
-            "first_difference": found["first_difference"],
-            "scoring_seconds": round(found["score_seconds"], 1),
-            "copy_mb": round(megabytes, 1),
-        },
-        record=arguments.record,
-        violated=violated,
-    )
+    taken = ["steps", "steps_equal_share", "logprobs_equal_share", "logprobs"]
+    taken += ["largest_logprob_difference", "first_difference"]
+    result = {name: found[name] for name in taken} | {
+        "replay_seconds": round(seconds, 1),
+        "train_seconds": round(outcome["figures"]["wall_s"], 1),
+        "scoring_seconds": round(found["score_seconds"], 1),
+        "copy_mb": round(megabytes, 1),
+    }
+    return finish(result, record=arguments.record, violated=violated)
 
 
 if __name__ == "__main__":

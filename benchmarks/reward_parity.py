@@ -8,9 +8,7 @@ with the recorded weights of each, several times a prompt.
 `s0_minus_trl` and `s2_minus_s0` are means over seeds of the paired differences at the last version, the
 latter of elastic mode (`fixed_minus_s0` of fixed mode); `s2_minus_s0_low` is the lower end of its 95%
 interval (Student). `best_minus_last_max` is the farthest that the last evaluation of any run of this project
-lies below its best one. `seconds_to` says for each side and level of the training reward (mean of five
-steps) the median of the wall and CPU seconds of the loop until then, null when a seed never got there;
-start-up stands apart. TRL is installed into an environment of its own; where that cannot be done, its side
+lies below its best one. TRL is installed into an environment of its own; where that cannot be done, its side
 is left out with the reason. With `--keep FILE` finished runs are kept there, and an interrupted measurement
 goes on.
 
@@ -29,15 +27,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home, step_ends, step_spans
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
-from antiphon.benchmarks.parts.race.runs import covered, half_interval
+from antiphon.benchmarks.parts.race.runs import covered, lower_end
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.warmstart.recipe import RECIPES
 from antiphon.core.config import RunConfig, load_config
@@ -52,9 +48,6 @@ SIDES: Mapping[str, tuple[str, ...]] = {
     "s2_fixed": ("loop.max_staleness=2", "loop.mode=fixed"),
     "s2_elastic": ("loop.max_staleness=2", "loop.mode=elastic"),
 }
-LEVELS = (0.7, 0.85, 0.9)
-MEAN_OF = 5
-"""Steps whose rewards are averaged before they are compared with a level."""
 RUN_S = 5400.0
 
 
@@ -65,8 +58,6 @@ class Run:
     versions: list[int]
     scores: list[float]
     """Held-out reward at these versions."""
-    rewards: list[float]
-    """Training reward of each step."""
     seconds: list[float]
     """Of the loop, until each step ended."""
     cpu_seconds: list[float]
@@ -83,14 +74,13 @@ def main() -> int:
     """Run all sides with all seeds and compare them."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="how many seeds (default 5)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--samples", type=int, default=8, help="of each held-out prompt (default 8)")
     parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe (default: the demo's)")
     parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all sides")
     options = parser.parse_args()
-    options.seeds = list(range(options.first, options.first + options.seeds))
+    options.seeds = list(range(options.seeds))
     make_model(Path(load_config(options.config, options.overrides).model.path))
     kept = Kept(options.keep)
     runs: dict[str, dict[int, Run]] = {side: {} for side in options.sides}
@@ -153,7 +143,7 @@ def scored(config: RunConfig, weights: Mapping[int, Path], samples: int) -> dict
 def run_here(
     home: Path, config: Path, words: Sequence[str], side: str, versions: Sequence[int] = ()
 ) -> tuple[dict[str, Any], dict[int, Path]]:
-    """Run this project's job; return rewards and times, and the weights of versions.
+    """Run this project's job; return its times, and the weights of versions.
 
     Args:
         home: of the run.
@@ -171,7 +161,6 @@ def run_here(
     sampled = [(one["started_s"], one["ended_s"]) for one in timings["stages"] if one["stage"] == "reward"]
     trained_s = sum(span["ended_s"] - span["started_s"] for span in step_spans(timings))
     found = {
-        "rewards": [step["reward"] for step in job.metrics()["steps"]],
         "seconds": [moment - loop_begun for moment in ended],
         "cpu_seconds": [job.cpu_at(moment) - job.cpu_at(loop_begun) for moment in ended],
         "start_s": loop_begun - begun,
@@ -184,16 +173,15 @@ def run_here(
 
 
 def run_trl(
-    home: Path, config: Path, words: Sequence[str], threads: int = 2, dtype: str = "float32"
+    home: Path, config: Path, words: Sequence[str], threads: int = 2
 ) -> tuple[dict[str, Any], dict[int, Path]]:
-    """Run TRL; return its rewards and times, and the weights of the evaluated versions.
+    """Run TRL; return its times, and the weights of the evaluated versions.
 
     Args:
         home: of the run.
         config: the recipe.
         words: `section.field=value` for it.
         threads: of TRL.
-        dtype: of what it multiplies.
 
     Raises:
         MissingToolError: when it cannot be installed.
@@ -203,7 +191,7 @@ def run_trl(
     python = python_with(TRL_PACKAGES, beside_project=True)
     module = "antiphon.benchmarks.parts.parity.trl_run"
     done = subprocess.run(
-        [str(python), "-P", "-m", module, str(config), str(folder), str(threads), dtype, *words],
+        [str(python), "-P", "-m", module, str(config), str(folder), str(threads), *words],
         capture_output=True,
         text=True,
         timeout=RUN_S,
@@ -213,7 +201,6 @@ def run_trl(
         raise SystemExit(f"TRL ended with status {done.returncode}\n{done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
     weights = {int(path.stem[1:]): path for path in folder.glob("v*.safetensors")}
-    del found["prompt_tokens"]
     return found, weights
 
 
@@ -237,39 +224,14 @@ def compare(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, Any]:
         ]
         if pairs:
             found[name] = round(fmean(pairs), 4)
-        if len(pairs) > 1:
-            found[f"{name}_low"] = round(fmean(pairs) - half_interval(pairs), 4)
+        if (low := lower_end(pairs)) is not None:
+            found[f"{name}_low"] = round(low, 4)
     falls = [
         max(r.scores) - r.scores[-1] for side, seeds in runs.items() if side != TRL for r in seeds.values()
     ]
     if falls:
         found["best_minus_last_max"] = round(max(falls), 4)
-    found["seconds_to"] = [
-        reached(side, level, list(seeds.values())) for side, seeds in runs.items() for level in LEVELS
-    ]
     return found
-
-
-def reached(side: str, level: float, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return how long a side's loop took to a level of the training reward."""
-    wall: list[float] = []
-    cpu: list[float] = []
-    for run in runs:
-        means = np.convolve(run.rewards, np.ones(MEAN_OF) / MEAN_OF, mode="valid")
-        over = np.flatnonzero(means >= level)
-        if over.size:
-            step = int(over[0]) + MEAN_OF - 1
-            wall.append(run.seconds[step])
-            cpu.append(run.cpu_seconds[step])
-    everyone = bool(runs) and len(wall) == len(runs)
-    return {
-        "side": side,
-        "level": level,
-        "seconds": round(median(wall), 1) if everyone else None,
-        "cpu_seconds": round(median(cpu), 1) if everyone else None,
-        "seeds_reached": len(wall),
-        "start_s": round(median(run.start_s for run in runs), 1) if runs else None,
-    }
 
 
 if __name__ == "__main__":

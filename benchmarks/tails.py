@@ -9,8 +9,7 @@ their places, run-ahead is measured) is compared with the best constant plan.
 That best policy takes groups in the order of opening, as every policy must whose batches are to have the
 distribution of what was opened; among those it is the fastest of all constant windows (steps ahead) and
 shares of the workers' places, found by walking each of them through the same run. What run-ahead needs is
-the least mean staleness of the constant plans within 2% of it. `floor_s` is what no policy can undercut: the
-learner's step, or the tokens of a step at the workers' highest throughput.
+the least mean staleness of the constant plans within 2% of it.
 
 The last line is one JSON object: shares and errors are fractions; `first_batches_worst` and
 `length_bias_worst` are |mean length of the first three batches, of all trained / of all opened - 1|. The exit
@@ -22,10 +21,10 @@ status is 1 when a limit of `LIMITS` is exceeded in a cell.
 
 import argparse
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import NormalDist, fmean
 from typing import Any
@@ -69,9 +68,8 @@ class Lengths:
         quantile = (order[number % block] + random.random()) / block
         median = math.exp(self.sigma_prompt * NormalDist().inv_cdf(min(1.0 - 1e-9, max(1e-9, quantile))))
         lengths = median * np.exp(self.sigma_sample * random.standard_normal(samples))
-        tokens = np.rint(np.minimum(self.cap, lengths) * TOKENS).astype(np.int64)
-        at_least_one: npt.NDArray[np.int64] = np.maximum(tokens, 1)
-        return at_least_one
+        tokens: npt.NDArray[np.int64] = np.rint(np.minimum(self.cap, lengths) * TOKENS).astype(np.int64)
+        return tokens.clip(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,6 @@ class Walked:
     """Mean completion tokens; also of what the filter left out, which used up its place."""
     first_batches_mean: float
     """Of the first three batches."""
-    lengths_by_staleness: dict[int, float]
     trained: list[int]
     """Numbers of the groups in the order in which they trained."""
     plan: RunAhead | None
@@ -210,7 +207,6 @@ class TailsRun(ModelledRun):
         sampled: dict[str, e.GroupSubmitted] = {}
         batches: list[list[str]] = []
         restarts: Counter[str] = Counter()
-        by_age: dict[int, list[float]] = defaultdict(list)
         wasted = kept = 0.0
         opened: list[str] = []
         for _, event in self.events or ():
@@ -224,9 +220,7 @@ class TailsRun(ModelledRun):
                 sampled[event.group_id] = event
             elif isinstance(event, e.BatchSealed):
                 batches.append(sorted((*event.group_ids, *event.filtered_ids), key=numbers.__getitem__))
-                for group in (sampled[group_id] for group_id in batches[-1]):
-                    kept += sum(group.token_counts)
-                    by_age[event.step - group.oldest_version].append(fmean(group.token_counts))
+                kept += sum(sum(sampled[group_id].token_counts) for group_id in batches[-1])
 
         def mean(groups: Iterable[str]) -> float:
             return fmean(tokens for one in groups if one in sampled for tokens in sampled[one].token_counts)
@@ -241,7 +235,6 @@ class TailsRun(ModelledRun):
             opened_mean=mean(opened),
             trained_mean=mean(chain(*batches)),
             first_batches_mean=mean(chain(*batches[:3])),
-            lengths_by_staleness={age: fmean(found) for age, found in sorted(by_age.items())},
             trained=[numbers[group_id] for group_id in chain(*batches)],
             plan=self._planner.plan,
         )
@@ -288,10 +281,8 @@ def main() -> int:
     parser.add_argument("--sigma-sample", type=float, default=0.6, help="of log lengths within a group")
     parser.add_argument("--cap", type=float, default=16.0, help="longest completion, in medians")
     parser.add_argument("--steps", type=int, default=100, help="learner steps of each run")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prompts-per-step", type=int, default=32)
     parser.add_argument("--bounds", type=int, nargs="+", default=list(BOUNDS), help="values of S")
-    parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     cells = [
         Cell(bound, at_once, learner_bound, slow)
@@ -301,24 +292,17 @@ def main() -> int:
         for slow in (False, True)
     ]
     found = []
-    with ProcessPoolExecutor(args.processes, initializer=mute_logs) as pool:
+    with ProcessPoolExecutor(2, initializer=mute_logs) as pool:
         for row in pool.map(_measure, cells, [args] * len(cells)):
-            print(_line(row), flush=True)
+            print(row, flush=True)
             found.append(row)
-    report: dict[str, Any] = {
-        "wasted_worst": max(row["wasted"] for row in found),
-        "restarts_worst": max(row["restarts"] for row in found),
-        "length_bias_worst": max(row["length_bias"] for row in found),
-        "first_batches_worst": max(row["first_batches"] for row in found),
-        "staleness_excess_worst": max(row["staleness_excess"] for row in found),
-        "over_best_worst": max(row["over_best"] for row in found),
-        "cells": found,
-    }
+    report: dict[str, Any] = {name: max(row[name.removesuffix("_worst")] for row in found) for name in LIMITS}
+    report["cells"] = found
     return finish(report, record=args.record, at_size=above(report, LIMITS))
 
 
 def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
-    lengths = Lengths(args.sigma_prompt, args.sigma_sample, args.cap, args.seed)
+    lengths = Lengths(args.sigma_prompt, args.sigma_sample, args.cap)
     places = args.prompts_per_step * cell.steps_at_once
     beta = ALPHA_S * CONTENTION
     mean = sum(float(lengths.draw(n, 64, GROUP_SIZE).mean()) for n in range(1024)) / 1024
@@ -337,9 +321,9 @@ def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         alpha=ALPHA_S,
         beta=beta,
     )
-    ours = TailsRun(setting, lengths, None, True, args.seed).walk()
+    ours = TailsRun(setting, lengths, None, True).walk()
     constant = [
-        (plan, TailsRun(setting, lengths, plan, False, args.seed).walk())
+        (plan, TailsRun(setting, lengths, plan, False).walk())
         for plan in _constant_plans(cell, places, args.prompts_per_step)
     ]
     best_plan, best = min(constant, key=lambda pair: pair[1].seconds_per_step)
@@ -348,12 +332,8 @@ def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         for _, walked in constant
         if walked.seconds_per_step <= (1.0 + NEEDED) * best.seconds_per_step
     )
-    gate = TailsRun(setting, lengths, None, False, args.seed).walk()
     return {
-        "max_staleness": cell.max_staleness,
-        "steps_at_once": cell.steps_at_once,
-        "learner_bound": cell.learner_bound,
-        "slow_reward": cell.slow_reward,
+        **asdict(cell),
         "wasted": ours.wasted_share,
         "restarts": ours.restarts_worst,
         "length_bias": abs(ours.trained_mean / ours.opened_mean - 1.0),
@@ -364,15 +344,8 @@ def _measure(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         "staleness_worst": ours.staleness_worst,
         "seconds_per_step": ours.seconds_per_step,
         "over_best": ours.seconds_per_step / best.seconds_per_step,
-        "best_window": best_plan.window,
-        "best_share": best_plan.share,
-        "over_gate_alone": ours.seconds_per_step / gate.seconds_per_step,
-        "window": None if ours.plan is None else ours.plan.window,
-        "share": None if ours.plan is None else ours.plan.share,
-        "floor_s": max(setting.learner_s, tokens * beta / WORKERS),
-        "lengths_by_staleness": {
-            str(age): round(mean_tokens / TOKENS, 3) for age, mean_tokens in ours.lengths_by_staleness.items()
-        },
+        "best_plan": asdict(best_plan),
+        "plan": None if ours.plan is None else asdict(ours.plan),
     }
 
 
@@ -380,17 +353,6 @@ def _constant_plans(cell: Cell, places: int, size: int) -> list[RunAhead]:
     ahead = sorted({step for step in (1, 2, 3, 4, 6, 8) if step <= cell.max_staleness})
     shares = [share for share in SHARES if share * places >= size / 4]
     return [RunAhead((steps + 1) * size, share) for steps in ahead for share in shares]
-
-
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"S={row['max_staleness']} room={row['steps_at_once']} "
-        f"{'learner' if row['learner_bound'] else 'rollout'}-bound "
-        f"{'slow' if row['slow_reward'] else 'quick'} rewards: x{row['over_best']:.3f} of the best, "
-        f"staleness {row['staleness']:.2f} (needed {row['staleness_needed']:.2f}), "
-        f"wasted {row['wasted']:.3f}, first batches {row['first_batches']:.3f}, "
-        f"plan {row['window']}/{row['share']}, best {row['best_window']}/{row['best_share']}"
-    )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ MLflow, and TRL on-policy in one process, once with two threads and once with on
 all settings of TRL the best one counts for each figure. The filter of this side leaves out groups that give
 no gradient and divides by all, so updates are those of TRL, which trains on all.
 
-Each side may sample in more than one precision: `--dtypes` are those of the engine here (`model.dtype`; the
-learner stays float32), whose first one gives the figures, and each further one gives the same below its own
-name; `--trl-dtypes` are further settings of TRL, where bfloat16 is torch's autocast. On a processor that
+`--dtypes` are the precisions of the engine here (`model.dtype`; the learner stays float32, and so does TRL).
+The first one gives the figures, and each further one gives the same below its own name. On a processor that
 multiplies bfloat16 by itself (AMX) `antiphon tune` finds it faster.
 
 TRL samples with transformers' generate: it supports vLLM up to 0.31, and its coupling fails beside the vLLM
@@ -58,12 +57,8 @@ def main() -> int:
     """Run both sides with all seeds and compare them."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds (default 3)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--trl-threads", type=int, nargs="+", default=[2, 1], help="the best counts")
-    for name, whose in (("--dtypes", "of the engine here"), ("--trl-dtypes", "of TRL")):
-        said = f"precisions {whose} (default float32)"
-        parser.add_argument(name, nargs="+", choices=["float32", "bfloat16"], default=["float32"], help=said)
-    parser.add_argument("--levels", type=float, nargs="+", default=list(LEVELS), help="held-out rewards")
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32"])
     parser.add_argument("--interval", type=int, default=3, help="versions between evaluations (default 3)")
     parser.add_argument("--samples", type=int, default=4, help="of each held-out prompt (default 4)")
     parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe (default: the demo's)")
@@ -73,9 +68,9 @@ def main() -> int:
     make_model(Path(load_config(options.config, options.overrides).model.path))
     kept, missing = Kept(options.keep), ""
     here = [Side(0, dtype) for dtype in options.dtypes]
-    there = [Side(threads, dtype) for dtype in options.trl_dtypes for threads in options.trl_threads]
+    there = [Side(threads, "float32") for threads in options.trl_threads]
     runs: dict[Side, dict[int, Run]] = {side: {} for side in (*here, *there)}
-    seeds = list(range(options.first, options.first + options.seeds))
+    seeds = list(range(options.seeds))
     for seed in seeds:
         for side in sorted(runs, reverse=bool(seed % 2)):
             key = [*side, seed, str(options.config), options.interval, options.samples, options.overrides]
@@ -91,9 +86,9 @@ def main() -> int:
         seed: found for seed in seeds if (found := [runs[side][seed] for side in there if seed in runs[side]])
     }
     ours = {side.dtype: runs[side] for side in here}
-    result, samples, violated = compare_each(ours, theirs, options.levels)
+    result, samples, violated = compare_each(ours, theirs, LEVELS)
     result |= {"seeds": seeds, "trl_threads": options.trl_threads, "without_trl": missing}
-    result |= {"dtype": options.dtypes[0], "trl_dtypes": options.trl_dtypes}
+    result["dtype"] = options.dtypes[0]
     return finish(result, record=options.record, samples=samples, at_size=violated)
 
 
@@ -122,7 +117,7 @@ def run_side(side: Side, seed: int, options: argparse.Namespace) -> dict[str, An
     with scratch_home() as home:
         if side.threads:
             words.append(f"evaluation.interval={options.interval}")
-            found, weights = run_trl(home, options.config, words, *side)
+            found, weights = run_trl(home, options.config, words, side.threads)
         else:
             words += ["evaluation.interval=0", "evaluation.prompts=1", f"model.dtype={side.dtype}"]
             found, weights = run_here(home, options.config, words, "antiphon", versions)

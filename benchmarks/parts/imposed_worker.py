@@ -12,7 +12,6 @@ import asyncio
 import dataclasses
 import json
 import math
-import signal
 import subprocess
 import sys
 import threading
@@ -28,8 +27,8 @@ from antiphon.benchmarks.parts.kills.standins import WitnessClient
 from antiphon.benchmarks.parts.lengths import BETWEEN_EPOCHS, WITHIN, recorded_quantile
 from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.core.dissemination.reports import NetworkLog
-from antiphon.core.records import FinishReason, GroupSubmission, SnapshotManifest, SubmitVerdict
-from antiphon.core.requests import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
+from antiphon.core.records import FinishReason, SnapshotManifest
+from antiphon.core.requests import LeaseReply, LeaseRequest
 from antiphon.core.seeds import derive_seed
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.weights import WeightSource
@@ -40,6 +39,8 @@ from antiphon.system.logs import configure_logs
 
 MEAN_TOKENS, MAX_TOKENS = 40, 240
 """Of even lengths, and the median of recorded ones; no completion is longer."""
+PLACES = 4
+"""Groups that a step-scoped worker samples at once."""
 PROMPTS = 20
 _OFFSETS = (-8, -4, 0, 4, 8)
 CATCH_UP_S = 0.5
@@ -71,8 +72,6 @@ class WorkerOrder:
     """From an announced version until the worker holds it."""
     pauses: bool = False
     """Sample nothing meanwhile."""
-    start_at: float = 0.0
-    """On the machine's monotonic clock: when it may register."""
     hangs_after: float = math.inf
     """Steps after which the engine stands still for good; the worker's heartbeats go on."""
 
@@ -166,33 +165,13 @@ class ImposedEngine(ArithmeticEngine):
 
 
 class StepScoped(CoordinatorClient):
-    """A worker's client that asks for groups only when it has none of its own."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """As the class beside it in the order of inheritance."""
-        super().__init__(*arguments, **options)
-        self._held: set[str] = set()
+    """A worker's client that asks for groups only when the worker has none of its own."""
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
         """Ask for groups, or only for news."""
-        if self._held:
+        if request.groups < PLACES:  # it has room for fewer than all: it has some
             request = dataclasses.replace(request, groups=0, wait_s=0.0)
-        reply = await super().lease_group(request)
-        self._held.update(lease.lease_id for lease in reply.leases)
-        return reply
-
-    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
-        """Report; a lease that was given back or taken away is not held any more."""
-        reply = await super().heartbeat(heartbeat)
-        self._held.difference_update(heartbeat.released_leases, reply.cancelled_leases)
-        return reply
-
-    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
-        """Hand in a group."""
-        try:
-            return await super().submit_group(submission)
-        finally:
-            self._held.discard(submission.lease_id)
+        return await super().lease_group(request)
 
 
 class StepScopedWitness(StepScoped, WitnessClient):
@@ -226,10 +205,9 @@ class ImposedWeights(WeightSource):
 
 
 async def work(order: WorkerOrder, address: str, folder: Path) -> None:
-    """Wait for the time to join, then sample until the run ends or a signal says to leave."""
-    loop, resumed = asyncio.get_running_loop(), threading.Event()
+    """Sample until the run ends."""
+    resumed = threading.Event()
     resumed.set()
-    await asyncio.sleep(max(0.0, order.start_at - loop.time()))
     make = StepScopedWitness if order.step_scoped else WitnessClient
     client = make(address, folder / f"{order.name}.acknowledged")
     worker = RolloutWorker(
@@ -239,7 +217,6 @@ async def work(order: WorkerOrder, address: str, folder: Path) -> None:
         lambda config: ImposedEngine(order, resumed),
         lambda config: ImposedWeights(order, resumed),
     )
-    loop.add_signal_handler(signal.SIGTERM, worker.stop)
     try:
         await worker.run(lambda: None)
     finally:

@@ -5,20 +5,23 @@ import dataclasses
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from pytest import MonkeyPatch
 
 from antiphon.core.coordinator import consequences, groups, leases
 from antiphon.core.coordinator.running_leases import RunningLeases
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import acceptance, admission, assembly
 from antiphon.core.loop import events as e
+from antiphon.core.loop.advantages import group_advantages
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound, VersionWindow
 from antiphon.core.records import Lease, SubmitVerdict
+from antiphon.core.seeds import request_seeds
 from antiphon.net.security import guard
 from antiphon.net.security.guard import Guard, TokenBucket
 from antiphon.services.coordinator import audit_queue, sealing
@@ -34,11 +37,8 @@ MOST_SEEDS = 40
 """A broken promise must show within this many seeds."""
 
 
-class Patch(Protocol):
-    """Replaces attributes until it is undone, as `pytest.MonkeyPatch` does."""
-
-    def setattr(self, target: object, name: str, value: object) -> None:
-        """Replace an attribute."""
+Patch = MonkeyPatch
+"""Replaces attributes until it is undone."""
 
 
 def the_gate_stands_open(patch: Patch) -> None:
@@ -188,21 +188,15 @@ def leases_are_anyones(patch: Patch) -> None:
 
 
 def seeds_ignore_the_prompt(patch: Patch) -> None:
-    from antiphon.core.seeds import request_seeds as real
-
-    patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, "", epoch, size))
+    patch.setattr(admission, "request_seeds", lambda seed, key, *rest: request_seeds(seed, "", *rest))
 
 
 def seeds_ignore_the_epoch(patch: Patch) -> None:
-    from antiphon.core.seeds import request_seeds as real
-
-    patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, key, 0, size))
+    patch.setattr(admission, "request_seeds", lambda seed, key, _, size: request_seeds(seed, key, 0, size))
 
 
 def advantages_have_the_wrong_sign(patch: Patch) -> None:
-    from antiphon.core.loop.advantages import group_advantages as real
-
-    patch.setattr(sealing, "group_advantages", lambda *arguments: -real(*arguments))
+    patch.setattr(sealing, "group_advantages", lambda *arguments: -group_advantages(*arguments))
 
 
 def advantages_are_zero(patch: Patch) -> None:

@@ -5,17 +5,15 @@
     scripts/benchmarks --run NAME...     measure and record these first (`all`: every one), then write
     scripts/benchmarks --smoke [NAME...] run every script in its smallest form, two at a time: only what must
                                          hold at any size counts, and nothing is recorded
-    scripts/benchmarks --list            names, commands and how long they take
-    scripts/benchmarks --age             warn of results that are old or missing; never fails
 
 A quoted metric stands in Markdown between two comments that no reader sees:
 
     <!-- figure: demo.pass_after .2f -->0.85<!-- /figure -->
     <!-- figure: demo.pass_after range .2f -->0.83 to 0.87<!-- /figure -->
 
-After the result's name and the figure's: optionally `min`, `max`, `range` or `each` of its repetitions,
-then optionally a format as Python has it (`.1%` makes a percentage of a share). `demo.@commit`,
-`@command`, `@date`, `@machine` and `@repetitions` quote the circumstances.
+After the result's name and the figure's: optionally `range` of its repetitions, then optionally a format as
+Python has it (`.1%` makes a percentage of a share). `demo.@commit`, `@machine` and `@repetitions` quote the
+circumstances.
 """
 
 import argparse
@@ -40,8 +38,6 @@ from antiphon.benchmarks.parts import results
 from antiphon.benchmarks.parts.results import PROJECT, MeasuredFigure, Result
 
 PAGE = PROJECT / "docs" / "benchmarks.md"
-OLD_COMMITS = 200
-"""A result with more commits after it is warned of."""
 LONGER = 6.0
 """A benchmark is ended when it takes this many times as long as it should."""
 MISSING = "(not measured)"
@@ -67,7 +63,7 @@ SMOKE_S = 300
 """Longest time of one of them."""
 
 _MARK = re.compile(
-    r"<!-- figure: (?P<name>\w+)\.(?P<figure>@?[\w.-]+)(?: (?P<part>min|max|range|each))?"
+    r"<!-- figure: (?P<name>\w+)\.(?P<figure>@?[\w.-]+)(?: (?P<part>range))?"
     r"(?: (?P<form>\S+))? -->(?P<shown>[^\n]*?)<!-- /figure -->"
 )
 _ANY_MARK = re.compile(r"<!-- /?figure")
@@ -127,27 +123,23 @@ def show(figure: MeasuredFigure, part: str | None, form: str) -> str:
 
     Args:
         figure: what was measured.
-        part: min, max, range or each of its repetitions; None shows the median.
+        part: range of its repetitions; None shows the median.
         form: a format as Python has it.
 
     >>> figure = MeasuredFigure("pass_after", 0.85, "", 3, [0.85, 0.831, 0.87])
-    >>> show(figure, None, ".2f"), show(figure, "range", ".0%"), show(figure, "each", ".2f")
-    ('0.85', '83% to 87%', '0.85, 0.83, 0.87')
+    >>> show(figure, None, ".2f"), show(figure, "range", ".0%")
+    ('0.85', '83% to 87%')
     """
+    if part is None:
+        return format(figure.value, form)
     values = figure.spread or [figure.value]
-    if part == "each":
-        return ", ".join(format(value, form) for value in values)
-    if part == "range":
-        low, high = format(min(values), form), format(max(values), form)
-        return low if low == high else f"{low} to {high}"
-    return format({"min": min(values), "max": max(values)}.get(part or "", figure.value), form)
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
 
 
 def _circumstance(result: Result, name: str, begin: str) -> str:
     known = {
         "commit": result.commit,
-        "command": result.command,
-        "date": result.date,
         "machine": describe(result.machine),
         "repetitions": str(max(figure.repetitions for figure in result.figures)),
     }
@@ -251,23 +243,6 @@ def update(check: bool) -> int:
     return status
 
 
-def age() -> int:
-    """Warn of old and missing results."""
-    found = results.read()
-    for name in MEASUREMENTS:
-        if name not in found:
-            print(f"warning: {name} has no result; scripts/benchmarks --run {name} measures it")
-            continue
-        since = results.commits_since(found[name].commit)
-        if since is None:
-            print(f"note: commit {found[name].commit} of the result {name} is not known here")
-        elif since > OLD_COMMITS:
-            print(
-                f"warning: {name} is {since} commits old; scripts/benchmarks --run {name} measures it again"
-            )
-    return 0
-
-
 def measure(names: Sequence[str]) -> int:
     """Run benchmarks one after the other and keep the results of those that held; 1 if any did not."""
     status = 0
@@ -334,15 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [*MEASUREMENTS, "all"]
     choice.add_argument("--run", nargs="+", choices=names, metavar="NAME", help="measure and record before")
     choice.add_argument("--smoke", nargs="*", choices=SMALLEST, metavar="NAME", help="the smallest forms")
-    choice.add_argument("--list", action="store_true", help="what can be run")
-    choice.add_argument("--age", action="store_true", help="warn of old results")
     options = parser.parse_args(arguments)
-    if options.list:
-        for name, entry in MEASUREMENTS.items():
-            print(f"{name:18} {entry.minutes:4.0f} min  benchmarks/{entry.arguments}")
-        return 0
-    if options.age:
-        return age()
     if options.smoke is not None:
         return smoke(options.smoke or list(SMALLEST))
     if not options.run:

@@ -251,14 +251,6 @@ def commit_now() -> str:
     return f"{revision}+changes" if changes else revision
 
 
-def commits_since(commit: str) -> int | None:
-    """Return how many commits came after one; None when it is not known here, as in a shallow clone."""
-    if git("cat-file", "-e", f"{commit.partition('+')[0]}^{{commit}}") is None:
-        return None
-    count = git("rev-list", "--count", f"{commit.partition('+')[0]}..HEAD")
-    return None if count is None else int(count)
-
-
 def git(*arguments: str) -> str | None:
     """Return what a git command prints; None when it fails or there is no git."""
     try:

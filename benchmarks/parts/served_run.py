@@ -4,15 +4,14 @@ The trainer takes the seconds that are imposed on it, and the flow walks product
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from subprocess import Popen
 
 from antiphon.benchmarks.parts.imposed_worker import WorkerOrder
-from antiphon.benchmarks.parts.kills.standins import LightTrainer, open_light_learner
+from antiphon.benchmarks.parts.kills.standins import open_light_learner
 from antiphon.core.config import RunConfig
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import open_store
@@ -38,24 +37,16 @@ class ServedRun:
     folder: Path
     address: str
     machine: RunStateMachine
-    service: CoordinatorService
     flow: Flow
-    rewarding: "asyncio.Future[None]"
     workers: list["Popen[bytes]"] = field(default_factory=list)
 
-    def start(self, order: WorkerOrder) -> "Popen[bytes]":
-        """Start a worker; it is killed at the end at the latest."""
-        self.workers.append(order.start(self.address, self.folder))
-        return self.workers[-1]
-
-    async def start_all(self, orders: Sequence[WorkerOrder]) -> None:
-        """Start workers and wait until all of them hold version 0.
+    async def start(self, orders: Sequence[WorkerOrder]) -> None:
+        """Start workers, which are killed at the end, and wait until all of them hold version 0.
 
         Raises:
             TimeoutError: when that takes too long.
         """
-        for order in orders:
-            self.start(order)
+        self.workers += [order.start(self.address, self.folder) for order in orders]
         async with asyncio.timeout(JOIN_S):
             while sum(member.held_version == 0 for member in self.machine.loop.fleet.living()) < len(orders):
                 await asyncio.sleep(0.05)
@@ -72,7 +63,6 @@ async def served_run(
     train_s: float,
     environment: ArithmeticEnvironment | None = None,
     lease_key: bytes = b"",
-    begins: Callable[[int], None] = lambda step: None,
 ) -> AsyncIterator[ServedRun]:
     """Serve a run until the end of the block; version 0 is published.
 
@@ -82,29 +72,25 @@ async def served_run(
         train_s: seconds of a learner step.
         environment: by default the stand-in whose every group has rewards that differ.
         lease_key: what ids of leases are made with; drawn where not given.
-        begins: hears of each step that begins to train, in the learner's thread.
     """
     folder.mkdir(exist_ok=True)
     name, clock = config.run.name, asyncio.get_running_loop().time
-    store, journal = (
-        open_store(folder / "store", config.record),
-        Journal(journal_place(config, folder), name),
-    )
+    store = open_store(folder / "store", config.record)
+    journal = Journal(journal_place(config, folder), name)
     machine = RunStateMachine(config, name, journal, store, ArithmeticPrompts(), clock, lease_key=lease_key)
     await machine.start()
-    service = CoordinatorService(machine)
-    server, port = await start_coordinator(service, "127.0.0.1", 0)
+    server, port = await start_coordinator(CoordinatorService(machine), "127.0.0.1", 0)
     address = f"127.0.0.1:{port}"
     client, scoring = CoordinatorClient(address), CoordinatorClient(address)
     scorer = InProcess(environment or ArithmeticEnvironment(config, 1))
     reward = RewardService(scoring, scorer, JsonDecoder(), name, "reward", JOIN_S)
-    payloads, trainer = PayloadStore(folder / PAYLOADS), partial(LightTrainer, step_s=train_s, begins=begins)
-    learner = open_light_learner(config, name, folder, store, payloads, client, trainer)
+    payloads = PayloadStore(folder / PAYLOADS)
+    learner = open_light_learner(config, name, folder, store, payloads, client, train_s)
     learner.origin = "127.0.0.1:1"  # the workers' engines take the digest of a snapshot, so none is fetched
     await learner.restore()
     await learner.publish(0)
     rewarding = asyncio.ensure_future(reward.run(lambda: None))
-    run = ServedRun(folder, address, machine, service, Flow(config, client, learner), rewarding)
+    run = ServedRun(folder, address, machine, Flow(config, client, learner))
     try:
         yield run
     finally:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.timeout(600)
 def test_processes_killed_at_fail_points_and_from_outside_lose_nothing(test_seed: int) -> None:
-    found = run_kills(kills=7, steps=6, seed=test_seed, keep=False)
+    found = run_kills(kills=7, steps=6, seed=test_seed)
     assert violations(found) == [] and found["restart_median_s"] is not None
     assert found["kills"] >= 7 and found["acked"] > 0 and found["trained"] > 0, found
     assert [found[name] for name in ("lost", "twice", "beyond_bound", "wrong")] == [0, 0, 0, 0], found

@@ -1,10 +1,8 @@
-"""The preemption benchmark: its schedules, its fleets in virtual time and in processes, and its bars."""
+"""The preemption benchmark: its schedules, its fleets in virtual time, and its bars."""
 
-import asyncio
 import itertools
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,6 @@ from antiphon.benchmarks.preemption import (
     Site,
     Stay,
     main,
-    run_fleet,
     simulate_fleet,
     steps_per_hour,
 )
@@ -39,12 +36,6 @@ def test_chance_reclaims_the_share_it_was_given() -> None:
 def test_never_replaced_means_never() -> None:
     stays = preemption.by_chance(8, 100 * HOUR, 0.9, math.inf, seed=0)
     assert len(stays) == 8 and all(stay.stop_s < math.inf for stay in stays)
-
-
-def test_at_one_moment_a_share_goes_and_comes_back() -> None:
-    stays = preemption.at_one_moment(8, HOUR, 0.4, 600.0)
-    assert sorted(stay.stop_s for stay in stays) == [HOUR / 2] * 3 + [math.inf] * 8
-    assert [stay.start_s for stay in stays if stay.start_s > 0] == [HOUR / 2 + 600.0] * 3
 
 
 def test_the_simulator_empties_slots_as_the_schedule_says() -> None:
@@ -73,7 +64,9 @@ def test_demand_is_what_the_undisturbed_fleet_supplies() -> None:
 
 @pytest.mark.long
 def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
-    stays = preemption.at_one_moment(4, HOUR / 2, 0.5, 300.0)
+    middle = HOUR / 4  # half of the fleet goes at one moment
+    stays = [Stay(slot, 0.0, middle if slot < 2 else math.inf) for slot in range(4)]
+    stays += [Stay(slot, middle + 300.0, math.inf) for slot in range(2)]
     preempted = {True: 0.0, False: 0.0}
     for seed in range(4):
         for handover in preempted:
@@ -96,7 +89,7 @@ def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_fleet() -> None:
 @pytest.mark.long
 def test_the_bar_fails_without_headroom_and_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--workers", "4", "--hours", "3", "--seeds", "1", "--one-case"]
-    worse = ["--headroom", "0", "--no-replacement", "--share", "0.9"]
+    worse = ["--headroom", "0", "--replacement", "inf", "--share", "0.9"]
     assert main([*small, *worse]) == 1
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["lost_throughput"] > 0.12 and found["violations"] == 0
@@ -124,11 +117,3 @@ def test_the_table_has_every_case_and_a_violation_is_an_exit_code(
     violations = ("a token beyond the bound",)
     assert main(["--one-case"]) == 1
     assert "a token beyond the bound" in capsys.readouterr().err
-
-
-def test_killed_processes_are_replaced_and_every_token_is_the_one_that_was_due(tmp_path: Path) -> None:
-    site = Site(workers=2, prompts_per_step=4, group_s=30.0)
-    stays = [Stay(0, 0.0, math.inf), Stay(1, 0.0, 250.0), Stay(1, 350.0, math.inf)]
-    found = asyncio.run(run_fleet(site, stays, 600.0, 0, 60.0, tmp_path / "fleet"))
-    assert found.violations == ()
-    assert found.steps_per_hour > 0 and 0.0 <= found.wasted_share <= 1.0

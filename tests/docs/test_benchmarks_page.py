@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,9 +90,6 @@ def test_in_a_smallest_form_what_holds_only_at_size_does_not_count(
         ("demo.pass_after", "0.85"),
         ("demo.pass_after .1%", "85.0%"),
         ("demo.pass_after range .2f", "0.83 to 0.87"),
-        ("demo.pass_after min .3f", "0.831"),
-        ("demo.pass_after max .0%", "87%"),
-        ("demo.pass_after each .2f", "0.85, 0.83, 0.87"),
         ("demo.loop.wall_s .0f", "61"),
         ("demo.loop.wall_s range .0f", "61"),
         ("demo.@commit", "0123456789ab"),
@@ -113,7 +109,7 @@ def test_a_mark_is_filled_in(told: str, shown: str) -> None:
     [
         (mark("demo.pass_afer"), "names no figure of demo; it has pass_after, loop.wall_s, wall_s"),
         (mark("dmeo.pass_after"), "names no benchmark; there are demo, overlap"),
-        (mark("demo.@host"), "there are @commit, @command"),
+        (mark("demo.@host"), "there are @commit, @machine"),
         (mark("demo.pass_after").replace("<!-- /figure -->", ""), "a mark is malformed"),
         (mark("demo pass_after"), "a mark is malformed"),
         (mark("demo.pass_after").removeprefix("x "), "a mark must not begin a line"),
@@ -181,27 +177,6 @@ def test_a_violation_gives_status_1_and_is_not_recorded(
     (made,) = made_results
     assert (made.name, made.command) == ("demo", ".venv/bin/python benchmarks/demo.py --seeds 1")
     assert json.loads(capsys.readouterr().out)["ratio"] == 1.5
-
-
-def test_old_unknown_and_missing_results_are_warned_of_and_never_fail(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ages = {"new": 3, "old": 201, "gone": None}
-    found = {name: replace(DEMO, name=name, commit=name) for name in ages}
-    monkeypatch.setattr(results, "read", lambda: found)
-    monkeypatch.setattr(results, "commits_since", ages.__getitem__)
-    monkeypatch.setattr(pages, "MEASUREMENTS", dict.fromkeys([*ages, "missing"]))
-    assert pages.age() == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(";")[0] for line in said] == [
-        "warning: old is 201 commits old",
-        "note: commit gone of the result gone is not known here",
-        "warning: missing has no result",
-    ]
-
-
-def test_a_commit_that_is_not_here_has_no_age() -> None:
-    assert results.commits_since("0" * 12) is None
 
 
 def test_what_is_run_is_recorded_unless_it_fails(

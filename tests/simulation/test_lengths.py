@@ -13,7 +13,15 @@ from unittest.mock import patch
 import pytest
 
 from antiphon.api.engine import EngineRequest
-from antiphon.benchmarks.length_pipeline import RunShape, length_bias, seconds_per_step
+from antiphon.benchmarks.length_pipeline import (
+    ALPHA_S,
+    BETA_S,
+    LEARNER_S,
+    LENGTHS,
+    RunShape,
+    length_bias,
+    seconds_per_step,
+)
 from antiphon.benchmarks.parts.imposed_worker import ImposedEngine, StepScoped, WorkerOrder, imposed_length
 from antiphon.core.loop.events import BatchSealed, LeaseDuplicated, load_event
 from antiphon.simulator import processes
@@ -68,7 +76,7 @@ class LengthWorld(World):
         scenario = Scenario(
             run={name: tree[name] for name in sections},
             workers=len(fleet.paces),
-            learner_step_s=(shape.learner_s, shape.learner_s),
+            learner_step_s=(LEARNER_S, LEARNER_S),
             limit_s=100_000.0,
         )
         self._shape, self._fleet = shape, fleet
@@ -79,14 +87,14 @@ class LengthWorld(World):
         engine = self._engines.get(name)
         load = engine.unfinished if engine else 0
         pace = self._fleet.paces[int(name.split("-")[1])]
-        return pace * (self._shape.alpha_s + self._shape.beta_s * load)
+        return pace * (ALPHA_S + BETA_S * load)
 
     def _routine(self, entry: ProcessEntry, process: Process) -> Any:
         if not entry.name.startswith("worker"):
             return super()._routine(entry, process)
 
         def engine() -> ImposedEngine:
-            untimed = WorkerOrder("", 0.0, lengths=self._shape.lengths)
+            untimed = WorkerOrder("", 0.0, lengths=LENGTHS[self._shape.shuffled])
             made = self._engines[entry.name] = ImposedEngine(untimed)
             return made
 

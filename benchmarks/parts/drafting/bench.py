@@ -1,13 +1,11 @@
 """Bench of drafting: the engines of one model side by side in one process, and loads for them.
 
 Sides of a comparison, an engine each: `native` samples with vLLM's own sampler in an engine built
-without drafting, `keyed` with the keyed sampler in such an engine, `drafted` drafts; `plain`,
-`ngram` are vLLM without any of our hooks. None of them knows an end token: how long each
-response is was decided by a keyed engine that does.
+without drafting, `keyed` with the keyed sampler in such an engine, `drafted` drafts. None of them
+knows an end token: how long each response is was decided by a keyed engine that does.
 """
 
 import gc
-import shutil
 import statistics
 import time
 from collections import defaultdict
@@ -15,20 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file
 
-from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import Engine, EngineRequest
 from antiphon.benchmarks.parts.drafting.chain_model import ChainModel
 from antiphon.core.config import load_config
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.statistics import add_statistics
-from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.errors import ContractError
 from antiphon.core.records import (
     BatchRow,
     DraftingStatistics,
-    FinishReason,
     IntArray,
     PastCompletion,
     Prompt,
@@ -40,8 +38,9 @@ from antiphon.lineage.rollout_table import decode_batch
 from antiphon.models.codec import resolve_model_path
 from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.prompts import load_prompts
-from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
+from antiphon.services.rollout.engine.environment import EngineSettings
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+from antiphon.weights.snapshot import verify
 
 
 class RecordedRun:
@@ -65,8 +64,6 @@ class RecordedRun:
 
     def weights(self, version: int) -> dict[str, Any]:
         """Return the published tensors of a version."""
-        from safetensors.torch import load_file
-
         tensors: dict[str, Any] = load_file(self._ledger / "versions" / f"v{version:06d}.safetensors")
         return tensors
 
@@ -89,127 +86,6 @@ class RecordedRun:
             )
             for key, rows in groups.items()
         }
-
-
-Method = Literal["none", "ngram"]
-
-SPECULATIVE: Mapping[Method, dict[str, Any] | None] = {
-    "none": None,
-    "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
-}
-
-
-class PlainVllm:
-    """An engine core of vLLM behind the Engine protocol, with the directory's weights and no end tokens."""
-
-    version = 0
-    weights_digest = None
-    drafts = False
-    continues = False
-    numerics = ""
-    vocabulary_size = 0
-    """No request comes with a prefix to check."""
-
-    def __init__(self, model_dir: Path, method: Method, max_model_len: int, max_num_seqs: int = 64) -> None:
-        """Start it; other engines of this process may live beside it."""
-        prepare_environment(EngineSettings(model_dir=model_dir))
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.core import EngineCore
-        from vllm.v1.executor import Executor
-
-        speculative = SPECULATIVE[method]
-        room = int(speculative["num_speculative_tokens"]) if speculative else 0
-        config = EngineArgs(
-            model=str(model_dir),
-            skip_tokenizer_init=True,
-            dtype="float32",
-            max_model_len=max_model_len + room,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max(2048, max_model_len, max_num_seqs * (1 + room)),
-            kv_cache_memory_bytes=256 << 20,
-            block_size=32,
-            enable_prefix_caching=False,
-            enforce_eager=True,
-            async_scheduling=False,
-            disable_log_stats=True,
-            generation_config="vllm",
-            seed=0,
-            speculative_config=speculative,
-        ).create_engine_config()
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
-        self._live: dict[str, tuple[str, Any]] = {}
-        self._counter = 0
-
-    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
-        """Refuse: this engine keeps the weights it started with."""
-        raise ConfigError("the plain engine keeps its weights; start it from another model directory")
-
-    @property
-    def unfinished(self) -> int:
-        """Number of requests queued or running."""
-        return len(self._live)
-
-    def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests; seeds, groups and history are left aside."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-        from vllm.v1.engine import EngineCoreRequest
-
-        for request in requests:
-            sampling = request.sampling
-            self._counter += 1
-            core_request, wave = self._core.preprocess_add_request(
-                EngineCoreRequest(
-                    request_id=str(self._counter),
-                    prompt_token_ids=list(request.prompt_token_ids),
-                    mm_features=None,
-                    sampling_params=SamplingParams(
-                        temperature=sampling.temperature,
-                        top_k=sampling.top_k,
-                        top_p=sampling.top_p,
-                        max_tokens=sampling.max_tokens,
-                        detokenize=False,
-                        output_kind=RequestOutputKind.FINAL_ONLY,
-                    ),
-                    pooling_params=None,
-                    arrival_time=0.0,
-                    lora_request=None,
-                    cache_salt=None,
-                    data_parallel_rank=None,
-                )
-            )
-            self._core.add_request(core_request, wave)
-            self._live[core_request.request_id] = (request.request_id, core_request)
-
-    def step(self) -> list[EngineOutput]:
-        """Advance every running request and return those that finished, without log-probabilities."""
-        outputs, executed = self._core.step_fn()
-        self._core.post_step(executed)
-        finished = []
-        for done in outputs[0].outputs if outputs else ():
-            if done.finish_reason is None:
-                continue
-            name, request = self._live.pop(done.request_id)
-            tokens = np.array(request.output_token_ids, dtype=np.int32)
-            none = np.empty(0, dtype=np.float32)
-            reason = FinishReason(str(done.finish_reason))
-            finished.append(EngineOutput(tokens, none, (), reason, request_id=name))
-        return finished
-
-    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
-        """Tell nothing: this engine keeps no log-probabilities."""
-        return []
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; unknown ids are ignored."""
-        gone = [internal for internal, (name, _) in self._live.items() if name in set(request_ids)]
-        self._core.abort_requests(gone)
-        for internal in gone:
-            del self._live[internal]
-
-    def close(self) -> None:
-        """Free the engine; it is not used again."""
-        self._core.shutdown()
 
 
 SLICE_S = 0.1
@@ -397,81 +273,44 @@ GROUP = 8
 FRESH_EPOCH = 1_000_000
 """No run gets that far, so the seeds of the loads are none that history was sampled with."""
 
-_SIZES: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_bytes": 256 << 20}
-
 
 @dataclass(slots=True)
 class Bench:
     """The engines of one model; the weights in all of them are the same."""
 
-    model_dir: Path
     ending: VllmEngine
     """Samples with the keyed sampler until an end token: for history, and for the lengths of the loads."""
     native: VllmEngine
     keyed: VllmEngine
     drafted: VllmEngine
-    max_model_len: int
-    others: dict[str, Engine] = field(default_factory=dict)
 
     def sides(self, names: Sequence[str], work: Sequence[GroupWork], concurrency: int) -> dict[str, Side]:
         """Return functions that begin a load on the named sides."""
-        engines: dict[str, Engine] = {
-            "native": self.native,
-            "keyed": self.keyed,
-            "drafted": self.drafted,
-            **self.others,
-        }
-        return {name: partial(LoadRun, engines[name], work, concurrency) for name in names}
-
-    def add(self, name: str, method: Method) -> None:
-        """Start vLLM on its own beside the others, unless it is there."""
-        self.others[name] = self.others.get(name) or PlainVllm(self.model_dir, method, self.max_model_len)
+        return {name: partial(LoadRun, getattr(self, name), work, concurrency) for name in names}
 
     def close(self) -> None:
         """Free the engines."""
-        engines: list[Engine] = [self.ending, self.native, self.keyed, self.drafted, *self.others.values()]
-        for engine in engines:
+        for engine in (self.ending, self.native, self.keyed, self.drafted):
             engine.close()
 
 
-def open_bench(
-    model_dir: Path, tensors: Mapping[str, Any], max_model_len: int, drafting: DraftingSection
-) -> Bench:
+def open_bench(model_dir: Path, tensors: Mapping[str, Any], max_model_len: int) -> Bench:
     """Start four engines on a model directory and load `tensors` into all."""
-    keyed = EngineSettings(model_dir=model_dir, max_model_len=max_model_len, stop_token_ids=(), **_SIZES)
+    drafting = DraftingSection()
+    sizes: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_bytes": 256 << 20}
+    keyed = EngineSettings(model_dir=model_dir, max_model_len=max_model_len, stop_token_ids=(), **sizes)
     return Bench(
-        model_dir,
         ending=_start(replace(keyed, stop_token_ids=None), tensors),
         native=_start(replace(keyed, sampler="native"), tensors),
         keyed=_start(keyed, tensors),
         drafted=_start(replace(keyed, draft_tokens=drafting.max_window, drafting=drafting), tensors),
-        max_model_len=max_model_len,
     )
 
 
 def _start(settings: EngineSettings, tensors: Mapping[str, Any]) -> VllmEngine:
-    engine = VllmEngine(settings)
-    serve(engine, 0, tensors)
+    engine, found = VllmEngine(settings), verify(tensors)
+    engine.load_weights(0, found, found.digest)
     return engine
-
-
-def serve(engine: VllmEngine, version: int, tensors: Mapping[str, Any]) -> None:
-    """Load a version's weights into an engine."""
-    from antiphon.weights.snapshot import verify
-
-    found = verify(tensors)
-    engine.load_weights(version, found, found.digest)
-
-
-def policy_directory(run: RecordedRun, tensors: Mapping[str, Any], folder: Path) -> Path:
-    """Write a model directory with these weights, so that vLLM alone serves the same policy."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True)
-    for path in run.model_dir.glob("*.json"):
-        shutil.copy(path, folder)
-    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def greedy_work(model: ChainModel, repeats: int, prompts: int) -> list[GroupWork]:

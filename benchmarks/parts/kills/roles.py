@@ -89,10 +89,8 @@ def worker(folder: Path, ports: dict[str, int], stop: StopRequest, name: str) ->
 
     run_id = load_config(folder / "config.yaml").run.name
     address, chunks = f"{HOST}:{ports['coordinator']}", folder / name
-    link_s, after = (
-        float(os.environ.get(standins.LINK_VARIABLE, "0")),
-        os.environ.get(standins.AFTER_VARIABLE),
-    )
+    link_s = float(os.environ.get(standins.LINK_VARIABLE, "0"))
+    after = os.environ.get(standins.AFTER_VARIABLE)
     hangs_after = float(os.environ.get(standins.HANG_VARIABLE, "inf"))
     order = WorkerOrder(name, ENGINE_STEP_S, hangs_after=hangs_after)
 

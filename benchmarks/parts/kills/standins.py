@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,8 @@ class LinkedSource(SnapshotSource):
 class LightTrainer(Training):
     """Goes from version to version by the digest of the batch file; a step takes `step_s`."""
 
-    def __init__(
-        self,
-        checkpoints: CheckpointStore,
-        step_s: float = 0.0,
-        begins: Callable[[int], None] = lambda step: None,
-    ) -> None:
-        """`begins` hears of each step that begins to train."""
-        self._checkpoints, self._step_s, self._begins = checkpoints, step_s, begins
+    def __init__(self, checkpoints: CheckpointStore, step_s: float) -> None:
+        self._checkpoints, self._step_s = checkpoints, step_s
         self._weights = arithmetic.BASE_WEIGHTS
         self.version = -1
         self.progress = ProgressCounter()
@@ -119,7 +113,6 @@ class LightTrainer(Training):
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         self.version = -1
-        self._begins(step)
         failpoints.reach("learner.forward")
         time.sleep(self._step_s)
         rows = decode_batch(payload)
@@ -149,13 +142,12 @@ def open_light_learner(
     store: ArtifactStore,
     payloads: PayloadStore,
     coordinator: Coordinator,
-    make_trainer: Callable[[CheckpointStore], LightTrainer] | None = None,
+    step_s: float = 0.0,
 ) -> LearnerService:
-    """Return production's learner service with a light trainer and publisher."""
+    """Return production's learner service with a light trainer, whose steps take `step_s`, and publisher."""
     checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept)
     publisher = ArithmeticPublisher(run_id, payloads, config.broadcast.snapshots_kept)
-    trainer = (make_trainer or LightTrainer)(checkpoints)
-    return LearnerService(config, trainer, publisher, store, coordinator)
+    return LearnerService(config, LightTrainer(checkpoints, step_s), publisher, store, coordinator)
 
 
 class WitnessClient(CoordinatorClient):

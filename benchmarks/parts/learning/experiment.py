@@ -48,29 +48,43 @@ class Sampled:
     """The model ended it; else it was cut at the longest length."""
 
 
-class Sampler:
-    """A copy of the policy's model that takes the weights of any version."""
+class Task:
+    """Environment, tokenizer and a copy of the policy's model, in this process."""
 
-    def __init__(self, model: Any, end_token_id: int, max_tokens: int, temperature: float) -> None:
-        """`model` is a Hugging Face causal model; it is put into evaluation mode."""
+    def __init__(self, config: RunConfig) -> None:
+        section = config.environment
+        self._seed, self._sampling = config.run.seed, config.sampling
+        self.environment: Environment = make_environment(
+            section.name,
+            section.parameters,
+            section.seed,
+            train_size=section.train_size,
+            heldout_size=section.heldout_size,
+        )
+        self._codec = TextCodec.load(resolve_model_path(config.model.path))
+        model: Any = load_causal_model(config.model.path, torch.float32, gradient_checkpointing=False)
         self._model = model.eval()
-        self._end, self._most, self._temperature = end_token_id, max_tokens, temperature
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take the weights of a version, as the trainer publishes them."""
+        """Sample with these weights from now on; they are as the trainer publishes them."""
         self._model.load_state_dict(weights, strict=False)
 
-    def sample(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Sampled]:
-        """Return one completion for each prompt; repeat a prompt to have several of it."""
+    def prompt(self, problem: Problem) -> tuple[int, ...]:
+        """Return the token ids of a problem."""
+        return self._codec.encode_prompt(problem.text)
+
+    def sample(self, problems: Sequence[Problem], each: int, seed: int) -> list[list[Sampled]]:
+        """Return `each` completions of every problem."""
+        prompts = [prompt for problem in problems for prompt in [self.prompt(problem)] * each]
         found: list[Sampled] = []
         generator = torch.Generator().manual_seed(seed)
         with torch.inference_mode():
             for begin in range(0, len(prompts), AT_ONCE):
                 found += self._sample(prompts[begin : begin + AT_ONCE], generator)
-        return found
+        return [found[place : place + each] for place in range(0, len(found), each)]
 
     def _sample(self, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> list[Sampled]:
-        longest = max(map(len, prompts))
+        longest, most, end = max(map(len, prompts)), self._sampling.max_tokens, self._codec.end_token_id
         inputs = torch.zeros((len(prompts), longest), dtype=torch.int64)
         mask = torch.zeros_like(inputs)
         for place, prompt in enumerate(prompts):  # padding on the left
@@ -78,11 +92,11 @@ class Sampler:
             mask[place, longest - len(prompt) :] = 1
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache(config=self._model.config)
-        tokens = torch.full((len(prompts), self._most), -1, dtype=torch.int64)
-        logprobs = torch.zeros((len(prompts), self._most))
+        tokens = torch.full((len(prompts), most), -1, dtype=torch.int64)
+        logprobs = torch.zeros((len(prompts), most))
         growing = torch.arange(len(prompts))
         alive = torch.ones(len(prompts), dtype=torch.bool)
-        for length in range(self._most):
+        for length in range(most):
             logits = self._model(
                 input_ids=inputs,
                 attention_mask=mask,
@@ -91,11 +105,11 @@ class Sampler:
                 use_cache=True,
                 logits_to_keep=1,
             ).logits[:, -1]
-            known = torch.log_softmax(logits.float() / self._temperature, -1)
+            known = torch.log_softmax(logits.float() / self._sampling.temperature, -1)
             drawn = torch.multinomial(known.exp(), 1, generator=generator)
             tokens[growing[alive], length] = drawn[alive, 0]
             logprobs[growing, length] = known.gather(1, drawn)[:, 0]
-            alive &= drawn[:, 0] != self._end
+            alive &= drawn[:, 0] != end
             left = int(alive.sum())
             if not left:
                 break
@@ -107,41 +121,9 @@ class Sampler:
                 inputs, positions, mask, growing = inputs[kept], positions[kept], mask[kept], growing[kept]
                 alive = alive[kept]
         return [
-            Sampled(row[:count].numpy(), known[:count].numpy(), bool(row[count - 1] == self._end))
+            Sampled(row[:count].numpy(), known[:count].numpy(), bool(row[count - 1] == end))
             for row, known, count in zip(tokens, logprobs, (tokens >= 0).sum(1).tolist(), strict=True)
         ]
-
-
-class Task:
-    """Environment, tokenizer and sampler of one configuration, in this process."""
-
-    def __init__(self, config: RunConfig) -> None:
-        section, sampling = config.environment, config.sampling
-        self._seed = config.run.seed
-        self.environment: Environment = make_environment(
-            section.name,
-            section.parameters,
-            section.seed,
-            train_size=section.train_size,
-            heldout_size=section.heldout_size,
-        )
-        self._codec = TextCodec.load(resolve_model_path(config.model.path))
-        model = load_causal_model(config.model.path, torch.float32, gradient_checkpointing=False)
-        self._sampler = Sampler(model, self._codec.end_token_id, sampling.max_tokens, sampling.temperature)
-
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Sample with these weights from now on."""
-        self._sampler.load(weights)
-
-    def prompt(self, problem: Problem) -> tuple[int, ...]:
-        """Return the token ids of a problem."""
-        return self._codec.encode_prompt(problem.text)
-
-    def sample(self, problems: Sequence[Problem], each: int, seed: int) -> list[list[Sampled]]:
-        """Return `each` completions of every problem."""
-        prompts = [prompt for problem in problems for prompt in [self.prompt(problem)] * each]
-        found = self._sampler.sample(prompts, seed)
-        return [found[place : place + each] for place in range(0, len(found), each)]
 
     def reward(self, problem: Problem, found: Sequence[Sampled]) -> list[float]:
         """Return the reward of each completion of a problem."""

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,82 +66,74 @@ def missing() -> str | None:
     return None
 
 
-class Network:
-    """Hosts that reach each other, host 0 first; a context manager."""
-
-    def __init__(self, uplinks: Sequence[float], far: bool = False) -> None:
-        """Name the uplink of each host, bytes per second; `far` joins them over TUN devices instead."""
-        self._uplinks, self._far = list(uplinks), far
-        self._switch = f"{PREFIX}{os.getpid()}-switch"
-        self.congestion = ""
-        """Congestion control of every host."""
-        self.hosts = [
-            Host(f"10.77.{number // 200}.{number % 200 + 1}", f"{PREFIX}{os.getpid()}-{number}")
-            for number in range(len(self._uplinks))
-        ]
-
-    def __enter__(self) -> "Network":
-        remove_leftovers()
-        try:
-            if not self._far:
-                _ip(f"netns add {self._switch}")
-                _ip(f"-n {self._switch} link add bridge0 type bridge")
-                _ip(f"-n {self._switch} link set bridge0 up")
-            for number, host in enumerate(self.hosts):
-                self._add(number, host)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for name in (self._switch, *(host.namespace for host in self.hosts)):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-    def _add(self, number: int, host: Host) -> None:
-        space = host.namespace
-        _ip(f"netns add {space}")
-        _ip(f"-n {space} link set lo up")
-        for self.congestion in CONGESTION:
-            setting = f"net.ipv4.tcp_congestion_control={self.congestion}"
-            if not subprocess.run(host.command("sysctl", "-qw", setting), capture_output=True).returncode:
-                break
-        if self._far:
-            _ip(f"-n {space} tuntap add dev {host.device} mode tun")
-        else:
-            port = f"port{number}"
-            _ip(f"-n {self._switch} link add {port} type veth peer name {host.device} netns {space}")
-            _ip(f"-n {self._switch} link set {port} master bridge0 up")
-        _ip(f"-n {space} addr add {host.address}/16 dev {host.device}")
-        _ip(f"-n {space} link set {host.device} up")
-        _shape(space, host.device, self._uplinks[number])
-
-
 @contextmanager
-def network_of(uplinks: Sequence[float], delay_s: float = 0.0, loss: float = 0.0) -> Iterator[Network]:
-    """Make a network, with a router that forwards where it is a far one.
+def network_of(
+    uplinks: Sequence[float], delay_s: float = 0.0, loss: float = 0.0
+) -> Iterator[tuple[list[Host], str]]:
+    """Make hosts that reach each other, with a router that forwards where they are far from each other.
 
     Args:
         uplinks: of each host, bytes per second.
         delay_s: one way between any two hosts; 0 joins them by a bridge.
         loss: share of packets that are lost, where there is a delay.
+
+    Yields:
+        The hosts, and the congestion control of every one.
     """
-    with Network(uplinks, far=delay_s > 0) as network:
+    remove_leftovers()
+    own = f"{PREFIX}{os.getpid()}"
+    switch, congestion = f"{own}-switch", ""
+    hosts = [
+        Host(f"10.77.{number // 200}.{number % 200 + 1}", f"{own}-{number}") for number in range(len(uplinks))
+    ]
+    try:
         if not delay_s:
-            yield network
-            return
-        words = [f"{host.namespace}={host.address}" for host in network.hosts]
-        command = [sys.executable, "-m", "antiphon.benchmarks.parts.network.router"]
-        command += [str(delay_s), str(loss), "1", *words]
-        router = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            _ip(f"netns add {switch}")
+            _ip(f"-n {switch} link add bridge0 type bridge")
+            _ip(f"-n {switch} link set bridge0 up")
+        for number, (host, uplink) in enumerate(zip(hosts, uplinks, strict=True)):
+            congestion = _add(host, uplink, "" if delay_s else switch, f"port{number}")
+        with _routed(hosts, delay_s, loss) if delay_s else nullcontext():
+            yield hosts, congestion
+    finally:
+        for name in (switch, *(host.namespace for host in hosts)):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _add(host: Host, uplink: float, switch: str, port: str) -> str:
+    """Make a host, on a switch or, without one, with a TUN device; return its congestion control."""
+    space = host.namespace
+    _ip(f"netns add {space}")
+    _ip(f"-n {space} link set lo up")
+    for congestion in CONGESTION:
+        setting = f"net.ipv4.tcp_congestion_control={congestion}"
+        if not subprocess.run(host.command("sysctl", "-qw", setting), capture_output=True).returncode:
+            break
+    if switch:
+        _ip(f"-n {switch} link add {port} type veth peer name {host.device} netns {space}")
+        _ip(f"-n {switch} link set {port} master bridge0 up")
+    else:
+        _ip(f"-n {space} tuntap add dev {host.device} mode tun")
+    _ip(f"-n {space} addr add {host.address}/16 dev {host.device}")
+    _ip(f"-n {space} link set {host.device} up")
+    _shape(space, host.device, uplink)
+    return congestion
+
+
+@contextmanager
+def _routed(hosts: Sequence[Host], delay_s: float, loss: float) -> Iterator[None]:
+    """Forward between far hosts."""
+    words = [f"{host.namespace}={host.address}" for host in hosts]
+    command = [sys.executable, "-m", "antiphon.benchmarks.parts.network.router"]
+    command += [str(delay_s), str(loss), "1", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as router:
         try:
             assert router.stdout is not None
             if not router.stdout.readline():  # it says so, or ends
                 raise SystemExit("the router ended; what it says stands above")
-            yield network
+            yield
         finally:
             router.kill()
-            router.communicate()
 
 
 def remove_leftovers() -> None:

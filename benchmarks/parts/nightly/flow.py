@@ -354,7 +354,12 @@ def publish(
         pin_table(path, find_project(None, home), config.record.ledger)
     if plan.track:
         track(compared, plan, logs, home, [path, page])
-    show(compared, rows_of(compared, tables), page)
+    # On the flow run's page stand the comparison and the place of ours.
+    key, before = table.commit, compared.before or "nothing yet"
+    rows = rows_of(compared, tables)
+    create_table_artifact(rows, key=artifact_key("figures", key), description=f"Metrics of {key}")
+    note = f"[{page.name}]({page.as_uri()}), compared with {before}"
+    create_markdown_artifact(note, key=artifact_key("page", key), description="Page with history")
     return compared
 
 
@@ -379,14 +384,6 @@ def track(compared: ComparedTable, plan: BenchmarkPlan, logs: Path, home: Path, 
             run.client.set_terminated(run.run_id, "FINISHED")
     except AntiphonError as error:
         _log.warning("benchmark.untracked", reason=str(error))
-
-
-def show(compared: ComparedTable, rows: list[dict[str, str]], page: Path) -> None:
-    """Put the comparison and the page's place on the flow run's page."""
-    commit = compared.table.commit
-    create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Metrics of {commit}")
-    note = f"[{page.name}]({page.as_uri()}), compared with {compared.before or 'nothing yet'}"
-    create_markdown_artifact(note, key=artifact_key("page", commit), description="Page with history")
 
 
 def conclude(compared: ComparedTable, plan: BenchmarkPlan) -> dict[str, Any]:

@@ -156,11 +156,8 @@ def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
 
 _SIDES = (
     # Broken promises, where any growth is a regression, and kept ones, where any fall is.
-    (
-        Direction.LOWER,
-        0.0,
-        "lost twice beyond_bound wrong wrong_tokens postgres_wrong other_exits violations",
-    ),
+    (Direction.LOWER, 0.0, "lost twice beyond_bound wrong wrong_tokens postgres_wrong idle_wrong"),
+    (Direction.LOWER, 0.0, "other_exits violations"),
     (Direction.LOWER, 0.0, "crashes state_changes missing doubled damaged not_completed false_positives"),
     (Direction.LOWER, 0.0, "metrics_missing versions_missing batches_missing"),
     (Direction.HIGHER, 0.0, "steps_equal_share logprobs_equal_share identical_share"),
@@ -186,14 +183,9 @@ COMMIT_DIGITS = 12
 """Digits of a commit in file names and tables."""
 
 PLACES = frozenset(
-    {
-        "coordinator.journal_url",
-        *(f"record.{name}" for name in ("artifact_url", "artifact_endpoint", "ledger")),
-        *(
-            f"services.{name}"
-            for name in ("host", "address", "credentials", "coordinator_port", "metrics_port")
-        ),
-    }
+    {"coordinator.journal_url"}
+    | {f"record.{name}" for name in ("artifact_url", "artifact_endpoint", "ledger")}
+    | {f"services.{n}" for n in ("host", "address", "credentials", "coordinator_port", "metrics_port")}
 )
 """Fields of a configuration that change with the machine and not with the work."""
 
@@ -229,9 +221,8 @@ class BenchmarkTable:
             if bool(here) != bool(there):  # a table of a time when they were not recorded
                 found[case] = {"configuration": ("not recorded", "recorded")}
                 continue
-            pairs = {
-                name: (there.get(name, ""), here.get(name, "")) for name in sorted(here.keys() | there.keys())
-            }
+            names = sorted(here.keys() | there.keys())
+            pairs = {name: (there.get(name, ""), here.get(name, "")) for name in names}
             if fields := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
                 found[case] = fields
         return found

@@ -1,14 +1,12 @@
 """Parity parts: one run of TRL's GRPOTrainer with the recipe of a configuration; runs in TRL's environment.
 
-    PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER THREADS DTYPE [key=value ...]
+    PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER THREADS [key=value ...]
 
-With bfloat16 as DTYPE torch's autocast rounds what TRL multiplies, in generation and training; weights stay
-float32.
 The prompts come in the order in which the loop opens them, and rewards from the same environment.
 The weights of every evaluated version are written to FOLDER as safetensors; the time that takes does not
-count. The last line is a JSON object with the seconds and CPU seconds after each step, its mean reward, how
-long everything took until the first step began, and completion tokens per second of generation and of what is
-neither generation nor reward.
+count. The last line is a JSON object with the seconds and CPU seconds after each step, how long everything
+took until the first step began, and completion tokens per second of generation and of what is neither
+generation nor reward.
 """
 
 import json
@@ -30,7 +28,7 @@ def cpu_s() -> float:
 
 def main() -> int:
     """Train and print what happened."""
-    config_path, folder, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[5:]
+    config_path, folder, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:]
     import torch
 
     torch.set_num_threads(int(sys.argv[3]))
@@ -93,7 +91,7 @@ def main() -> int:
         scale_rewards="group" if algorithm.normalise_advantages else "none",
         shuffle_dataset=False,
         use_cpu=not torch.cuda.is_available(),
-        bf16=sys.argv[4] == "bfloat16",
+        bf16=False,
         gradient_checkpointing=False,
         report_to="none",
         logging_steps=1,
@@ -159,10 +157,8 @@ def main() -> int:
         "start_s": start_s[0],
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "rewards": [entry["reward"] for entry in log],
         "generation_tokens_per_s": tokens / sampling_s[0],
         "training_tokens_per_s": tokens / (seconds[-1] - sampling_s[1]),
-        "prompt_tokens": tokenizer(problems[0].text)["input_ids"],
     }
     print(json.dumps(found), flush=True)
     return 0

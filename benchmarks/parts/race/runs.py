@@ -43,22 +43,15 @@ def link_rate(payload_bytes: float, workers: int, share: float, busy_s: float) -
     return payload_bytes * workers / (share * busy_s) if share else None
 
 
-def half_interval(values: Sequence[float]) -> float:
-    """Return half of the 95% interval of a mean (Student's t); of two or more values."""
-    quantile = float(student.ppf(0.975, len(values) - 1))
-    return quantile * stdev(values) / math.sqrt(len(values))
+def lower_end(values: Sequence[float]) -> float | None:
+    """Return the lower end of the 95% interval of a mean (Student's t); a single value has no interval.
 
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Return mean, lower and upper end of its 95% interval; a single value has no interval.
-
-    >>> mean_interval([0.5])
-    (0.5, None, None)
+    >>> lower_end([0.5])
     """
     if len(values) < 2:
-        return fmean(values), None, None
-    half = half_interval(values)
-    return fmean(values), fmean(values) - half, fmean(values) + half
+        return None
+    quantile = float(student.ppf(0.975, len(values) - 1))
+    return fmean(values) - quantile * stdev(values) / math.sqrt(len(values))
 
 
 def reached_at(level: float, versions: Sequence[int], scores: Sequence[float]) -> float | None:
