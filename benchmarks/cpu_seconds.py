@@ -4,7 +4,8 @@ Each round runs the demo's job as a user does, in a home of its own, and counts 
 processes: workers, learner, coordinator, reward service, Prefect server, and the flow with the writers of
 MLflow and the ledger. `outside_share` is the share of all but workers and learner, `outside_loop_cpu_s` what
 they took after the first lease. `first_lease_s` are the wall seconds from the command to the first lease,
-and `start` says when each part was ready; `cores` of the machine share that work.
+and `start` says when each part was ready; `cores` of the machine share that work. With `--against`
+another checkout, which must have been set up, runs the same job in turns; its figures stand below `against`.
 
 Then one job of many small steps runs; `growth_mib_per_step` says by how much the memory of each kind of
 process grows in a step: the median of all slopes (Theil and Sen) after the first fifth.
@@ -56,12 +57,16 @@ def main() -> int:
     parser.add_argument(
         "--growth-steps", type=int, default=500, help="of the job of small steps; 0 leaves it out"
     )
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, in turns")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
     arguments = parser.parse_args()
     overrides = [f"run.steps={arguments.steps}", *arguments.overrides]
     samples: dict[str, list[float]] = {}
     at_size: list[str] = []
+    against: dict[str, list[float]] = {}
     for number in range(arguments.rounds):
+        if arguments.against:
+            add(against, measure(overrides, arguments.against.absolute()))
         found = measure(overrides)
         if found["counted_share"] < COUNTED:
             at_size.append(f"round {number + 1}: only {found['counted_share']:.0%} of the CPU was told apart")
@@ -74,6 +79,7 @@ def main() -> int:
         "wanted_outside_share": WANTED_SHARE,
         "wanted_first_lease_s": WANTED_LEASE_S,
         **medians(samples),
+        **{f"against.{name}": value for name, value in medians(against).items()},
     }
     if arguments.growth_steps:
         grown = growth(arguments.growth_steps)
@@ -99,11 +105,11 @@ def growth(steps: int) -> dict[str, float]:
     return {kind: float(theilslopes([look.memory[kind] for look in looks], at_step)[0]) for kind in kinds}
 
 
-def measure(overrides: Sequence[str]) -> dict[str, float]:
-    """Run one job; return its figures by name."""
+def measure(overrides: Sequence[str], checkout: Path = PROJECT) -> dict[str, float]:
+    """Run one job of a checkout; return its figures by name."""
     with scratch_home() as home:
         begun, begun_at = time.perf_counter(), time.time()
-        job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "job", RUN_S)
+        job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "job", RUN_S, checkout)
         starts = start_times(home, begun_at)
     by_kind = job.kinds_after()
     after_s = job.kinds_after(begun + starts["first_lease_s"])

@@ -146,9 +146,10 @@ def run_job(
     overrides: Sequence[str],
     label: str,
     timeout_s: float,
+    checkout: Path = PROJECT,
     untaught: bool = False,
 ) -> JobRun:
-    """Run `antiphon run` to its end.
+    """Run `antiphon run` to its end, with the code and environment of `checkout`.
 
     With `untaught` it may end as one does whose steps trained nothing, for want of rewards that differ.
 
@@ -157,7 +158,7 @@ def run_job(
     """
     results = home / f"results-{label}"
     words = ["antiphon.cli.app", "run", str(config), *overrides, "--fresh", "--results", str(results)]
-    return run_module(home, words, label, timeout_s, results, untaught)
+    return run_module(home, words, label, timeout_s, results, checkout, untaught)
 
 
 def run_module(
@@ -166,6 +167,7 @@ def run_module(
     label: str,
     timeout_s: float,
     results: Path,
+    checkout: Path = PROJECT,
     untaught: bool = False,
 ) -> JobRun:
     """Run a module that writes a run's results, to its end, with all processes that it starts.
@@ -176,6 +178,7 @@ def run_module(
         label: name of its log.
         timeout_s: longest time it may take.
         results: the folder that it writes metrics.json and timings.json to.
+        checkout: whose code runs; another one than this must have been set up.
         untaught: status 1 counts as well, where the results are there.
 
     Raises:
@@ -183,12 +186,12 @@ def run_module(
     """
     log = home / f"{label}.log"
     environment = {**os.environ, "ANTIPHON_HOME": str(home)}
+    python = sys.executable if checkout == PROJECT else str(checkout / ".venv" / "bin" / "python")
     adopt_orphans()
     before, started = cpu_of_ended_children(), time.perf_counter()
     with log.open("wb") as out:
-        command = [sys.executable, "-P", "-m", *words]
         process = subprocess.Popen(
-            command, cwd=PROJECT, env=environment, stdout=out, stderr=subprocess.STDOUT
+            [python, "-P", "-m", *words], cwd=checkout, env=environment, stdout=out, stderr=subprocess.STDOUT
         )
         watch = FamilyWatch(psutil.Process(process.pid))
         try:

@@ -230,10 +230,12 @@ class Guard:
             self._check_access(caller, needed)
             if caller.is_admin:
                 continue
-            _check_name(caller.claims, asked)
-            if isinstance(asked, rollout_pb2.LeaseRequest):
+            kind = type(asked)
+            named = WORKER_NAMED_IN.get(kind)
+            _check_name(caller.claims, kind, getattr(asked, named) if named else "")
+            if kind is rollout_pb2.LeaseRequest:
                 self._note_quota(asked.worker_id, caller.claims.max_leases)
-            elif isinstance(asked, rollout_pb2.WorkerHeartbeat) and asked.released_leases:
+            elif kind is rollout_pb2.WorkerHeartbeat and asked.released_leases:
                 self._spend(caller, self._meters_of(caller).releases, len(asked.released_leases))
 
     def _check_access(self, caller: "Caller", scope: Scope) -> None:
@@ -315,15 +317,12 @@ def _busy(caller: Caller, wait_s: float) -> Refusal:
     return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
 
 
-def _check_name(claims: TokenClaims, request: Any) -> None:
-    """Check that a worker may make a request and that it speaks for itself alone."""
-    kind = type(request)
-    if kind not in WORKER_NAMED_IN:
-        raise Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {kind.__name__}")
-    field = WORKER_NAMED_IN[kind]
-    said = getattr(request, field) if field else claims.worker_name
-    name = name_of_worker(said) if field == "worker_id" else said
-    if name != claims.worker_name:
+def _check_name(claims: TokenClaims, request: type[Any], said: str) -> None:
+    """Check that a worker may make a kind of request that names `said`: it speaks for itself alone."""
+    if request not in WORKER_NAMED_IN:
+        raise Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {request.__name__}")
+    name = name_of_worker(said) if WORKER_NAMED_IN[request] == "worker_id" else said
+    if WORKER_NAMED_IN[request] and name != claims.worker_name:
         raise Refusal(
             Denial.FORBIDDEN,
             f"the token is of worker {claims.worker_name}, but the call speaks for {name[:64]!r}",

@@ -143,7 +143,6 @@ import os, sys
 from pathlib import Path
 
 from antiphon.lineage.ledger.pins import Ledger
-from tests.support.dvc import dvc
 from antiphon.lineage.ledger.verify import RunCheck
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
