@@ -214,12 +214,12 @@ def what_failed_counts_as_wrong(patch: Patch) -> None:
 
 
 def workers_speak_for_others(patch: Patch) -> None:
-    patch.setattr(guard, "_check_name", lambda claims, request: None)
+    patch.setattr(guard, "_check_name", lambda claims, request, said: None)
 
 
 def workers_give_orders(patch: Patch) -> None:
     patch.setattr(Guard, "_check_access", lambda self, caller, scope: None)
-    patch.setattr(guard, "_check_name", lambda claims, request: None)
+    patch.setattr(guard, "_check_name", lambda claims, request, said: None)
 
 
 def workers_ask_without_limit(patch: Patch) -> None:
