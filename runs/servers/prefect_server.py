@@ -187,8 +187,8 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
     if not any(name in environment for name in _DATABASES):
         begin_with_empty_database(home / "prefect")
         # Prefect's own default puts the path into a URL as it is.
-        url_of_it = sqlite_url(home / "prefect" / "prefect.db", "sqlite+aiosqlite")
-        environment[_DATABASES[1]] = f"{url_of_it}?cached_statements={STATEMENTS_KEPT}"
+        database = sqlite_url(home / "prefect" / "prefect.db", "sqlite+aiosqlite")
+        environment[_DATABASES[1]] = f"{database}?cached_statements={STATEMENTS_KEPT}"
     arguments = [sys.executable, "-P", "-m", "antiphon.system.collecting", "uvicorn", *APPLICATION]
     arguments += ["--host", HOST, "--port", str(port), "--log-level", "warning", "--workers", "1"]
     arguments = arguments if outlive else tied_command(arguments)

@@ -7,13 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.benchmarks.preemption import shares
 from antiphon.core.loop import events as e
-from antiphon.core.loop.work_account import Use, WorkAccount, WorkAccounts
-
-
-def wasted_share(account: WorkAccount) -> float:
-    wastes = (Use.STALE, Use.DUPLICATE, Use.PREEMPTED, Use.VOIDED, Use.UNTRUSTED)
-    return sum(account.seconds.get(use, 0.0) for use in wastes) / max(account.leased_s, 1e-9)
+from antiphon.core.loop.work_account import Use, WorkAccounts
 
 
 @dataclass
@@ -160,7 +156,7 @@ class Model:
         assert sum(account.tokens.values()) == self.tokens
         assert min(account.seconds.values()) >= -1e-9 and min(account.tokens.values()) >= 0
         assert set(account.seconds) == {use.value for use in Use}
-        assert 0.0 <= wasted_share(account) <= 1.0 + 1e-9
+        assert 0.0 <= shares(account)[0] <= 1.0 + 1e-9
 
 
 @given(seed=st.integers(0, 2**32 - 1), actions=st.integers(1, 60))
@@ -230,9 +226,9 @@ def test_each_second_goes_to_what_it_was_good_for() -> None:
         account.total_s,
     )
     assert (voided.tokens["useful"], voided.tokens["voided"]) == (0, 15)
-    assert wasted_share(voided) > wasted_share(account)
-    assert wasted_share(account) == 4.0 / 43.0
-    assert account.leased_s == 43.0 and wasted_share(account) == 4.0 / 43.0
+    assert shares(voided)[0] > shares(account)[0]
+    assert shares(account)[0] == 4.0 / 43.0
+    assert account.leased_s == 43.0 and shares(account)[0] == 4.0 / 43.0
 
 
 def test_a_worker_starts_until_its_first_lease_and_again_when_it_comes_again() -> None:
