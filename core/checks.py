@@ -19,6 +19,7 @@ from antiphon.core.records import (
     GroupSubmission,
     PartialTrajectory,
     SampleReward,
+    TurnLimits,
     VersionSpan,
 )
 from antiphon.core.reporting.plain_text import plain
@@ -69,18 +70,20 @@ def check_submission(
     published: Container[int] | None = None,
     keeps_cache: bool = False,
     rules: TokenRules | None = None,
+    limits: TurnLimits | None = None,
 ) -> None:
     """Compare a submission with the lease it answers.
 
     Args:
         submission: what the worker handed in.
         seeds: the seeds of the lease, one per sample.
-        max_tokens: longest completion allowed.
+        max_tokens: longest completion, or turn, allowed.
         version: the only version allowed, where the group names one: all of fixed mode, and evaluations.
         newest_version: no token can come from a newer one.
         published: versions that workers could fetch, or None for every one.
         keeps_cache: whether engines of the run keep their cache over a swap (`rollout.swap_cache=keep`).
         rules: what is known of the model's tokens, or None.
+        limits: of a task with turns; None for one without.
 
     Raises:
         ContractError: naming the group, the field and what was expected.
@@ -100,9 +103,10 @@ def check_submission(
             )
         if given[index].seed != seeds[index]:
             raise ContractError(f"{where}: seed={given[index].seed}, but the lease says {seeds[index]}")
-    _check_completions(
-        given, 0, names, max_tokens, _allowed(version, newest_version), published, keeps_cache, rules
-    )
+        if limits is not None and given[index].finish_reason.ends_turn:
+            raise ContractError(f"{where}: its last turn was not answered; ask before it is handed in")
+    versions = _allowed(version, newest_version)
+    _check_completions(given, 0, names, max_tokens, versions, published, keeps_cache, rules, limits)
 
 
 def check_piece(
@@ -116,6 +120,7 @@ def check_piece(
     rules: TokenRules | None = None,
     published: Container[int] | None = None,
     keeps_cache: bool = False,
+    limits: TurnLimits | None = None,
 ) -> None:
     """Refuse a piece, reported by a heartbeat, that no completion of the lease can have.
 
@@ -131,7 +136,9 @@ def check_piece(
     if piece.start < 0:
         raise ContractError(f"{where}: start={piece.start} is negative")
     versions = _allowed(version, newest_version)
-    _check_completions([piece], piece.start, [where], max_tokens, versions, published, keeps_cache, rules)
+    _check_completions(
+        [piece], piece.start, [where], max_tokens, versions, published, keeps_cache, rules, limits
+    )
 
 
 def _allowed(version: int | None, newest_version: int) -> range:
@@ -147,6 +154,7 @@ def _check_completions(
     published: Container[int] | None,
     keeps_cache: bool,
     rules: TokenRules | None,
+    limits: TurnLimits | None,
 ) -> None:
     """Check completions that begin at token `start`, their numbers all at once; `names` are for errors."""
     for x, where in zip(completions, names, strict=True):
@@ -160,14 +168,18 @@ def _check_completions(
             raise ContractError(
                 f"{where}: {x.logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
             )
-        if stop > max_tokens:
+        if limits is not None:
+            _check_turns(x, start, max_tokens, limits, where)
+        elif stop > max_tokens:
             raise ContractError(f"{where}: {stop} tokens exceed sampling.max_tokens={max_tokens}")
-        if x.finish_reason is (None if stop == max_tokens else FinishReason.LENGTH):
+        elif x.finish_reason is (None if stop == max_tokens else FinishReason.LENGTH):
             raise ContractError(
                 f"{where}: finish_reason={x.finish_reason} after {stop} tokens, "
                 f"but sampling.max_tokens={max_tokens}"
             )
-        check_cover(x.spans, start, stop, where, versions)
+        elif x.observed or not (x.finish_reason is None or x.finish_reason.ends_turn):
+            raise ContractError(f"{where}: it has turns, but its task has none")
+        check_cover(x.spans, start, stop, where, versions, x.observed)
         _check_versions(x.spans, where, published, keeps_cache)
     if not completions:
         return
@@ -200,6 +212,11 @@ def _check_completions(
     for token in rules.end_tokens:  # a model has a few, and each is found faster than all by `np.isin`
         ended |= tokens == token
     for x, where, end in zip(completions, names, ends, strict=True):
+        begin = end - x.token_ids.size
+        for first, last in x.observed:  # the environment may write any token, and a turn ends before it does
+            ended[begin + max(first - x.start - 1, 0) : begin + last - x.start] = False
+        if x.observed and x.observed[-1][1] == x.stop:
+            continue
         if x.finish_reason is FinishReason.STOP and not ended[end - 1]:
             raise ContractError(f"{where}: finish_reason=stop, but token {tokens[end - 1]} is no end token")
         if x.finish_reason is None and ended[end - 1]:  # else the next piece could go on after it
@@ -211,6 +228,34 @@ def _check_completions(
         size = completions[index].token_ids.size
         at = place - ends[index] + size
         raise ContractError(f"{names[index]}: continues after its end token at {at} of {size}")
+
+
+def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits, where: str) -> None:
+    """Check how long the turns of a completion are, as far as it shows them from token `start` on."""
+    stop = start + x.token_ids.size
+    if stop > limits.tokens:
+        raise ContractError(f"{where}: {stop} tokens exceed the {limits.tokens} of its lease")
+    begins = [last for _, last in x.observed]
+    ends = [first for first, _ in x.observed]
+    if start == 0 and 0 in ends:
+        raise ContractError(f"{where}: it begins with observed tokens, which belong to the prompt")
+    turns = [(a, b) for a, b in zip([start, *begins], [*ends, stop], strict=True) if a < b]
+    if start == 0 and len(turns) > limits.turns:
+        raise ContractError(f"{where}: {len(turns)} turns exceed environment.max_turns={limits.turns}")
+    if longest := next((b - a for a, b in turns if b - a > max_tokens), 0):
+        raise ContractError(f"{where}: a turn of {longest} tokens exceeds sampling.max_tokens={max_tokens}")
+    last = turns[-1] if turns else (stop, stop)
+    open_turn = last[1] == stop and last[0] < stop
+    if x.finish_reason is not None and x.finish_reason.ends_turn and not open_turn:
+        raise ContractError(f"{where}: finish_reason={x.finish_reason} after an observed token")
+    # Where a piece begins within a turn, how long that turn is does not show.
+    whole = last[0] != start or start == 0
+    full = stop == limits.tokens or last[1] - last[0] == max_tokens
+    if whole and open_turn and x.finish_reason is (None if full else FinishReason.LENGTH):
+        raise ContractError(
+            f"{where}: finish_reason={x.finish_reason} after a turn of {last[1] - last[0]} tokens, but "
+            f"sampling.max_tokens={max_tokens} and {limits.tokens} tokens in all"
+        )
 
 
 def _check_versions(
@@ -281,7 +326,9 @@ def submission_digest(submission: GroupSubmission) -> str:
     for x in submission.trajectories:
         tokens, logprobs = x.token_ids, x.logprobs
         spans = ", ".join([f"[{s.version}, {s.start}, {s.stop}, {s.kept_cache}]" for s in x.spans])
-        head = f"[{x.sample_index}, {x.seed}, {tokens.size}, [{spans}]]{x.finish_reason.value}"
+        head = (
+            f"[{x.sample_index}, {x.seed}, {tokens.size}, [{spans}]]{x.finish_reason.value}{x.observed or ''}"
+        )
         # Nearly always they have the type already, and to ask is cheaper than to convert.
         parts += (
             head.encode(),

@@ -19,15 +19,33 @@ from antiphon.core.voided_batch import VoidedBatch
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Raised when an older peer could misread a message; a peer with another one is refused."""
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended."""
+    """Why a completion ended: a turn with the first or second of these, a trajectory of turns with another."""
 
     STOP = "stop"
     LENGTH = "length"
+    ENVIRONMENT = "environment"
+    """The environment said that it is over."""
+    TURNS = "turns"
+    """`environment.max_turns` were played."""
+    TOKENS = "tokens"
+    """The row has no room for another turn (`environment.max_trajectory_tokens`, or the engine's own)."""
+    FAILED = "failed"
+    """The environment failed; the trajectory trains nothing."""
+
+    @property
+    def ends_turn(self) -> bool:
+        """Whether it says how one turn ended: all that a policy itself can say."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the policy would have written more."""
+        return self in (FinishReason.LENGTH, FinishReason.TOKENS)
 
 
 @frozen
@@ -37,7 +55,17 @@ class SamplingParameters:
     temperature: float = 1.0  # divides the logits; 0 means greedy
     top_k: int = 0  # keep only this many most probable tokens; 0 keeps all
     top_p: float = 1.0  # keep the smallest set of tokens with at least this probability mass
-    max_tokens: int = 256  # longest completion, the end token included
+    max_tokens: int = 256  # longest completion or, where there are several, turn; the end token included
+
+
+@frozen
+class TurnLimits:
+    """How long a trajectory of several turns may become."""
+
+    turns: int
+    """Most turns of the policy."""
+    tokens: int
+    """Most tokens after the prompt, sampled and observed."""
 
 
 @frozen
@@ -58,23 +86,39 @@ class VersionSpan:
     kept_cache: bool = False  # over a cache that earlier versions filled: see docs/concepts/swaps.md
 
 
+Observed = tuple[tuple[int, int], ...]
+"""Ranges [start, stop) of tokens that the environment wrote, in order."""
+
+
 @frozen_by_identity
 class Completion:
-    """Sampled tokens of one completion: all of it, or a piece that begins at token `start`."""
+    """Tokens of one completion: all of it, or a piece that begins at token `start`.
+
+    A completion of several turns is one row: between the tokens that the policy sampled stand those that it
+    observed, which are the environment's answers.
+    """
 
     token_ids: IntArray
     """[T] int32, the end token included when the model wrote it."""
     logprobs: FloatArray
-    """[T] float32, nats, of the processed distribution (temperature, top-k, top-p) they were drawn from."""
+    """[T] float32, nats, of the processed distribution (temperature, top-k, top-p) they were drawn from; 0 of
+    observed tokens."""
     spans: tuple[VersionSpan, ...]
-    """Cover [start, stop) without gaps, in order; counted from the completion's first token."""
+    """Of the sampled tokens, in order; with `observed` they cover [start, stop) without gaps. All count from
+    the completion's first token."""
     finish_reason: FinishReason | None = None
-    """Why the completion ended with these tokens; None while it is unfinished."""
+    """Why the completion, or its last turn, ended with these tokens; None while it is unfinished."""
+    _: KW_ONLY
+    observed: Observed = ()
+    """What the environment wrote: no version, no loss, no part in staleness."""
 
     @property
     def start(self) -> int:
         """Return how many tokens of the completion come before these."""
-        return self.spans[0].start if self.spans else 0
+        first = self.spans[0].start if self.spans else None
+        if self.observed:
+            return self.observed[0][0] if first is None else min(first, self.observed[0][0])
+        return first or 0
 
     @property
     def stop(self) -> int:
@@ -85,6 +129,11 @@ class Completion:
     def oldest_version(self) -> int:
         """Return the oldest policy version among the tokens; staleness counts from it."""
         return min(span.version for span in self.spans)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Return how many of the tokens the policy sampled."""
+        return int(self.token_ids.size) - sum(stop - start for start, stop in self.observed)
 
 
 @frozen_by_identity
@@ -204,6 +253,8 @@ class Lease:
     """Past completions of the prompt, for a worker that drafts; None when there are none."""
     prefix: tuple[PartialTrajectory, ...] = ()
     """What earlier holders of the group sampled, each from token 0: it is continued, not repeated."""
+    limits: TurnLimits | None = None
+    """Of a task with turns: each that ends is answered by the environment; None: the first one is all."""
 
 
 @frozen_by_identity

@@ -4,6 +4,7 @@ Legend: T tokens of a completion or of a piece of one. Spans count from the comp
 """
 
 import dataclasses
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import Completion, PartialTrajectory, VersionSpan
+from antiphon.core.records import Completion, Observed, PartialTrajectory, VersionSpan
 
 _Piece = TypeVar("_Piece", bound=Completion)
 
@@ -56,11 +57,15 @@ def shifted(spans: Iterable[VersionSpan], by: int) -> tuple[VersionSpan, ...]:
 
 
 def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Return gapless spans with neighbours of the same version made one, where both or none kept a cache."""
+    """Return spans with neighbours of the same version made one, where both or none kept a cache."""
     found: list[VersionSpan] = []
     for span in spans:
         last = found[-1] if found else None
-        same = last is not None and (last.version, last.kept_cache) == (span.version, span.kept_cache)
+        same = last is not None and (last.version, last.kept_cache, last.stop) == (
+            span.version,
+            span.kept_cache,
+            span.start,  # what the environment wrote may stand between them
+        )
         start = found.pop().start if same else span.start
         found.append(VersionSpan(span.version, start, span.stop, span.kept_cache))
     return tuple(found)
@@ -74,17 +79,30 @@ def may_follow(last: VersionSpan, first: VersionSpan) -> bool:
 
 
 def check_cover(
-    spans: Iterable[VersionSpan], start: int, stop: int, where: str, versions: range | None = None
+    spans: Iterable[VersionSpan],
+    start: int,
+    stop: int,
+    where: str,
+    versions: range | None = None,
+    observed: Observed = (),
 ) -> None:
-    """Check that spans cover tokens [start, stop) in order without gaps.
+    """Check that spans, and what was observed, cover tokens [start, stop) in order without gaps.
 
     `where` names the completion in the error; `versions` are those that may have sampled it, None for any.
 
     Raises:
         ContractError: naming the first span that does not fit.
     """
-    at = start
+    at, between = start, deque(observed)
+
+    def step_over() -> None:
+        nonlocal at
+        while between and between[0][0] == at < between[0][1]:
+            at = between.popleft()[1]
+
     for span in spans:
+        if between:
+            step_over()
         if span.start != at or span.stop <= at:
             raise ContractError(
                 f"{where}: version spans must cover [{start}, {stop}) in order without gaps, "
@@ -96,14 +114,29 @@ def check_cover(
                 f"{where}: sampled with version {span.version}, but its lease allows versions "
                 f"{versions.start}..{versions.stop - 1}"
             )
+    if between:
+        step_over()
+    if between:
+        first, last = between[0]
+        raise ContractError(
+            f"{where}: observed tokens [{first}, {last}) overlap, or stand where sampled ones do"
+        )
     if at != stop:
         raise ContractError(
             f"{where}: version spans must cover [{start}, {stop}) in order without gaps, but end at {at}"
         )
 
 
+def sampled_mask(completion: Completion) -> npt.NDArray[np.bool_]:
+    """Return for each token [T] of a whole completion whether the policy sampled it."""
+    mask = np.ones(completion.token_ids.size, dtype=bool)
+    for start, stop in completion.observed:
+        mask[start:stop] = False
+    return mask
+
+
 def token_versions(completion: Completion) -> npt.NDArray[np.int64]:
-    """Return the version [T] that sampled each token of a whole completion; -1 where no span says it."""
+    """Return the version [T] that sampled each token of a whole completion; -1 where none did."""
     versions = np.full(completion.token_ids.size, -1, dtype=np.int64)
     for span in completion.spans:
         versions[span.start : span.stop] = span.version
@@ -128,7 +161,24 @@ def joined(pieces: Sequence[_Piece]) -> _Piece:
         logprobs=np.concatenate([piece.logprobs for piece in pieces]),
         spans=merged(span for piece in pieces for span in piece.spans),
         finish_reason=pieces[-1].finish_reason,
+        observed=_merged_ranges([one for piece in pieces for one in piece.observed]),
     )
+
+
+def _within(observed: Observed, start: int, stop: int) -> Observed:
+    """Return what of some ranges lies in [start, stop)."""
+    found = ((max(first, start), min(last, stop)) for first, last in observed)
+    return tuple((first, last) for first, last in found if first < last)
+
+
+def _merged_ranges(ranges: Sequence[tuple[int, int]]) -> Observed:
+    """Return ranges in order with those made one that a cut between pieces parted."""
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, stop))
+    return tuple(found)
 
 
 def beginning_of(piece: PartialTrajectory, stop: int) -> PartialTrajectory:
@@ -142,6 +192,7 @@ def beginning_of(piece: PartialTrajectory, stop: int) -> PartialTrajectory:
         logprobs=piece.logprobs[:size],
         spans=clipped(piece.spans, piece.start, stop),
         finish_reason=None,
+        observed=_within(piece.observed, piece.start, stop),
     )
 
 
@@ -157,4 +208,5 @@ def rest_of(piece: _Piece, start: int) -> _Piece | None:
         token_ids=piece.token_ids[skipped:],
         logprobs=piece.logprobs[skipped:],
         spans=clipped(piece.spans, start, piece.stop),
+        observed=_within(piece.observed, start, piece.stop),
     )

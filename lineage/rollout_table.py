@@ -33,6 +33,10 @@ _SPAN = pa.struct(
     ]
 )
 
+_RANGE = pa.struct(
+    [pa.field("start", pa.int32(), nullable=False), pa.field("stop", pa.int32(), nullable=False)]
+)
+
 
 def _column(name: str, kind: Any) -> Any:
     return pa.field(name, kind, nullable=False)
@@ -60,6 +64,10 @@ BATCH_SCHEMA = pa.schema(
 )
 """One row per trajectory; the lists are [P], [T], [T] and one entry per version span. What was left
 out of the batch stands in the file's metadata (`LeftOut`)."""
+TURNS_SCHEMA = pa.schema(
+    [*BATCH_SCHEMA, _column("observed", _list_of(_RANGE))], metadata={"antiphon.table": "batch/5"}
+)
+"""The same where any trajectory has turns: also the ranges of tokens that were observed."""
 
 _LEFT_OUT = b"antiphon.left_out"
 _BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage", "failure")
@@ -123,8 +131,10 @@ def encode_batch(rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = ()) -> 
         offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
         values = np.concatenate([*arrays, []], dtype=dtype, casting="unsafe")
         columns[name] = pa.ListArray.from_arrays(offsets, values, type=BATCH_SCHEMA.field(name).type)
-    left = "\n".join(f"{x.trajectories} {x.tokens} {x.group_id}" for x in left_out)
-    return _write(columns, BATCH_SCHEMA, {_LEFT_OUT: left.encode()})
+    left, schema = "\n".join(f"{x.trajectories} {x.tokens} {x.group_id}" for x in left_out), BATCH_SCHEMA
+    if any(row.observed for row in rows):
+        columns["observed"], schema = [row.observed for row in rows], TURNS_SCHEMA
+    return _write(columns, schema, {_LEFT_OUT: left.encode()})
 
 
 def decode_batch(payload: bytes) -> list[BatchRow]:
@@ -142,12 +152,15 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    with _table(payload, BATCH_SCHEMA) as table:
+    with _table(payload, BATCH_SCHEMA, TURNS_SCHEMA) as table:
         columns = {name: table.column(name).to_pylist() for name in _BATCH_PLAIN}
         columns["finish_reason"] = map(FinishReason, columns["finish_reason"])
         columns["spans"] = [
             tuple(VersionSpan(**x) for x in spans) for spans in table.column("spans").to_pylist()
         ]
+        if "observed" in table.column_names:
+            ranges = table.column("observed").to_pylist()
+            columns["observed"] = [tuple((x["start"], x["stop"]) for x in own) for own in ranges]
         for name, (field, _) in _BATCH_LISTS.items():
             lists = table.column(name).combine_chunks()
             values = lists.flatten().to_numpy().copy()  # which may be written to
@@ -166,7 +179,7 @@ def sampled_versions(payload: bytes) -> tuple[int, ...]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    with _table(payload, BATCH_SCHEMA, ("spans",)) as table:
+    with _table(payload, BATCH_SCHEMA, TURNS_SCHEMA, columns=("spans",)) as table:
         spans = table.column("spans").combine_chunks().flatten()
         return tuple(sorted(set(spans.field("version").to_pylist())))
 
@@ -193,7 +206,7 @@ def count_workers(payload: bytes) -> dict[str, int]:
     Raises:
         IntegrityError: when the bytes are no timings table.
     """
-    with _table(payload, TIMINGS_SCHEMA, ("worker_id",)) as table:
+    with _table(payload, TIMINGS_SCHEMA, columns=("worker_id",)) as table:
         return dict(sorted(Counter(table.column("worker_id").to_pylist()).items()))
 
 
@@ -204,7 +217,7 @@ def _check_row(row: BatchRow) -> None:
             f"{where} has {row.token_ids.shape} tokens but {row.logprobs.shape} behaviour "
             "logprobs; the worker must send one per token"
         )
-    check_cover(row.spans, 0, row.token_ids.size, where)
+    check_cover(row.spans, 0, row.token_ids.size, where, observed=row.observed)
 
 
 def _write(columns: Mapping[str, Any], schema: Any, facts: Mapping[bytes, bytes] | None = None) -> bytes:
@@ -227,19 +240,21 @@ def _write(columns: Mapping[str, Any], schema: Any, facts: Mapping[bytes, bytes]
 
 
 @contextmanager
-def _table(payload: bytes, schema: Any, columns: Sequence[str] = ()) -> Iterator[Any]:
-    """Yield a table, or some of its columns; damage may show only while the rows are made of it.
+def _table(payload: bytes, *schemas: Any, columns: Sequence[str] = ()) -> Iterator[Any]:
+    """Yield a table of one of some schemas, or some of its columns; damage may show only while the rows are
+    made of it.
 
     Raises:
         IntegrityError: when it is another table, and instead of whatever reading raised.
     """
-    name = schema.metadata[b"antiphon.table"].decode()
+    known = {schema.metadata[b"antiphon.table"].decode(): schema.names for schema in schemas}
+    name = next(iter(known))
     try:
         file = pq.ParquetFile(pa.BufferReader(payload))
         names = file.schema_arrow.names
         table = file.read(columns=list(columns) or None, use_threads=False)
         found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
-        if (found, names) != (name, schema.names):
+        if known.get(found) != names:
             raise IntegrityError(
                 f"a {found or 'foreign'} table with columns {names} was given where a {name} table "
                 "is needed; pass the digest of the right file"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
-from antiphon.core.records import BatchRow, FinishReason
+from antiphon.core.records import BatchRow
 from antiphon.core.seeds import derive_seed
 from antiphon.lineage.documents.graph import read_document
 from antiphon.lineage.layout import ledger_files
@@ -214,7 +214,7 @@ def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[Bat
 def _reason(row: BatchRow, answer: str, explain: Explain | None) -> str:
     if row.failure:
         return f"could not be scored: {row.failure}"
-    said = [f"cut at {row.token_ids.size} tokens"] if row.finish_reason is FinishReason.LENGTH else []
+    said = [f"cut at {row.token_ids.size} tokens"] if row.finish_reason.cut_off else []
     said += [explain(row.prompt_key, answer, row.reward)] if explain is not None else []
     return "; ".join(part for part in said if part)
 

@@ -48,6 +48,7 @@ _finish_reason = reader_of(r.FinishReason, "finish_reason")
 def completions_to_proto(trajectories: Sequence[r.Trajectory]) -> records_pb2.Completions:
     """Return the completions of a group as columns."""
     spans = [span for trajectory in trajectories for span in trajectory.spans]
+    observed = [one for trajectory in trajectories for one in trajectory.observed]
     tokens = np.concatenate([_NO_TOKENS, *(t.token_ids for t in trajectories)])
     logprobs = np.concatenate([_NO_LOGPROBS, *(t.logprobs for t in trajectories)])
     return records_pb2.Completions(
@@ -62,6 +63,9 @@ def completions_to_proto(trajectories: Sequence[r.Trajectory]) -> records_pb2.Co
         span_stops=[span.stop for span in spans],
         finish_reasons=[t.finish_reason for t in trajectories],
         span_kept_caches=[s.kept_cache for s in spans] if any(s.kept_cache for s in spans) else (),
+        observed_counts=[len(t.observed) for t in trajectories] if observed else (),
+        observed_starts=[start for start, _ in observed],
+        observed_stops=[stop for _, stop in observed],
     )
 
 
@@ -100,7 +104,19 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
     if kept and len(kept) != total:
         raise ContractError(f"{len(kept)} marks of a kept cache came for {total} version spans")
     spans = map(r.VersionSpan, versions, starts, stops, kept or repeat(False))
-    ends = list(accumulate(lengths))
+    ends, shown = list(accumulate(lengths)), m.observed_counts[:] or [0] * len(lengths)
+    ranges = m.observed_starts[:], m.observed_stops[:]
+    if (
+        len(shown) != len(lengths)
+        or min(shown, default=0) < 0
+        or {*map(len, ranges)} != {sum(shown)}
+        or max(shown, default=0) > MOST_SPANS
+    ):
+        raise ContractError(
+            f"{sum(shown)} observed ranges of {len(lengths)} completions came with {len(ranges[0])} starts "
+            f"and {len(ranges[1])} stops; at most {MOST_SPANS} are possible in one"
+        )
+    observed = zip(*ranges, strict=True)
     return tuple(
         [
             r.Trajectory(
@@ -110,9 +126,10 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
                 _finish_reason(reason),
                 sample_index=index,
                 seed=seed,
+                observed=tuple(islice(observed, shows)) if shows else (),
             )
-            for index, seed, length, end, count, reason in zip(
-                indices, seeds, lengths, ends, counts, reasons, strict=True
+            for index, seed, length, end, count, reason, shows in zip(
+                indices, seeds, lengths, ends, counts, reasons, shown, strict=True
             )
         ]
     )
@@ -174,6 +191,7 @@ def partial_trajectory_to_proto(x: r.PartialTrajectory) -> records_pb2.PartialTr
             for s in x.spans
         ],
         finish_reason="" if x.finish_reason is None else x.finish_reason.value,
+        observed=[place for one in x.observed for place in one],
     )
 
 
@@ -183,17 +201,19 @@ def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.Partial
     Raises:
         ContractError: when its spans do not begin where it says that it begins, or are too many.
     """
-    if len(m.spans) > MOST_SPANS:
+    if len(m.spans) > MOST_SPANS or len(m.observed) > 2 * MOST_SPANS or len(m.observed) % 2:
         raise ContractError(
-            f"progress of sample {m.sample_index} came with {len(m.spans)} version spans; "
-            f"at most {MOST_SPANS} can be within a bound"
+            f"progress of sample {m.sample_index} came with {len(m.spans)} version spans and "
+            f"{len(m.observed)} bounds of observed ranges; at most {MOST_SPANS} of each are possible"
         )
+    bounds = iter(m.observed)
     found = r.PartialTrajectory(
         array_from_bytes(m.token_ids, INT32),
         array_from_bytes(m.behaviour_logprobs, FLOAT32),
         tuple(r.VersionSpan(s.version, s.start, s.stop, s.kept_cache) for s in m.spans),
         _finish_reason(m.finish_reason) if m.finish_reason else None,
         sample_index=m.sample_index,
+        observed=tuple(zip(bounds, bounds, strict=True)),
     )
     if m.start != found.start:
         raise ContractError(
@@ -246,6 +266,7 @@ def _check_assignment(m: Any) -> None:
 
 codec(r.SamplingParameters, records_pb2.SamplingParameters)
 codec(r.KeptProgress, rollout_pb2.KeptProgress)
+codec(r.TurnLimits, records_pb2.TurnLimits)
 codec(r.Lease, records_pb2.Lease)
 codec(api.KitPart, coordinator_pb2.KitPart)
 codec(core_requests.WorkerHello, rollout_pb2.WorkerHello)

@@ -31,7 +31,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., kept_cache: _Optional[bool] = ...) -> None: ...
 
 class Completions(_message.Message):
-    __slots__ = ("sample_indices", "seeds", "lengths", "token_ids", "behaviour_logprobs", "span_counts", "span_versions", "span_starts", "span_stops", "finish_reasons", "span_kept_caches")
+    __slots__ = ("sample_indices", "seeds", "lengths", "token_ids", "behaviour_logprobs", "span_counts", "span_versions", "span_starts", "span_stops", "finish_reasons", "span_kept_caches", "observed_counts", "observed_starts", "observed_stops")
     SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,9 @@ class Completions(_message.Message):
     SPAN_STOPS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
     SPAN_KEPT_CACHES_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_STARTS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_STOPS_FIELD_NUMBER: _ClassVar[int]
     sample_indices: _containers.RepeatedScalarFieldContainer[int]
     seeds: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -54,23 +57,28 @@ class Completions(_message.Message):
     span_stops: _containers.RepeatedScalarFieldContainer[int]
     finish_reasons: _containers.RepeatedScalarFieldContainer[str]
     span_kept_caches: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, sample_indices: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., span_counts: _Optional[_Iterable[int]] = ..., span_versions: _Optional[_Iterable[int]] = ..., span_starts: _Optional[_Iterable[int]] = ..., span_stops: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[str]] = ..., span_kept_caches: _Optional[_Iterable[bool]] = ...) -> None: ...
+    observed_counts: _containers.RepeatedScalarFieldContainer[int]
+    observed_starts: _containers.RepeatedScalarFieldContainer[int]
+    observed_stops: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample_indices: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., span_counts: _Optional[_Iterable[int]] = ..., span_versions: _Optional[_Iterable[int]] = ..., span_starts: _Optional[_Iterable[int]] = ..., span_stops: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[str]] = ..., span_kept_caches: _Optional[_Iterable[bool]] = ..., observed_counts: _Optional[_Iterable[int]] = ..., observed_starts: _Optional[_Iterable[int]] = ..., observed_stops: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PartialTrajectory(_message.Message):
-    __slots__ = ("sample_index", "start", "token_ids", "behaviour_logprobs", "spans", "finish_reason")
+    __slots__ = ("sample_index", "start", "token_ids", "behaviour_logprobs", "spans", "finish_reason", "observed")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BEHAVIOUR_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
     sample_index: int
     start: int
     token_ids: bytes
     behaviour_logprobs: bytes
     spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
     finish_reason: str
-    def __init__(self, sample_index: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
+    observed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample_index: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., observed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Authorship(_message.Message):
     __slots__ = ("worker_id", "stop")
@@ -142,8 +150,16 @@ class DraftingStatistics(_message.Message):
     rested: int
     def __init__(self, tokens: _Optional[int] = ..., passes: _Optional[int] = ..., drafted: _Optional[int] = ..., covered: _Optional[int] = ..., accepted: _Optional[int] = ..., with_history: _Optional[int] = ..., drafter_s: _Optional[float] = ..., sampler_s: _Optional[float] = ..., gain: _Optional[float] = ..., completions: _Optional[int] = ..., promising: _Optional[int] = ..., rested: _Optional[int] = ...) -> None: ...
 
+class TurnLimits(_message.Message):
+    __slots__ = ("turns", "tokens")
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    turns: int
+    tokens: int
+    def __init__(self, turns: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "group_id", "prompt_key", "prompt_token_ids", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history", "prefix")
+    __slots__ = ("lease_id", "group_id", "prompt_key", "prompt_token_ids", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history", "prefix", "limits")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +172,7 @@ class Lease(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     prompt_key: str
@@ -168,7 +185,8 @@ class Lease(_message.Message):
     attempt: int
     history: PromptHistory
     prefix: _containers.RepeatedCompositeFieldContainer[PartialTrajectory]
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ...) -> None: ...
+    limits: TurnLimits
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ...) -> None: ...
 
 class GroupSubmission(_message.Message):
     __slots__ = ("lease_id", "group_id", "worker_id", "generation_s", "drafting", "trajectories")

@@ -87,7 +87,7 @@ def believed_statistics(submission: GroupSubmission) -> DraftingStatistics | Non
     statistics, trajectories = submission.drafting, submission.trajectories
     if statistics is None or not _is_possible(statistics):
         return None
-    sampled = sum(int(trajectory.token_ids.size) for trajectory in trajectories)
+    sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
     if statistics.tokens > sampled or statistics.with_history > len(trajectories):
         return None
     if statistics.completions == len(trajectories):

@@ -109,7 +109,7 @@ def accept_submission(
             attempt=list(group.holders).index(submission.lease_id) + 1,
             payload_digest=submission_digest(submission),
             oldest_version=oldest,
-            token_counts=tuple([t.token_ids.size for t in submission.trajectories]),
+            token_counts=tuple([t.sampled_tokens for t in submission.trajectories]),
             generation_s=submission.generation_s,
             at_s=now,
             drafting=believed_statistics(submission),

@@ -16,7 +16,7 @@ import numpy as np
 
 from antiphon.core.errors import ContractError
 from antiphon.core.frozen import frozen_by_identity
-from antiphon.core.records import PartialTrajectory, Trajectory
+from antiphon.core.records import PartialTrajectory, Trajectory, VersionSpan
 from antiphon.core.spans import (
     beginning_of,
     joined,
@@ -93,6 +93,11 @@ class _Growing:
         return self.pieces[-1].stop if self.pieces else 0
 
     @property
+    def spans(self) -> tuple[VersionSpan, ...]:
+        """Return the version spans of the newest piece with sampled tokens; the first one has some."""
+        return next(piece.spans for piece in reversed(self.pieces) if piece.spans)
+
+    @property
     def held(self) -> int:
         """Return the bytes that are held for it."""
         return sum(map(_held, self.pieces))
@@ -100,10 +105,17 @@ class _Growing:
     def append(self, piece: PartialTrajectory, worker_id: str) -> None:
         """Keep a copy of what is new in a piece that continues what is here; its message is not held."""
         count = self.count
-        ended = self.pieces and self.pieces[-1].finish_reason is not None
-        new = None if ended or piece.start > count else rest_of(piece, count)
-        if new is None or (self.pieces and not may_follow(self.pieces[-1].spans[-1], new.spans[0])):
+        new = None if piece.start > count else rest_of(piece, count)
+        if new is None:
             return
+        if self.pieces:
+            reason, before = self.pieces[-1].finish_reason, self.spans[-1]
+            # After a turn, what the environment answered comes next.
+            answered = bool(new.observed) and new.observed[0][0] == count
+            if reason is not None and not (reason.ends_turn and answered):
+                return
+            if new.spans and not may_follow(before, new.spans[0]):
+                return
         tokens, logprobs, spans = new.token_ids.copy(), new.logprobs.copy(), merged(new.spans)
         self.pieces.append(replace(new, token_ids=tokens, logprobs=logprobs, spans=spans))
         while len(self.pieces) > 1 and self.pieces[-2].token_ids.size <= self.pieces[-1].token_ids.size:

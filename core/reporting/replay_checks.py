@@ -113,13 +113,14 @@ def compare_logprobs(
         recorded: [T] float32, nats, as the worker reported them.
         scored: [T] float32, nats; NaN where the version's weights are missing.
         places: what the trajectory is called.
-        versions: [T], the version that sampled each token.
+        versions: [T], the version that sampled each token; -1 of observed ones, which are not compared.
         kept_cache: [T], whether it did so over a kept cache; such tokens are not compared.
     """
     sizes = [len(one) for one in recorded]
     old, new = (np.concatenate([*parts, []], dtype=np.float64) for parts in (recorded, scored))
     kept = np.concatenate([*kept_cache, []], dtype=np.bool_, casting="unsafe")
-    known = ~np.isnan(new) & ~kept
+    asked = (np.concatenate([*versions, []]) >= 0) & ~kept
+    known = ~np.isnan(new) & asked
     gap = np.where(known, np.abs(new - old), -1.0)
     gap[np.isnan(gap)] = np.inf  # a recorded NaN matches nothing
     largest, where = 0.0, "no token"
@@ -129,8 +130,8 @@ def compare_logprobs(
         token, largest = worst - sum(sizes[:place]), float(gap[worst])
         where = f"token {token} of {places[place]}, sampled by version {int(versions[place][token])}"
     within = int(((gap >= 0) & (gap <= LOGPROB_TOLERANCE)).sum())
-    unscored = int((~known & ~kept).sum())
-    return LogprobCheck(step, int((~kept).sum()), within, largest, where, unscored, int(kept.sum()))
+    unscored = int((asked & ~known).sum())
+    return LogprobCheck(step, int(asked.sum()), within, largest, where, unscored, int(kept.sum()))
 
 
 def choose_steps(recorded: int, planned: int, first: int | None, last: int | None) -> range:

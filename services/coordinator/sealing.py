@@ -25,7 +25,7 @@ from antiphon.core.loop.group_state import (
     Tally,
     heldout_group_id,
 )
-from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Prompt, RowTiming, Trajectory
+from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming, Trajectory
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.submissions import Submissions
@@ -81,7 +81,7 @@ def seal_batch(
         trajectories=len(rows),
         groups_filtered=len(plan.filtered) + len(since_seal.filtered),
         groups_dropped_stale=since_seal.groups_stale,
-        tokens=sum(row.token_ids.size for row in rows),
+        tokens=sum(row.sampled_tokens for row in rows),
         reward_mean=math.fsum(rewards) / max(1, len(rewards)),
         completion_tokens_mean=sum(lengths) / max(1, len(lengths)),
         staleness=tuple(sorted(staleness.items())),
@@ -156,6 +156,7 @@ def _row(
         logprobs=trajectory.logprobs,
         spans=trajectory.spans,
         finish_reason=trajectory.finish_reason,
+        observed=trajectory.observed,
         reward=reward,
         advantage=advantage,
         failure=failure,
@@ -168,7 +169,7 @@ def _counts(
     """Return which trajectories [G] count as sampled: those scored, and not cut off where that is masked."""
     counts = np.array([index not in group.failures for index in range(group.samples)])
     if algorithm.truncated_completions == "mask":
-        counts &= [x.finish_reason is not FinishReason.LENGTH for x in submission.trajectories]
+        counts &= [not x.finish_reason.cut_off for x in submission.trajectories]
     return counts
 
 

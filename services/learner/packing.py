@@ -42,7 +42,7 @@ class MicroBatch:
     token_index: torch.Tensor
     """[R, T] int64: the pair of each completion token, among P; 0 where the mask is 0."""
     mask: torch.Tensor
-    """[R, T] float32, 1 for completion tokens."""
+    """[R, T] float32, 1 for completion tokens that the policy sampled."""
     behaviour_logprobs: torch.Tensor
     """[R, T] float32, nats; 0 where the mask is 0."""
     advantages: torch.Tensor
@@ -101,9 +101,11 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
             count = len(row.token_ids)
             ids[own] = inputs[places.start + at]
             pairs[at, :count] = own[-count:] * vocabulary + row.token_ids
-            mask[at, :count] = 1.0
             behaviour[at, :count] = row.logprobs
             staleness[at, :count] = step - token_versions(row)
+            mask[at, :count] = 1.0
+            for start, stop in row.observed:  # the policy wrote none of it
+                behaviour[at, start:stop] = staleness[at, start:stop] = mask[at, start:stop] = 0
         distinct, numbers = np.unique(pairs[mask > 0], return_inverse=True)
         index = np.zeros(shape, dtype=np.int64)
         index[mask > 0] = numbers
@@ -157,4 +159,4 @@ def _check_row(row: BatchRow) -> None:
         raise ContractError(
             f"{where} has {len(row.logprobs)} behaviour logprobs for {len(row.token_ids)} tokens"
         )
-    check_cover(row.spans, 0, len(row.token_ids), where)
+    check_cover(row.spans, 0, len(row.token_ids), where, observed=row.observed)

@@ -19,7 +19,6 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.learning_rate import rate_share
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
-from antiphon.core.records import FinishReason
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import LeftOut, read_batch
@@ -78,10 +77,10 @@ class Trainer(Training):
         rows, left_out = read_batch(payload)
         trained = [row for row in rows if not row.failure]
         if algorithm.truncated_completions != "train":
-            cut_off = [row for row in trained if row.finish_reason is FinishReason.LENGTH]
-            trained = [row for row in trained if row.finish_reason is not FinishReason.LENGTH]
+            cut_off = [row for row in trained if row.finish_reason.cut_off]
+            trained = [row for row in trained if not row.finish_reason.cut_off]
             if algorithm.truncated_completions == "mask_loss":
-                left_out += [LeftOut(row.group_id, 1, len(row.token_ids)) for row in cut_off]
+                left_out += [LeftOut(row.group_id, 1, row.sampled_tokens) for row in cut_off]
         # In a file of an earlier version the groups left out have no names, and so no part in the dealing.
         ids = {row.group_id for row in trained}
         if all(group.group_id for group in left_out):
