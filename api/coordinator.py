@@ -16,6 +16,8 @@ from antiphon.core.records import (
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
+    TurnAnswer,
+    TurnToAnswer,
 )
 from antiphon.core.requests import (
     CommitsReply,
@@ -24,6 +26,8 @@ from antiphon.core.requests import (
     LeaseRequest,
     PullReply,
     StageReply,
+    TurnReply,
+    TurnRequest,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
@@ -85,6 +89,25 @@ class Coordinator(Protocol):
 
         Raises:
             ContractError: when a reward is missing or outside [0, 1]; other groups of the call count.
+        """
+
+    async def answer_turn(self, request: TurnRequest) -> TurnReply:
+        """Return the environment's answer to a turn of a leased sample, waiting up to `request.wait_s`.
+
+        It is on the disk before it is returned; asking again for the same row gets the same answer.
+
+        Raises:
+            RefusedError: when the lease cannot have these tokens, or the sample observed something else.
+        """
+
+    async def pull_turns(self, client_id: str, limit: int, wait_s: float) -> Sequence[TurnToAnswer]:
+        """Hand out turns to answer, waiting up to `wait_s` for the first."""
+
+    async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:
+        """Take the answers to turns; one that nobody waits for changes nothing.
+
+        Raises:
+            ContractError: when one can be none; others of the call count.
         """
 
     async def open_step(self, step: int) -> None:

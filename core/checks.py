@@ -290,12 +290,15 @@ def _check_versions(
 
 
 def check_rewards(
-    group_id: str, sample_rewards: Sequence[SampleReward], samples: int
+    group_id: str,
+    sample_rewards: Sequence[SampleReward],
+    samples: int,
+    within: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[SampleReward, ...]:
     """Return the rewards [G] of a group by sample; the reasons of failures are cut to one short line.
 
     Raises:
-        ContractError: when one is missing, doubled or outside [0, 1], which `Environment.reward` promises, or
+        ContractError: when one is missing, doubled or not `within` the range that the environment states, or
             what failed has one other than 0.
     """
     by_sample = {sample_reward.sample_index: sample_reward for sample_reward in sample_rewards}
@@ -305,19 +308,19 @@ def check_rewards(
             f"{sorted(sample_reward.sample_index for sample_reward in sample_rewards)}"
         )
     for index, given in by_sample.items():
-        if not 0.0 <= given.reward <= (0.0 if given.failure else 1.0):  # what is no number is outside too
+        low, high = (0.0, 0.0) if given.failure else within
+        if not low <= given.reward <= high:  # what is no number is outside too
             raise ContractError(
-                f"group {group_id}: the reward of sample {index} is {given.reward}; environments must "
-                "score in [0, 1], and what could not be scored has 0"
+                f"group {group_id}: the reward of sample {index} is {given.reward}; its environment must "
+                f"score in [{within[0]:g}, {within[1]:g}], and what could not be scored has 0"
             )
-    return tuple(_in_one_line(by_sample[index]) for index in range(samples))
+    ordered = (by_sample[index] for index in range(samples))
+    return tuple(replace(one, failure=failure_line(one.failure)) if one.failure else one for one in ordered)
 
 
-def _in_one_line(given: SampleReward) -> SampleReward:
-    if not given.failure:
-        return given
-    in_one_line = plain(" ".join(given.failure[:FAILURE_CHARS].split()))
-    return replace(given, failure=in_one_line or "no reason was given")
+def failure_line(reason: str) -> str:
+    """Return the reason of a failure as one short line."""
+    return plain(" ".join(reason[:FAILURE_CHARS].split())) or "no reason was given"
 
 
 def submission_digest(submission: GroupSubmission) -> str:

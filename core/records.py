@@ -24,7 +24,7 @@ PROTOCOL_VERSION = 7
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended: a turn with the first or second of these, a trajectory of turns with another."""
+    """Why a completion ended: a turn by the first two, a trajectory of several turns by another of these."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -285,6 +285,42 @@ class SubmitVerdict(StrEnum):
     """No later step could train on it within the bound."""
     LATE = "late"
     """The lease had expired and the group went elsewhere or is closed."""
+
+
+@frozen_by_identity
+class TurnToAnswer:
+    """A turn that has ended and that the environment is to answer, with the row so far."""
+
+    group_id: str
+    sample_index: int
+    row_digest: str
+    """Of the row so far, 32 hex digits: what the answer is an answer to."""
+    prompt_key: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: IntArray
+    """[T] int32, after the prompt: what the policy sampled and what it observed."""
+    observed: Observed
+    finish_reason: FinishReason
+    """Of the turn."""
+    limits: TurnLimits
+
+
+@frozen
+class TurnAnswer:
+    """What the environment says to a turn: tokens to go on from, or the end of the trajectory."""
+
+    group_id: str
+    sample_index: int
+    row_digest: str
+    """As in `TurnToAnswer`."""
+    token_ids: tuple[int, ...] = ()
+    """To be observed; the policy goes on after them. Empty at the end."""
+    finish_reason: FinishReason | None = None
+    """Why the trajectory is over; None while it goes on."""
+    reward: float = 0.0
+    """Of the whole trajectory, at its end."""
+    failure: str = ""
+    """Why it could not be scored, in a line; empty where it was."""
 
 
 @frozen

@@ -4,10 +4,12 @@ from antiphon.core.dissemination.reports import NetworkReport
 from antiphon.core.frozen import frozen, frozen_by_identity
 from antiphon.core.records import (
     BatchRef,
+    FinishReason,
     GroupSubmission,
     KeptProgress,
     Lease,
     LeaseProgress,
+    PartialTrajectory,
     StepCommit,
 )
 from antiphon.core.status import EvaluationRecord
@@ -127,6 +129,33 @@ class LeaseReply:
     wanted_version: int | None
     """The version that the next open group, or in elastic mode an evaluation, must be sampled with."""
     run_finished: bool
+
+
+@frozen_by_identity
+class TurnRequest:
+    """A worker asks for the environment's answer to a turn that has ended."""
+
+    worker_id: str
+    lease_id: str
+    piece: PartialTrajectory
+    """Of the sample, what the coordinator does not keep yet; it ends with the turn."""
+    wait_s: float
+    """Longest time to hold the call open; at most 30."""
+
+
+@frozen
+class TurnReply:
+    """The answer to a turn, or why there is none yet."""
+
+    answered: bool
+    token_ids: tuple[int, ...] = ()
+    """To be observed."""
+    finish_reason: FinishReason | None = None
+    """Why the trajectory is over; None while it goes on."""
+    kept: int = 0
+    """Where it is not answered: tokens of the sample that the coordinator keeps; ask again from there on."""
+    cancelled: bool = False
+    """The lease is not the worker's any more."""
 
 
 @frozen_by_identity

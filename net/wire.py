@@ -278,6 +278,8 @@ codec(core_requests.WorkerWelcome, rollout_pb2.WorkerWelcome)
 codec(core_requests.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat)
 codec(core_requests.HeartbeatReply, rollout_pb2.HeartbeatReply, _check_pause)
 codec(core_requests.LeaseRequest, rollout_pb2.LeaseRequest)
+codec(core_requests.TurnRequest, rollout_pb2.TurnRequest)
+codec(core_requests.TurnReply, rollout_pb2.TurnReply)
 codec(core_requests.LeaseReply, rollout_pb2.LeaseReply)
 
 
@@ -327,6 +329,16 @@ def _check_keys(m: reward_pb2.PullReply) -> None:
         raise ContractError(f"{len(m.groups)} groups to reward came with {len(m.prompt_keys)} prompt keys")
 
 
+def _range_to_proto(observed: tuple[int, int]) -> records_pb2.TokenRange:
+    return records_pb2.TokenRange(start=observed[0], stop=observed[1])
+
+
+def _range_from_proto(m: records_pb2.TokenRange) -> tuple[int, int]:
+    return m.start, m.stop
+
+
+codec(r.TurnToAnswer, records_pb2.TurnToAnswer, observed=(_range_to_proto, _range_from_proto))
+codec(r.TurnAnswer, records_pb2.TurnAnswer)
 codec(r.SampleReward, records_pb2.SampleReward)
 codec(r.GroupRewards, records_pb2.GroupRewards)
 codec(core_requests.PullReply, reward_pb2.PullReply, _check_keys)
@@ -361,6 +373,7 @@ WORK_CALLS = {
     for name, method, failpoint in (
         ("heartbeat", api.Coordinator.heartbeat, ""),
         ("lease", api.Coordinator.lease_group, _REPLIES),
+        ("turn", api.Coordinator.answer_turn, _REPLIES),
         ("submission", api.Coordinator.submit_group, _REPLIES),
     )
 }

@@ -57,6 +57,16 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_reward__pb2.RewardsRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_reward__pb2.RewardsReply.FromString,
                 _registered_method=True)
+        self.PullTurns = channel.unary_unary(
+                '/antiphon.Coordinator/PullTurns',
+                request_serializer=antiphon_dot_protos_dot_reward__pb2.PullRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_reward__pb2.TurnsToAnswer.FromString,
+                _registered_method=True)
+        self.SubmitTurns = channel.unary_unary(
+                '/antiphon.Coordinator/SubmitTurns',
+                request_serializer=antiphon_dot_protos_dot_reward__pb2.TurnAnswers.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                _registered_method=True)
         self.OpenStep = channel.unary_unary(
                 '/antiphon.Coordinator/OpenStep',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
@@ -176,6 +186,18 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitRewards(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullTurns(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitTurns(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -317,6 +339,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.SubmitRewards,
                     request_deserializer=antiphon_dot_protos_dot_reward__pb2.RewardsRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_reward__pb2.RewardsReply.SerializeToString,
+            ),
+            'PullTurns': grpc.unary_unary_rpc_method_handler(
+                    servicer.PullTurns,
+                    request_deserializer=antiphon_dot_protos_dot_reward__pb2.PullRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_reward__pb2.TurnsToAnswer.SerializeToString,
+            ),
+            'SubmitTurns': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitTurns,
+                    request_deserializer=antiphon_dot_protos_dot_reward__pb2.TurnAnswers.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
             ),
             'OpenStep': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenStep,
@@ -522,6 +554,60 @@ class Coordinator:
             '/antiphon.Coordinator/SubmitRewards',
             antiphon_dot_protos_dot_reward__pb2.RewardsRequest.SerializeToString,
             antiphon_dot_protos_dot_reward__pb2.RewardsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullTurns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/PullTurns',
+            antiphon_dot_protos_dot_reward__pb2.PullRequest.SerializeToString,
+            antiphon_dot_protos_dot_reward__pb2.TurnsToAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitTurns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/SubmitTurns',
+            antiphon_dot_protos_dot_reward__pb2.TurnAnswers.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -204,6 +204,54 @@ class GroupSubmission(_message.Message):
     trajectories: Completions
     def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., trajectories: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
 
+class TokenRange(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class TurnToAnswer(_message.Message):
+    __slots__ = ("group_id", "sample_index", "row_digest", "prompt_key", "prompt_token_ids", "token_ids", "observed", "finish_reason", "limits")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ROW_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_KEY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    sample_index: int
+    row_digest: str
+    prompt_key: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: bytes
+    observed: _containers.RepeatedCompositeFieldContainer[TokenRange]
+    finish_reason: str
+    limits: TurnLimits
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ...) -> None: ...
+
+class TurnAnswer(_message.Message):
+    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ROW_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    sample_index: int
+    row_digest: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finish_reason: str
+    reward: float
+    failure: str
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
+
 class SampleReward(_message.Message):
     __slots__ = ("sample_index", "reward", "failure")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]

@@ -36,3 +36,15 @@ class RewardsReply(_message.Message):
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     taken: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, taken: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TurnsToAnswer(_message.Message):
+    __slots__ = ("turns",)
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedCompositeFieldContainer[_records_pb2.TurnToAnswer]
+    def __init__(self, turns: _Optional[_Iterable[_Union[_records_pb2.TurnToAnswer, _Mapping]]] = ...) -> None: ...
+
+class TurnAnswers(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[_records_pb2.TurnAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[_records_pb2.TurnAnswer, _Mapping]]] = ...) -> None: ...

@@ -201,6 +201,32 @@ class LeaseReply(_message.Message):
     run_finished: bool
     def __init__(self, leases: _Optional[_Iterable[_Union[_records_pb2.Lease, _Mapping]]] = ..., reason: _Optional[str] = ..., newest_version: _Optional[int] = ..., wanted_version: _Optional[int] = ..., run_finished: _Optional[bool] = ...) -> None: ...
 
+class TurnRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id", "piece", "wait_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    lease_id: str
+    piece: _records_pb2.PartialTrajectory
+    wait_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., piece: _Optional[_Union[_records_pb2.PartialTrajectory, _Mapping]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class TurnReply(_message.Message):
+    __slots__ = ("answered", "token_ids", "finish_reason", "kept", "cancelled")
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    answered: bool
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finish_reason: str
+    kept: int
+    cancelled: bool
+    def __init__(self, answered: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., kept: _Optional[int] = ..., cancelled: _Optional[bool] = ...) -> None: ...
+
 class SubmitReply(_message.Message):
     __slots__ = ("verdict",)
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -208,18 +234,20 @@ class SubmitReply(_message.Message):
     def __init__(self, verdict: _Optional[str] = ...) -> None: ...
 
 class WorkRequest(_message.Message):
-    __slots__ = ("id", "heartbeat", "lease", "submission", "cancel")
+    __slots__ = ("id", "heartbeat", "lease", "submission", "turn", "cancel")
     ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     id: int
     heartbeat: WorkerHeartbeat
     lease: LeaseRequest
     submission: _records_pb2.GroupSubmission
+    turn: TurnRequest
     cancel: bool
-    def __init__(self, id: _Optional[int] = ..., heartbeat: _Optional[_Union[WorkerHeartbeat, _Mapping]] = ..., lease: _Optional[_Union[LeaseRequest, _Mapping]] = ..., submission: _Optional[_Union[_records_pb2.GroupSubmission, _Mapping]] = ..., cancel: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., heartbeat: _Optional[_Union[WorkerHeartbeat, _Mapping]] = ..., lease: _Optional[_Union[LeaseRequest, _Mapping]] = ..., submission: _Optional[_Union[_records_pb2.GroupSubmission, _Mapping]] = ..., turn: _Optional[_Union[TurnRequest, _Mapping]] = ..., cancel: _Optional[bool] = ...) -> None: ...
 
 class WorkRequests(_message.Message):
     __slots__ = ("requests",)
@@ -236,18 +264,20 @@ class WorkError(_message.Message):
     def __init__(self, status: _Optional[int] = ..., details: _Optional[str] = ...) -> None: ...
 
 class WorkReply(_message.Message):
-    __slots__ = ("id", "heartbeat", "lease", "submission", "error")
+    __slots__ = ("id", "heartbeat", "lease", "submission", "turn", "error")
     ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     id: int
     heartbeat: HeartbeatReply
     lease: LeaseReply
     submission: SubmitReply
+    turn: TurnReply
     error: WorkError
-    def __init__(self, id: _Optional[int] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., lease: _Optional[_Union[LeaseReply, _Mapping]] = ..., submission: _Optional[_Union[SubmitReply, _Mapping]] = ..., error: _Optional[_Union[WorkError, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., lease: _Optional[_Union[LeaseReply, _Mapping]] = ..., submission: _Optional[_Union[SubmitReply, _Mapping]] = ..., turn: _Optional[_Union[TurnReply, _Mapping]] = ..., error: _Optional[_Union[WorkError, _Mapping]] = ...) -> None: ...
 
 class WorkReplies(_message.Message):
     __slots__ = ("replies",)

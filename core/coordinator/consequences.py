@@ -19,6 +19,7 @@ from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import HeldLease
 from antiphon.core.loop.partials import KeptGroup, false_author
 from antiphon.core.loop.places import place_to_move_to
+from antiphon.core.loop.turns import check_observed
 from antiphon.core.records import PartialTrajectory
 from antiphon.core.trust.reputation import quarantine_reason
 
@@ -108,7 +109,8 @@ def begin_again(
 
 def check_of(loop: LoopState, group: GroupState) -> Callable[[PartialTrajectory], None]:
     """Return what raises for a piece that no completion of a group can have."""
-    return partial(
+    limits = loop.limits_of(group)
+    check_tokens = partial(
         check_piece,
         group_id=group.group_id,
         samples=group.samples,
@@ -118,7 +120,18 @@ def check_of(loop: LoopState, group: GroupState) -> Callable[[PartialTrajectory]
         rules=loop.rules,
         published=loop.run.snapshots,
         keeps_cache=loop.config.rollout.swap_cache == "keep",
+        limits=limits,
     )
+    if limits is None:
+        return check_tokens
+
+    def check(piece: PartialTrajectory) -> None:
+        check_tokens(piece)
+        if piece.start == 0:
+            where = f"progress of group {group.group_id}, sample {piece.sample_index}"
+            check_observed(piece, piece.sample_index, group.answers, where)
+
+    return check
 
 
 def lose(loop: LoopState, member: Member, reason: str, now: float) -> Decision[None]:

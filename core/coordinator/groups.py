@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from antiphon.core.checks import check_rewards
-from antiphon.core.coordinator.consequences import begin_again, move_back, strike
+from antiphon.core.coordinator.consequences import begin_again, move_back, settle, strike
 from antiphon.core.coordinator.loop_state import (
     Decision,
     Forget,
@@ -16,6 +16,7 @@ from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop.assembly import step_progress
 from antiphon.core.loop.group_state import GroupPhase
+from antiphon.core.loop.turns import rewards_of
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupRewards, GroupSubmission, SubmitVerdict
 from antiphon.core.trust.worker_names import name_of_worker
@@ -45,11 +46,12 @@ def submit(loop: LoopState, submission: GroupSubmission, now: float) -> Decision
     if verdict is not None:
         return verdict
     group = run.groups[submission.group_id]
-    given = leases.known_of(submission.lease_id, group)
+    given, limits = leases.known_of(submission.lease_id, group), loop.limits_of(group)
     try:
         verdict, events = acceptance.accept_submission(
-            run, loop.config, submission, loop.seeds(group), now, given, loop.rules
+            run, loop.config, submission, loop.seeds(group), now, given, loop.rules, limits
         )
+        rewards = () if limits is None else rewards_of(submission, group.answers)
     except ContractError as error:
         false = yield from begin_again(loop, group, submission.lease_id, given, now)
         worker_id, reason = false or (submission.worker_id, str(error))
@@ -64,6 +66,9 @@ def submit(loop: LoopState, submission: GroupSubmission, now: float) -> Decision
     if verdict is SubmitVerdict.ACCEPTED:
         yield submission
         loop.fleet.work_done += 1
+        if rewards:  # the environment gave them with its last answers
+            yield from take_rewards(loop, GroupRewards(group.group_id, rewards), submission, now)
+            yield from settle(loop)
     return verdict
 
 
@@ -82,7 +87,13 @@ def to_reward(loop: LoopState, limit: int, now: float) -> Decision[list[str]]:
     waiting = [group for group in submitted.values() if group.group_id not in loop.rewarding]
     waiting.sort(key=lambda group: (group.evaluation is not None, group.submitted_at_s))
     ids = [group.group_id for group in waiting[: max(0, limit)]]
-    return page(ids, lambda g: group_bytes(groups[g].samples, sum(groups[g].token_counts), 0))
+    most = loop.limits.tokens if loop.limits else 0  # counts leave out what was observed
+
+    def size(group_id: str) -> int:
+        group = groups[group_id]
+        return group_bytes(group.samples, max(sum(group.token_counts), most * group.samples), 0)
+
+    return page(ids, size)
 
 
 def hold_up_a_batch(loop: LoopState) -> bool:
@@ -94,11 +105,16 @@ def hold_up_a_batch(loop: LoopState) -> bool:
 
 def hand_out(loop: LoopState, client_id: str, group_ids: Sequence[str], now: float) -> None:
     """Note who has groups to reward, and until when."""
+    for group_id in group_ids:
+        until_s = hold_until(loop, loop.overdue.get(group_id, 0), now)
+        loop.rewarding[group_id] = Rewarding(client_id, until_s)
+
+
+def hold_until(loop: LoopState, overdue: int, now: float) -> float:
+    """Return until when a reward service has what it was given, after this many deadlines of that passed."""
     usual_s = min(REWARD_S, loop.config.coordinator.lease_s)
     longest_s = max(usual_s, loop.config.services.stall_timeout_s)
-    for group_id in group_ids:
-        seconds = min(longest_s, usual_s * 2.0 ** min(loop.overdue.get(group_id, 0), 32))
-        loop.rewarding[group_id] = Rewarding(client_id, now + seconds)
+    return now + min(longest_s, usual_s * 2.0 ** min(overdue, 32))
 
 
 def unanswered(loop: LoopState, group_id: str) -> bool:
@@ -125,7 +141,7 @@ def take_rewards(
     if not unanswered(loop, group_id):
         return False
     group, client_id = loop.run.groups[group_id], "" if rewarding is None else rewarding.client_id
-    given = check_rewards(group_id, rewards.samples, group.samples)
+    given = check_rewards(group_id, rewards.samples, group.samples, loop.reward_range)
     most = loop.config.reward.max_failed_share
     author = acceptance.author_of_failures(loop.run, group_id, given, most)
     yield from acceptance.accept_rewards(loop.run, group_id, given, client_id, now, most)

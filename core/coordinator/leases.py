@@ -259,4 +259,5 @@ def _lease(
         duration_s=loop.config.coordinator.lease_s,
         attempt=attempt,
         prefix=() if prefix is None else prefix.pieces(),
+        limits=loop.limits_of(group),
     )

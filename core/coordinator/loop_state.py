@@ -9,6 +9,7 @@ worker registers.
 """
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from antiphon.core.checks import TokenRules
@@ -22,7 +23,7 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.loop.run_state import new_state
-from antiphon.core.records import GroupSubmission, Prompt, SnapshotManifest
+from antiphon.core.records import GroupSubmission, Prompt, SnapshotManifest, TurnLimits, TurnToAnswer
 from antiphon.core.status import EvaluationRecord
 
 SEEDS_KEPT = 4096
@@ -88,6 +89,17 @@ class Rewarding:
     deadline_s: float
 
 
+@dataclass(slots=True)
+class OpenTurn:
+    """A turn that waits for its environment's answer."""
+
+    question: TurnToAnswer
+    deadline_s: float
+    """Until then a reward service has it."""
+    handed_out: int = 0
+    """How often it was given to one."""
+
+
 class LoopState:
     """What is known of one run while it is served; the caller gives the time."""
 
@@ -105,6 +117,8 @@ class LoopState:
         )
         self.rewarding: dict[str, Rewarding] = {}
         """Groups at a reward service."""
+        self.turns: dict[str, OpenTurn] = {}
+        """Turns that wait for an answer, by group and `answer_key`, the longest waiting first."""
         self.overdue: dict[str, int] = {}
         """How many deadlines of an unrewarded group have passed."""
         self.sealing: frozenset[str] = frozenset()
@@ -122,6 +136,26 @@ class LoopState:
         """Return what is known of the model's tokens; None for prompts without a model."""
         rules = getattr(self.prompts, "rules", None)
         return rules if isinstance(rules, TokenRules) else None
+
+    @property
+    def limits(self) -> TurnLimits | None:
+        """Return how long trajectories of the task may be; None for one without turns."""
+        limits = getattr(self.prompts, "limits", None)
+        return limits if isinstance(limits, TurnLimits) else None
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """Return the least and the largest reward of the environment."""
+        low, high = getattr(self.prompts, "reward_range", (0.0, 1.0))
+        return float(low), float(high)
+
+    def limits_of(self, group: GroupState) -> TurnLimits | None:
+        """Return the limits of a group: a longer prompt leaves its row less room in the engine."""
+        limits = self.limits
+        if limits is None:
+            return None
+        room = self.config.rollout.max_model_tokens - len(self.prompt_of(group).token_ids)
+        return TurnLimits(limits.turns, min(limits.tokens, room))
 
     def prompt_of(self, group: GroupState) -> Prompt:
         return self.prompts.prompt(group.split, group.prompt_index)

@@ -17,7 +17,14 @@ from antiphon.core.loop.group_state import GroupPhase, newest_scored, remembered
 from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.places import window_of
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.records import GroupSubmission, SampleReward, SnapshotManifest, StepCommit, SubmitVerdict
+from antiphon.core.records import (
+    GroupSubmission,
+    SampleReward,
+    SnapshotManifest,
+    StepCommit,
+    SubmitVerdict,
+    TurnLimits,
+)
 from antiphon.core.trust.worker_names import name_of_worker
 
 
@@ -76,6 +83,7 @@ def accept_submission(
     now: float,
     given: KeptGroup | None = None,
     rules: TokenRules | None = None,
+    limits: TurnLimits | None = None,
 ) -> tuple[SubmitVerdict, list[e.JournalEvent]]:
     """Decide on a submission that `early_verdict` left open.
 
@@ -83,7 +91,8 @@ def accept_submission(
     work is not wasted. Only where it is too old for the group's place it does not end what another is
     sampling. Drafting statistics that cannot be true are left out of the event; the group is taken.
     `seeds` are those of the group's lease; `given` is what heartbeats reported of the group, by which
-    it is known who sampled which tokens, and `rules` what is known of the model's tokens.
+    it is known who sampled which tokens, `rules` what is known of the model's tokens, and `limits` those of a
+    task with turns.
 
     Raises:
         ContractError: when the trajectories do not fit the lease.
@@ -98,6 +107,7 @@ def accept_submission(
         published=state.snapshots,
         keeps_cache=config.rollout.swap_cache == "keep",
         rules=rules,
+        limits=limits,
     )
     versions = [span.version for trajectory in submission.trajectories for span in trajectory.spans]
     oldest = min(versions)

@@ -163,6 +163,24 @@ class GroupSubmitted(JournalEvent):
     """Of all tokens, as `oldest_version`; None in journals from before it was kept."""
 
 
+@_event("turn.answered")
+class TurnAnswered(JournalEvent):
+    """The environment answered a turn of a sample, or said that its trajectory is over."""
+
+    group_id: str
+    sample_index: int
+    row_digest: str
+    """Of the row after the prompt, this turn included: whoever samples it again gets this answer."""
+    token_ids: tuple[int, ...]
+    """To be observed; empty at the end."""
+    finish_reason: str
+    """Why the trajectory is over; empty while it goes on."""
+    reward: float
+    failure: str
+    """Why there is no reward; empty where there is one."""
+    at_s: float
+
+
 @_event("group.rewarded")
 class GroupRewarded(JournalEvent):
     """The environment's rewards of a group, by sample."""

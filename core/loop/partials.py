@@ -171,6 +171,12 @@ class PartialGroups:
         growing = self._growing.get(lease_id)
         return None if growing is None else _snapshot(growing)
 
+    def row(self, lease_id: str, sample_index: int) -> PartialTrajectory | None:
+        """Return what is kept of one sample under a running lease, or None when that is nothing."""
+        group = self._growing.get(lease_id)
+        sample = None if group is None else group.samples.get(sample_index)
+        return None if sample is None or not sample.pieces else sample.kept().whole
+
     def begin(self, lease_id: str, group_id: str, samples: int, given: KeptGroup | None) -> None:
         """Expect pieces of a lease of G samples that came with `given`."""
         self.forget(group_id)

@@ -28,6 +28,7 @@ from antiphon.core.loop.group_state import (
     sealed_batch,
     voided_batch,
 )
+from antiphon.core.loop.turns import answer_key
 from antiphon.core.loop.work_account import Use, WorkAccounts
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.run_clock import RunClock
@@ -256,6 +257,11 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     state.receipts[event.group_id] = receipt
 
 
+def _turn_answered(event: e.TurnAnswered, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.OPEN, GroupPhase.LEASED)
+    group.answers[answer_key(event.sample_index, event.row_digest)] = event
+
+
 def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.SUBMITTED)
     state.recent_scored = newest_scored(
@@ -407,6 +413,7 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.LeaseExpired: _lease_expired,
     e.GroupMovedBack: _group_moved_back,
     e.GroupSubmitted: _group_submitted,
+    e.TurnAnswered: _turn_answered,
     e.GroupRewarded: _group_rewarded,
     e.GroupDropped: _group_dropped,
     e.BatchSealed: _batch_sealed,

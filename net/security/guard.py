@@ -61,9 +61,9 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
     "Coordinator": {
         Scope.LEASE: "Register Work",
         Scope.PULL: "LatestManifest PlanTransfer WorkerKit",
-        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
-        "AnnounceSnapshot SkipStep Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
-        "SubmitAudit Drain",
+        Scope.ADMIN: "PullForReward SubmitRewards PullTurns SubmitTurns OpenStep OpenEvaluation AwaitStage "
+        "CommitStep AnnounceSnapshot SkipStep Pause Finish CommitsAfter Status WatchEvents Revoke Pardon "
+        "PullForAudit SubmitAudit Drain",
     },
     "Broadcast": {Scope.PULL: "GetChunks Where GetBlocks"},
     "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
@@ -81,6 +81,7 @@ WORKER_NAMED_IN: dict[type[Any], str] = {
     rollout_pb2.WorkerHello: "worker_name",
     rollout_pb2.WorkerHeartbeat: "worker_id",
     rollout_pb2.LeaseRequest: "worker_id",
+    rollout_pb2.TurnRequest: "worker_id",
     records_pb2.GroupSubmission: "worker_id",
     rollout_pb2.WorkRequest: "",
     rollout_pb2.WorkRequests: "",
@@ -92,7 +93,12 @@ WORKER_NAMED_IN: dict[type[Any], str] = {
     broadcast_pb2.BlocksRequest: "",
 }
 """Each request that a worker may make -> the field with the worker it speaks for; "" where for none."""
-_SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}
+_SCOPE_OF_PART = {
+    "heartbeat": Scope.LEASE,
+    "lease": Scope.LEASE,
+    "turn": Scope.SUBMIT,
+    "submission": Scope.SUBMIT,
+}
 """What each request within a worker's stream needs."""
 OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """RPCs for which a certificate is enough."""

@@ -33,6 +33,7 @@ from antiphon.core.loop import assembly, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, heldout_group_id
 from antiphon.core.loop.run_state import RunState, fold
+from antiphon.core.loop.turns import answer_key
 from antiphon.core.records import GroupSubmission
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -60,6 +61,8 @@ from antiphon.system.wakeup import Wakeup, WorkQueue
 
 IDLE_S = 30.0
 """Longest that the sealing loop sleeps before it looks again."""
+MOST_STALE_WAITS = 64
+"""Waits for answers to turns whose groups are gone, kept until there are so many."""
 SHORTEST_TICK_S = 0.2
 LONGEST_TICK_S = 1.0
 """How often deadlines are looked at, within these bounds half a heartbeat."""
@@ -98,6 +101,10 @@ class RunStateMachine:
         """There is news for workers."""
         self.submitted = Wakeup()
         """Groups wait for a reward service."""
+        self.turns = Wakeup()
+        """Turns wait for a reward service."""
+        self._answered: dict[str, Wakeup] = {}
+        """Those who wait for the answer to a turn, by its name."""
         self.rewarded = Wakeup()
         """A batch may have become complete."""
         self.sealed = Wakeup()
@@ -270,6 +277,10 @@ class RunStateMachine:
                     relevant = True
                     self.work.tell(event.worker_id)
                     self.submitted.notify()
+                case e.TurnAnswered():
+                    name = f"{event.group_id}/{answer_key(event.sample_index, event.row_digest)}"
+                    if (waiting := self._answered.pop(name, None)) is not None:
+                        waiting.notify()
                 case e.WorkerLoaded():
                     relevant = True
                     # The window of what may be in flight begins further on with a newer version.
@@ -295,6 +306,12 @@ class RunStateMachine:
         elif offered or relevant:
             self.work.offer(offered)
 
+    def answered(self, name: str) -> Wakeup:
+        """Return what wakes those who wait for the answer to a turn."""
+        if len(self._answered) > 2 * len(self.loop.turns) + MOST_STALE_WAITS:  # of turns that are gone
+            self._answered = {n: wakeup for n, wakeup in self._answered.items() if n in self.loop.turns}
+        return self._answered.setdefault(name, Wakeup())
+
     def fail(self, error: AntiphonError) -> None:
         """Stop everything: from now on every call raises `error`."""
         if self.failure is None:
@@ -304,7 +321,8 @@ class RunStateMachine:
         self.wake_all()
 
     def wake_all(self) -> None:
-        for wakeup in (self.work, self.submitted, self.rewarded, self.sealed):
+        waiting = (self.work, self.submitted, self.turns, self.rewarded, self.sealed)
+        for wakeup in (*waiting, *self._answered.values()):
             wakeup.notify()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.api.coordinator import Coordinator, KitPart
-from antiphon.core.coordinator import consequences, groups, leases, steps, workers
+from antiphon.core.coordinator import consequences, groups, leases, steps, turns, workers
 from antiphon.core.coordinator.loop_state import Decision, manifest_name
 from antiphon.core.coordinator.overview import explained, stage_reply, status_of
 from antiphon.core.dissemination.plan import TransferPlan
@@ -26,6 +26,8 @@ from antiphon.core.records import (
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
+    TurnAnswer,
+    TurnToAnswer,
 )
 from antiphon.core.requests import (
     CommitsReply,
@@ -34,6 +36,8 @@ from antiphon.core.requests import (
     LeaseRequest,
     PullReply,
     StageReply,
+    TurnReply,
+    TurnRequest,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
@@ -235,6 +239,42 @@ class CoordinatorService(Coordinator):
         if refused is not None:
             raise refused
         return taken
+
+    async def answer_turn(self, request: TurnRequest) -> TurnReply:
+        machine, loop = self.state_machine, self._loop
+        deadline = machine.clock() + _within(request.wait_s)
+        while True:
+            machine.check_open()
+            before = machine.journal.last_seq
+            try:
+                found = machine.run(turns.ask(loop, request, machine.clock()))
+            except ContractError:
+                if machine.journal.last_seq > before:  # it is a strike
+                    await machine.written()
+                raise
+            if isinstance(found, TurnReply):
+                if found.answered:
+                    await machine.written()
+                return found
+            machine.turns.notify()
+            if not await machine.answered(found).wait(deadline - machine.clock()):
+                return TurnReply(answered=False, kept=request.piece.start)
+
+    async def pull_turns(self, client_id: str, limit: int, wait_s: float) -> Sequence[TurnToAnswer]:
+        machine, loop = self.state_machine, self._loop
+        deadline = machine.clock() + _within(wait_s)
+        while True:
+            machine.check()
+            now = machine.clock()
+            found = turns.to_answer(loop, client_id, limit, now)
+            if found or now >= deadline:
+                return found
+            free_again = min((turn.deadline_s for turn in loop.turns.values()), default=deadline)
+            await machine.turns.wait(min(deadline, free_again) - now)
+
+    async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:
+        self.state_machine.check_open()
+        await self.state_machine.do(turns.take_answers(self._loop, answers, self.state_machine.clock()))
 
     async def open_step(self, step: int) -> None:
         self.state_machine.check_open()

@@ -1,15 +1,17 @@
 """Work in flight: the groups that a worker has leased and the coordinator has not taken back yet.
 
 A group that another worker began continues where that one's progress ends: the engine is given the tokens
-that are there and samples the rest, and what is handed in is the two joined. Of what is unfinished the
-coordinator gets between two heartbeats only the difference. Where the engine is in the middle of a long step,
-or one heartbeat would grow too large, the rest follows with the next.
+that are there and samples the rest, and what is handed in is the two joined. In the same way a sample of a
+task with turns goes on behind its environment's answer; while it waits for that it takes no place in the
+engine. Of what is unfinished the coordinator gets between two heartbeats only the difference. Where the engine
+is in the middle of a long step, or one heartbeat would grow too large, the rest follows with the next.
 """
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import structlog
 
 from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
@@ -17,12 +19,14 @@ from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.records import (
     Completion,
     DraftingStatistics,
+    FinishReason,
     GroupSubmission,
     Lease,
     LeaseProgress,
     PartialTrajectory,
     Trajectory,
 )
+from antiphon.core.requests import TurnReply
 from antiphon.core.spans import joined, rest_of, shifted
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.system.wakeup import Wakeup
@@ -40,11 +44,18 @@ class GroupInFlight:
 
     def __init__(self, lease: Lease, started_at: float, prefixes: Mapping[int, PartialTrajectory]) -> None:
         """Begin at this second of the event loop's clock; `prefixes` are what an earlier holder sampled."""
-        self.lease, self.started_at, self.prefixes = lease, started_at, prefixes
-        self.completions: dict[int, Completion] = {
+        self.lease, self.prefixes = lease, dict(prefixes)
+        """What the engine's requests continue: of earlier holders, and of earlier turns."""
+        self.begun = dict.fromkeys(range(len(lease.seeds)), started_at)
+        """When the engine got each request."""
+        self.started_at = started_at
+        ended: dict[int, Completion] = {
             index: prefix for index, prefix in prefixes.items() if prefix.finish_reason is not None
         }
+        self.completions = {} if lease.limits else ended
         """Whole ones, by sample index."""
+        self.waiting = ended if lease.limits else {}
+        """Those whose turn has ended, by sample index, until the environment has answered."""
         self.drafting: list[DraftingStatistics] = []
         """Of completions that ended here, in that order: the last one knows the newest gain."""
         # The coordinator keeps what it sent along.
@@ -53,7 +64,8 @@ class GroupInFlight:
     @property
     def unfinished(self) -> list[int]:
         """The samples that the engine is sampling."""
-        return [index for index in range(len(self.lease.seeds)) if index not in self.completions]
+        samples = range(len(self.lease.seeds))
+        return [index for index in samples if index not in self.completions and index not in self.waiting]
 
     def known(self) -> dict[str, int]:
         """Return, by request id, how many tokens sampled here the coordinator keeps already."""
@@ -72,7 +84,21 @@ class GroupInFlight:
         for lease in progress:
             if lease.lease_id == self.lease.lease_id:
                 reached |= {piece.sample_index: piece.stop for piece in lease.pieces}
-        return max((self.lease.sampling.max_tokens - reached[i] for i in self.unfinished), default=0)
+        left = [longest_turn(self.lease, self.prefixes.get(i)) - reached[i] for i in self.unfinished]
+        return max(left, default=0)
+
+    def request(self, index: int) -> EngineRequest:
+        """Return what the engine is to sample next of a sample."""
+        lease, prefix = self.lease, self.prefixes.get(index)
+        return EngineRequest(
+            request_id=f"{lease.lease_id}/{index}",
+            prompt_token_ids=lease.prompt_token_ids,
+            seed=lease.seeds[index],
+            sampling=replace(lease.sampling, max_tokens=longest_turn(lease, prefix)),
+            group=lease.lease_id,
+            history=lease.history,
+            prefix_token_ids=() if prefix is None else tuple(prefix.token_ids.tolist()),
+        )
 
     def pieces(self, progress: Mapping[str, EngineProgress]) -> list[PartialTrajectory]:
         """Return what the coordinator does not keep yet, in sample order.
@@ -83,14 +109,30 @@ class GroupInFlight:
         pieces = []
         for index in range(len(self.lease.seeds)):
             whole, prefix = self.completions.get(index), self.prefixes.get(index)
+            whole = whole or self.waiting.get(index)
             sampled = progress.get(f"{self.lease.lease_id}/{index}")
             if whole is None:
                 whole = sampled or prefix if sampled is None or prefix is None else continued(prefix, sampled)
             rest = None if whole is None else rest_of(whole, self._kept[index])
             if rest is not None:
-                part = rest.token_ids, rest.logprobs, rest.spans, rest.finish_reason
-                pieces.append(PartialTrajectory(*part, sample_index=index))
+                pieces.append(piece_of(rest, index))
         return pieces
+
+    def answered(self, index: int, token_ids: Sequence[int], reason: FinishReason | None, now: float) -> None:
+        """Take the answer to the turn of a sample: what it observes, or why its trajectory is over."""
+        row = self.waiting.pop(index)
+        if reason is not None:
+            self.completions[index] = replace(row, finish_reason=reason)
+            return
+        observed = PartialTrajectory(
+            np.array(token_ids, dtype=np.int32),
+            np.zeros(len(token_ids), dtype=np.float32),
+            (),
+            sample_index=index,
+            observed=((row.stop, row.stop + len(token_ids)),),
+        )
+        self.prefixes[index] = joined([piece_of(row, index), observed])
+        self.begun[index] = now
 
     def submission(self, worker_id: str, finished_at: float) -> GroupSubmission:
         """Return what is handed in, samples in the order of their seeds; same clock as at the beginning."""
@@ -99,7 +141,9 @@ class GroupInFlight:
             whole = self.completions[index]
             assert whole.finish_reason is not None, "the completion is whole"
             part = whole.token_ids, whole.logprobs, whole.spans, whole.finish_reason
-            trajectories.append(Trajectory(*part, sample_index=index, seed=seed))
+            trajectories.append(
+                Trajectory(*part, sample_index=index, seed=seed, observed=whole.observed),
+            )
         drafting = add_statistics(self.drafting)
         return GroupSubmission(
             lease_id=self.lease.lease_id,
@@ -112,6 +156,20 @@ class GroupInFlight:
 
     def _given(self, index: int) -> int:
         return self.prefixes[index].stop if index in self.prefixes else 0
+
+
+def piece_of(row: Completion, index: int) -> PartialTrajectory:
+    """Return a completion, or a piece of one, as what is reported of a sample."""
+    part = row.token_ids, row.logprobs, row.spans, row.finish_reason
+    return PartialTrajectory(*part, sample_index=index, observed=row.observed)
+
+
+def longest_turn(lease: Lease, row: Completion | None) -> int:
+    """Return how many tokens a row may have at the end of the turn that it is in."""
+    if lease.limits is None:
+        return lease.sampling.max_tokens
+    begun = row.observed[-1][1] if row is not None and row.observed else 0
+    return min(begun + lease.sampling.max_tokens, lease.limits.tokens)
 
 
 def continued(prefix: PartialTrajectory, sampled: EngineOutput | EngineProgress) -> Completion:
@@ -135,6 +193,8 @@ class WorkInFlight:
         self.finished: dict[str, GroupSubmission] = {}
         self.to_hand_in: asyncio.Queue[GroupSubmission] = asyncio.Queue()
         """Those of the finished ones that no call is under way for."""
+        self.turns: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        """Lease id and sample index of turns that have ended and that no one has asked about yet."""
         self.unusable: set[str] = set()
         """Leases to give back: another version was loaded while they were on their way."""
         self.tokens_generated = 0
@@ -148,8 +208,12 @@ class WorkInFlight:
 
     @property
     def samples(self) -> int:
-        """Requests that the engine is sampling: a group's ended ones make room for other groups."""
-        return sum(len(group.unfinished) for group in self.groups.values())
+        """Requests that the engine is sampling: a group's ended ones make room for other groups.
+
+        Of those that wait for an answer a half counts, since they come back.
+        """
+        waiting = sum(len(group.waiting) for group in self.groups.values())
+        return sum(len(group.unfinished) for group in self.groups.values()) + waiting // 2
 
     def by_pin(self) -> tuple[int, int]:
         """Return (groups whose lease names a version, other groups) of those that are sampled."""
@@ -160,24 +224,22 @@ class WorkInFlight:
         """Sample a lease from where its last holder came to."""
         group = GroupInFlight(lease, asyncio.get_running_loop().time(), usable_prefix(lease, engine))
         self.groups[lease.lease_id] = group
-        requests = [
-            EngineRequest(
-                request_id=f"{lease.lease_id}/{index}",
-                prompt_token_ids=lease.prompt_token_ids,
-                seed=lease.seeds[index],
-                sampling=lease.sampling,
-                group=lease.lease_id,
-                history=lease.history,
-                prefix_token_ids=tuple(group.prefixes[index].token_ids.tolist())
-                if index in group.prefixes
-                else (),
-            )
-            for index in group.unfinished
-        ]
-        if requests:
+        for index in group.waiting:
+            self.turns.put_nowait((lease.lease_id, index))
+        if requests := [group.request(index) for index in group.unfinished]:
             engine.add(requests)
-        else:  # its last holder was lost between its last token and handing in
+        elif not group.waiting:  # its last holder was lost between its last token and handing in
             self._finish(group)
+
+    def answer(self, lease_id: str, index: int, reply: TurnReply, engine: EngineThread) -> None:
+        """Go on with a sample behind the environment's answer, or end it."""
+        group, now = self.groups[lease_id], asyncio.get_running_loop().time()
+        group.answered(index, reply.token_ids, reply.finish_reason, now)
+        if reply.finish_reason is None:
+            engine.add([group.request(index)])
+        elif len(group.completions) == len(group.lease.seeds):
+            self._finish(group)
+        self._change.notify()
 
     def collect(self, outputs: Sequence[EngineOutput]) -> None:
         """Take in completions from the engine; those of groups that are not sampled any more are dropped."""
@@ -189,16 +251,21 @@ class WorkInFlight:
             group = self.groups.get(lease_id)
             if group is None:
                 continue
+            index = int(name)
             if tokens:
-                new, old = (loop.time() - group.started_at) / tokens, self.seconds_per_token
+                new, old = (loop.time() - group.begun[index]) / tokens, self.seconds_per_token
                 mixed = new if old is None else OLD_RATE_SHARE * old + (1 - OLD_RATE_SHARE) * new
                 self.seconds_per_token = mixed
-            index = int(name)
             prefix = group.prefixes.get(index)
-            group.completions[index] = output if prefix is None else continued(prefix, output)
+            row = output if prefix is None else continued(prefix, output)
             if output.drafting is not None:
                 group.drafting.append(output.drafting)
-            if not group.unfinished:
+            if group.lease.limits is not None:
+                group.waiting[index] = row
+                self.turns.put_nowait((lease_id, index))
+            else:
+                group.completions[index] = row
+            if len(group.completions) == len(group.lease.seeds):
                 self._finish(group)
             self._change.notify()
 
@@ -251,7 +318,7 @@ def usable_prefix(lease: Lease, engine: EngineThread) -> dict[int, PartialTrajec
         and piece.token_ids.size > 0
         and int(piece.token_ids.min()) >= 0
         and int(piece.token_ids.max()) < engine.vocabulary_size
-        and (piece.finish_reason is not None or piece.stop < lease.sampling.max_tokens)
+        and (piece.finish_reason is not None or piece.stop < longest_turn(lease, piece))
         for piece in lease.prefix
     )
     if prefix and not (possible and engine.continues):

@@ -25,18 +25,21 @@ from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.errors import RefusedError, UnavailableError
 from antiphon.core.loop.leases import finishes_in_time
-from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
+from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress, PartialTrajectory
 from antiphon.core.requests import (
     HeartbeatReply,
     LeaseRequest,
+    TurnReply,
+    TurnRequest,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
 )
+from antiphon.core.spans import rest_of
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.rollout.engine.thread import DriveEngine, EngineThread
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
-from antiphon.services.rollout.work import GroupInFlight, WorkInFlight, gather
+from antiphon.services.rollout.work import GroupInFlight, WorkInFlight, gather, piece_of
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
@@ -66,6 +69,8 @@ FIRST_PAUSE_S = 0.02
 MOST_PAUSE_S = 0.5
 MOST_AT_ONCE = 32
 """Groups that may wait for the answers to their submissions at the same time."""
+MOST_TURNS_AT_ONCE = 192
+"""Turns that may wait for their answers at the same time; one stream carries these and all else."""
 MOST_REASON = 1000
 """Characters of a heartbeat's reason for a swap that failed."""
 GRACE_S = 20.0
@@ -219,6 +224,7 @@ class RolloutWorker:
             tasks.create_task(self._leases(groups * config.loop.group_size, config.loop.group_size))
             for _ in range(MOST_AT_ONCE):
                 tasks.create_task(self._hand_in())
+            tasks.create_task(self._ask_about_turns(tasks))
 
     def _note_prepared(self, length: int) -> None:
         self._prepared_bytes += length
@@ -349,7 +355,7 @@ class RolloutWorker:
             tokens_generated=self._work.tokens_generated,
             busy_s=engine.busy_s,
             uptime_s=0.0 if self._ready_at is None else now - self._ready_at,
-            sampling=bool(self._work.groups) and not engine.loading,
+            sampling=any(g.unfinished for g in self._work.groups.values()) and not engine.loading,
             progress=progress,
             released_leases=released,
             leaving=leaving,
@@ -444,6 +450,40 @@ class RolloutWorker:
             failpoints.reach("worker.upload.after")
             del work.finished[submission.lease_id]
             self._change.notify()
+
+    async def _ask_about_turns(self, tasks: asyncio.TaskGroup) -> None:
+        """Ask for the environment's answer to each turn that has ended."""
+        room = asyncio.Semaphore(MOST_TURNS_AT_ONCE)
+        while True:
+            lease_id, index = await self._work.turns.get()
+            await room.acquire()
+            asking = tasks.create_task(self._ask_until_answered(lease_id, index))
+            asking.add_done_callback(lambda _: room.release())
+
+    async def _ask_until_answered(self, lease_id: str, index: int) -> None:
+        work, start = self._work, 0
+        while (group := work.groups.get(lease_id)) is not None and index in group.waiting:
+            row = group.waiting[index]
+            piece = rest_of(piece_of(row, index), start)
+            assert piece is not None, "a turn has ended, so it has tokens"
+            asking = partial(self._ask_turn, lease_id, piece)
+            try:
+                reply = await retry_unavailable(
+                    "coordinator.answer_turn", asking, self._stall_timeout_s, self._name
+                )
+            except RefusedError as error:  # a heartbeat hears that the lease is over
+                _log.warning("turn.refused", group=group.lease.group_id, reason=str(error))
+                return
+            if reply.cancelled or work.groups.get(lease_id) is not group:
+                return
+            if reply.answered:
+                work.answer(lease_id, index, reply, self._engine)
+                return
+            start = reply.kept if reply.kept < row.stop else 0
+
+    async def _ask_turn(self, lease_id: str, piece: PartialTrajectory) -> TurnReply:
+        request = TurnRequest(self._work.worker_id, lease_id, piece, self._lease_wait_s)
+        return await self._coordinator.answer_turn(request)
 
     def _finish_run(self) -> None:
         _log.info("run.finished", worker=self._name)

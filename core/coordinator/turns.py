@@ -1,0 +1,154 @@
+"""Turns: a sample whose turn has ended waits for its environment's answer, which is on the disk before it is
+heard.
+
+What a worker says its sample observed is compared with the answers, token by token. Questions that wait stand
+in memory alone: after a restart the workers ask again.
+"""
+
+import math
+from collections.abc import Sequence
+
+from antiphon.core.checks import failure_line
+from antiphon.core.coordinator.consequences import begin_again, check_of, strike
+from antiphon.core.coordinator.groups import hold_until
+from antiphon.core.coordinator.loop_state import Decision, LoopState, OpenTurn
+from antiphon.core.errors import ContractError, RefusedError
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.turns import answer_key, row_digest
+from antiphon.core.message_sizes import group_bytes, page
+from antiphon.core.records import FinishReason, LeaseProgress, PartialTrajectory, TurnAnswer, TurnToAnswer
+from antiphon.core.requests import TurnReply, TurnRequest
+from antiphon.core.trust.worker_names import name_of_worker
+
+
+def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply | str]:
+    """Return the answer to a turn, or the name of the question that now waits for it.
+
+    Raises:
+        RefusedError: when no completion of the group can have these tokens; that is a strike.
+    """
+    leases, piece = loop.leases, request.piece
+    held = leases.get(request.lease_id)
+    group = None if held is None else loop.run.groups.get(held.group_id)
+    if held is None or group is None or held.worker_id != request.worker_id or loop.limits is None:
+        return TurnReply(answered=False, cancelled=True)
+    try:
+        check = check_of(loop, group)
+        check(piece)
+        if piece.finish_reason is None or not piece.finish_reason.ends_turn:
+            raise ContractError(f"a turn of group {group.group_id} was asked about before its end")
+        leases.take_progress(request.worker_id, LeaseProgress(request.lease_id, (piece,)))
+        row = _row(loop, request)
+        if row is None:
+            kept = dict(enumerate(leases.partial_groups.kept(request.lease_id)))
+            return TurnReply(answered=False, kept=kept.get(piece.sample_index, 0))
+        check(row)
+    except ContractError as error:
+        known = leases.partial_groups.snapshot(request.lease_id)
+        false = yield from begin_again(loop, group, request.lease_id, known, now)
+        worker_id, reason = false or (request.worker_id, str(error))
+        yield from strike(loop, name_of_worker(worker_id), group.group_id, "refused", reason, now)
+        raise RefusedError(str(error)) from error
+    digest = row_digest(row)
+    answer = group.answers.get(answer_key(row.sample_index, digest))
+    if answer is not None:
+        over = FinishReason(answer.finish_reason) if answer.finish_reason else None
+        return TurnReply(answered=True, token_ids=answer.token_ids, finish_reason=over)
+    name = f"{group.group_id}/{answer_key(row.sample_index, digest)}"
+    if name not in loop.turns:
+        loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now)
+    return name
+
+
+def _row(loop: LoopState, request: TurnRequest) -> PartialTrajectory | None:
+    """Return the whole row of a sample; None while its beginning is not known here."""
+    piece = request.piece
+    if piece.start == 0:
+        return piece
+    kept = loop.leases.partial_groups.row(request.lease_id, piece.sample_index)
+    return kept if kept is not None and kept.stop == piece.stop else None
+
+
+def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest: str) -> TurnToAnswer:
+    prompt, limits = loop.prompt_of(group), loop.limits_of(group)
+    assert row.finish_reason is not None and limits is not None
+    return TurnToAnswer(
+        group_id=group.group_id,
+        sample_index=row.sample_index,
+        row_digest=digest,
+        prompt_key=prompt.key,
+        prompt_token_ids=prompt.token_ids,
+        token_ids=row.token_ids,
+        observed=row.observed,
+        finish_reason=row.finish_reason,
+        limits=limits,
+    )
+
+
+def to_answer(loop: LoopState, client_id: str, limit: int, now: float) -> list[TurnToAnswer]:
+    """Hand out up to `limit` turns that no reward service has, those that wait longest first."""
+    groups = loop.run.groups
+    for name, turn in list(loop.turns.items()):
+        group = groups.get(turn.question.group_id)
+        if group is None or group.phase not in (GroupPhase.OPEN, GroupPhase.LEASED):
+            del loop.turns[name]
+    free = [turn for turn in loop.turns.values() if turn.deadline_s <= now][: max(0, limit)]
+    free = page(free, lambda t: group_bytes(1, t.question.token_ids.size, len(t.question.prompt_token_ids)))
+    for turn in free:
+        turn.deadline_s = hold_until(loop, turn.handed_out, now)
+        turn.handed_out += 1
+    return [turn.question for turn in free]
+
+
+def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> Decision[int]:
+    """Take answers and return how many questions they end; one that nobody waits for changes nothing.
+
+    Raises:
+        ContractError: when an answer can be none; others of the call count.
+    """
+    taken, refused = 0, ""
+    for answer in answers:
+        name = f"{answer.group_id}/{answer_key(answer.sample_index, answer.row_digest)}"
+        turn, group = loop.turns.get(name), loop.run.groups.get(answer.group_id)
+        if turn is None or group is None:
+            continue
+        if problem := _problem(loop, turn.question, answer):
+            refused = refused or f"the answer to a turn of group {answer.group_id}: {problem}"
+            continue
+        del loop.turns[name]
+        yield e.TurnAnswered(
+            group_id=answer.group_id,
+            sample_index=answer.sample_index,
+            row_digest=answer.row_digest,
+            token_ids=answer.token_ids,
+            finish_reason="" if answer.finish_reason is None else answer.finish_reason.value,
+            reward=answer.reward,
+            failure=failure_line(answer.failure) if answer.failure else "",
+            at_s=now,
+        )
+        loop.fleet.work_done += 1
+        taken += 1
+    if refused:
+        raise ContractError(refused)
+    return taken
+
+
+def _problem(loop: LoopState, question: TurnToAnswer, answer: TurnAnswer) -> str:
+    """Say why an answer can be none; "" for one that can."""
+    over = answer.finish_reason is not None
+    if over == bool(answer.token_ids) or (over and answer.finish_reason.ends_turn):  # type: ignore[union-attr]
+        return "either tokens are to be observed, or the trajectory is over"
+    if over and not math.isfinite(answer.reward):
+        return f"the reward is {answer.reward}, no finite number"
+    room = question.limits.tokens - question.token_ids.size
+    if len(answer.token_ids) >= room:
+        return f"{len(answer.token_ids)} tokens leave no place for a turn in the {room} that are left"
+    rules = loop.rules
+    if (
+        rules is not None
+        and answer.token_ids
+        and not 0 <= min(answer.token_ids) <= max(answer.token_ids) < (rules.vocabulary)
+    ):
+        return f"a token is not in the vocabulary of {rules.vocabulary}"
+    return ""
