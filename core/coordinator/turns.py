@@ -142,7 +142,7 @@ def _problem(loop: LoopState, question: TurnToAnswer, answer: TurnAnswer) -> str
     if over and not math.isfinite(answer.reward):
         return f"the reward is {answer.reward}, no finite number"
     room = question.limits.tokens - question.token_ids.size
-    if len(answer.token_ids) >= room:
+    if not over and len(answer.token_ids) >= room:
         return f"{len(answer.token_ids)} tokens leave no place for a turn in the {room} that are left"
     rules = loop.rules
     if (

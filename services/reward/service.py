@@ -17,6 +17,7 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.net.rpc.retry import retry_unavailable
+from antiphon.services.reward.turns import Answer, answer_turns
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
@@ -64,6 +65,7 @@ class RewardService:
         at_once: int = 1,
         pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
+        answer: Answer | None = None,
     ) -> None:
         """Prepare; nothing is pulled before `run`.
 
@@ -77,6 +79,7 @@ class RewardService:
             at_once: groups that are scored at the same time.
             pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
+            answer: answers turns; None for an environment without.
         """
         self._coordinator = coordinator
         self._scorer = scorer
@@ -87,6 +90,7 @@ class RewardService:
         self._at_once = at_once
         self._pace = pace
         self._pull_wait_s = pull_wait_s
+        self._answer = answer
         self._pulled: asyncio.Queue[tuple[str, GroupSubmission]] = asyncio.Queue()
         """Groups, each behind the key of its prompt."""
         self._unscored = 0
@@ -120,6 +124,11 @@ class RewardService:
                 pulling = tasks.create_task(self._pull(ready))
                 working = [tasks.create_task(self._score()) for _ in range(self._at_once)]
                 working.append(tasks.create_task(self._send()))
+                if self._answer is not None:
+                    answering = answer_turns(
+                        self._coordinator, self._answer, self._client_id, self._limit_s, self._pull_wait_s
+                    )
+                    working.append(tasks.create_task(answering))
                 await asyncio.wait({pulling, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 pulling.cancel()
                 while self._unscored:

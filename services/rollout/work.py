@@ -3,8 +3,8 @@
 A group that another worker began continues where that one's progress ends: the engine is given the tokens
 that are there and samples the rest, and what is handed in is the two joined. In the same way a sample of a
 task with turns goes on behind its environment's answer; while it waits for that it takes no place in the
-engine. Of what is unfinished the coordinator gets between two heartbeats only the difference. Where the engine
-is in the middle of a long step, or one heartbeat would grow too large, the rest follows with the next.
+engine. Of what is unfinished the coordinator gets between two heartbeats only the difference. Where the
+engine is in the middle of a long step, or one heartbeat would grow too large, the rest follows with the next.
 """
 
 import asyncio

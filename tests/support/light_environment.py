@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer, decoders, models
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import Prompt
+from antiphon.core.records import FinishReason, Observed, Prompt, TurnAnswer, TurnLimits, TurnToAnswer
 from antiphon.environments.environment import Problem
 from antiphon.models.codec import TextCodec
 from tests.support.light_engine import END_TOKEN, VOCABULARY
@@ -42,6 +42,44 @@ class LightPrompts:
 
     def prompt(self, split: str, index: int) -> Prompt:
         return Prompt(f"{split}-0-{index}", (1 + index % 15, 2 + index % 3))
+
+
+class LightTurnPrompts(LightPrompts):
+    """The same prompts, each the beginning of a conversation."""
+
+    def __init__(self, turns: int = 5, tokens: int = 40) -> None:
+        self.limits = TurnLimits(turns, tokens)
+        self.reward_range = (-2.0, 2.0)
+
+
+def light_answer(
+    prompt: Sequence[int], row: Sequence[int], turns: int, limits: TurnLimits
+) -> list[int] | float:
+    """Return what a toy environment says to a row: tokens, also such as end a turn, or a reward."""
+    said = sum(prompt) + sum((place + 1) * token for place, token in enumerate(row))
+    answer = [(said + place * 7) % VOCABULARY for place in range(1 + said % 3)]
+    if said % 4 == 0 or turns == limits.turns or len(row) + len(answer) >= limits.tokens:
+        return said % 5 - 2.0
+    return answer
+
+
+async def answer_light_turn(turn: TurnToAnswer) -> TurnAnswer:
+    """Answer a turn; a pure function of the row."""
+    turns, named = len(turn.observed) + 1, (turn.group_id, turn.sample_index, turn.row_digest)
+    said = light_answer(turn.prompt_token_ids, turn.token_ids.tolist(), turns, turn.limits)
+    if not isinstance(said, float):
+        return TurnAnswer(*named, token_ids=tuple(said))
+    reason = FinishReason.TURNS if turns == turn.limits.turns else FinishReason.ENVIRONMENT
+    return TurnAnswer(*named, finish_reason=reason, reward=said)
+
+
+def check_light_turns(
+    prompt: Sequence[int], row: Sequence[int], observed: Observed, reward: float, limits: TurnLimits
+) -> None:
+    """Check a whole row against the toy environment, which is asked again."""
+    for turns, (start, stop) in enumerate(observed, 1):
+        assert light_answer(prompt, row[:start], turns, limits) == list(row[start:stop])
+    assert light_answer(prompt, row, len(observed) + 1, limits) == reward
 
 
 def light_codec() -> TextCodec:

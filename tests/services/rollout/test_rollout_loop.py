@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.spans import sampled_mask, token_versions
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -28,7 +30,14 @@ from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
 from tests.support.light_engine import LightEngine
-from tests.support.light_environment import LightEnvironment, LightPrompts, light_codec
+from tests.support.light_environment import (
+    LightEnvironment,
+    LightPrompts,
+    LightTurnPrompts,
+    answer_light_turn,
+    check_light_turns,
+    light_codec,
+)
 from tests.support.light_weights import LightSource, light_manifest
 
 RUN_ID = "run-1"
@@ -60,8 +69,8 @@ def make_config(mode: str, max_staleness: int = 2, publish_interval: int = 1, st
 class House:
     """A coordinator that can be shut and opened again on the same port and journal."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, folder: Path, prompts: PromptSource) -> None:
+        self.config, self._prompts = config, prompts
         self.store = ArtifactStore(folder / "store")
         folder.mkdir(exist_ok=True)
         self._journal_path = folder / "journal.db"
@@ -76,7 +85,7 @@ class House:
     async def open(self) -> None:
         clock = asyncio.get_running_loop().time
         journal = Journal(self._journal_path, RUN_ID)
-        self._state_machine = RunStateMachine(self.config, RUN_ID, journal, self.store, LightPrompts(), clock)
+        self._state_machine = RunStateMachine(self.config, RUN_ID, journal, self.store, self._prompts, clock)
         await self._state_machine.start()
         service = CoordinatorService(self._state_machine)
         self._server, self._port = await start_coordinator(service, "127.0.0.1", self._port)
@@ -153,9 +162,10 @@ async def run_loop(
     concurrent_groups: int = 2,
     delays: Delays | None = None,
     restart_after: int | None = None,
+    turns: LightTurnPrompts | None = None,
 ) -> tuple[list[BatchRef], ArtifactStore]:
     delays = delays or Delays(None)
-    house = House(config, folder)
+    house = House(config, folder, turns or LightPrompts())
     await house.open()
 
     async def after_step(step: int) -> None:
@@ -172,6 +182,7 @@ async def run_loop(
         "judge",
         PATIENCE_S,
         pace=delays.pace(),
+        answer=None if turns is None else answer_light_turn,
     )
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         for number in range(workers):
@@ -239,3 +250,31 @@ def test_fixed_batches_depend_on_no_timing(
         )
     )
     assert [batch.digest for batch in shaken] == [batch.digest for batch in calm]
+
+
+def check_turns(batches: list[BatchRef], store: ArtifactStore, turns: LightTurnPrompts) -> None:
+    """What the rows observed is what the environment said, and only what was sampled has a version."""
+    rows = [row for batch in batches for row in decode_batch(store.get(batch.digest))]
+    for row in rows:
+        tokens = row.token_ids.tolist()
+        check_light_turns(row.prompt_token_ids.tolist(), tokens, row.observed, row.reward, turns.limits)
+        assert np.array_equal(token_versions(row) >= 0, sampled_mask(row))
+        assert not row.logprobs[~sampled_mask(row)].any() and row.logprobs[sampled_mask(row)].all()
+    assert max(len(row.observed) for row in rows) > 1
+
+
+def test_elastic_loop_with_turns(tmp_path: Path) -> None:
+    config, turns = make_config("elastic"), LightTurnPrompts()
+    batches, store = asyncio.run(run_loop(config, tmp_path, workers=2, restart_after=2, turns=turns))
+    check_batches(config, batches, store)
+    check_turns(batches, store, turns)
+
+
+def test_fixed_batches_with_turns_depend_on_no_timing(tmp_path: Path, test_seed: int) -> None:
+    config, turns = make_config("fixed"), LightTurnPrompts()
+    calm, store = asyncio.run(run_loop(config, tmp_path / "calm", turns=turns))
+    check_batches(config, calm, store)
+    check_turns(calm, store, turns)
+    delays, shaken = Delays(test_seed), tmp_path / "shaken"
+    again, _ = asyncio.run(run_loop(config, shaken, workers=2, delays=delays, restart_after=3, turns=turns))
+    assert [batch.digest for batch in again] == [batch.digest for batch in calm]
