@@ -19,7 +19,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.loop.schedule import Stage, StageKey, schedule
-from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.core.records import Payload, SnapshotManifest, TurnLimits
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.net.rpc.interceptor import GuardInterceptor
@@ -108,6 +108,10 @@ class SharedRun:
     learner_disk: training.LearnerDisk
     reward_rarity: int
     failure_rarity: int
+    limits: TurnLimits | None
+    """Of conversations; None where the task has none."""
+    answer_s: Callable[[], float]
+    """Seconds that an environment takes to answer the next turn."""
     engine_step_s: Callable[[str], float]
     """Seconds of the next engine step of a worker."""
     chunk_s: Callable[[str], float]
@@ -147,7 +151,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         RUN_ID,
         journal,
         shared.store,
-        engines.ArithmeticPrompts(),
+        engines.ArithmeticPrompts(shared.limits),
         lambda: loop.time() + clock_offset_s,
         EVENTS_PER_SNAPSHOT,
         lease_key=bytes(32),
@@ -249,6 +253,9 @@ def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: 
     environment = engines.ArithmeticEnvironment(shared.config, shared.reward_rarity, shared.failure_rarity)
     stall_timeout_s = shared.config.services.stall_timeout_s
     decoder = engines.JsonDecoder()
+    conversations = engines.ArithmeticConversations(
+        shared.reward_rarity, shared.failure_rarity, shared.answer_s
+    )
     return RewardService(
         coordinator,
         InProcess(environment),
@@ -257,6 +264,7 @@ def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: 
         client_id,
         stall_timeout_s,
         pull_wait_s=PULL_WAIT_S,
+        answer=None if shared.limits is None else conversations.answer,
     )
 
 

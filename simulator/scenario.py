@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.errors import ConfigError
+from antiphon.core.records import TurnLimits
 from antiphon.simulator.faults import FaultMix, draw_mix
 from antiphon.simulator.virtual.random_streams import RandomStream
 
@@ -50,12 +51,19 @@ class Scenario(BaseModel):
     changes and no audit finds is no longer what an undisturbed run samples."""
     faults: FaultMix = FaultMix()
     """What goes wrong."""
+    turns: int = Field(default=1, ge=1, le=64)
+    """Most turns of a trajectory; from 2 on, environments answer, some of them after a long while."""
     skips: tuple[int, ...] = ()
     """Steps that an operator skips. In fixed mode the learner cannot train on their batches."""
     limit_s: float = Field(default=2000.0, gt=0.0)
     """Virtual seconds after which the run counts as endless."""
     span_s: float | None = Field(default=None, gt=0.0)
     """Virtual seconds after which the run is stopped as it stands; None: it ends with its last step."""
+
+    @property
+    def limits(self) -> TurnLimits | None:
+        """Return how long trajectories with turns may be; None where there are none."""
+        return TurnLimits(self.turns, 24) if self.turns > 1 else None
 
     def run_config(self) -> RunConfig:
         """Return the configuration of the simulated run: small by default, then what `run` says.
@@ -150,6 +158,7 @@ def drawn_scenario(seed: int) -> Scenario:
         engine_step_s=random.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),
         learner_step_s=random.choose(((0.3, 1.5), (1.0, 6.0))),
         hostile=RandomStream("hostile", seed).happens(0.25),
+        turns=RandomStream("turns", int(fixed), pattern).choose((1, 1, 2, 5)),
         editor=not fixed and RandomStream("editor", seed).happens(0.4),
         faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),
     )

@@ -154,6 +154,8 @@ LEAVE_S = 60.0
 """How long workers and reward services have to leave a finished run."""
 HOSTILE_S = 20.0
 """How long a hostile worker acts in a run without faults; else until the last of them."""
+SLOW_ANSWERS = 0.02
+"""Share of an environment's answers that take longer than a reward service has."""
 SETTLE_S = 1.0
 """How long the coordinator has to write what it was told before a run is stopped as it stands."""
 COLLECT_AFTER = 50_000
@@ -186,11 +188,14 @@ class World:
         self.config: RunConfig = scenario.run_config()
         self._work = RandomStream("simulate-work", seed)
         self._speed = RandomStream("simulate-speed", seed)
+        self._answers = RandomStream("simulate-answers", seed)
         self._lies = RandomStream("simulate-lies", seed)
         # It has no sockets, signals and subprocesses: code that asks for them meets an error.
         self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
         self.network = Network(self.loop, RandomStream("simulate-network", seed))
-        self.witness = Witness(self.config, scenario.reward_rarity, scenario.failure_rarity, self.loop.time)
+        self.witness = Witness(
+            self.config, scenario.reward_rarity, scenario.failure_rarity, self.loop.time, scenario.limits
+        )
         self._operator = Operator(
             scenario.skips,
             self.config.loop.mode == "fixed",
@@ -240,6 +245,8 @@ class World:
             learner_disk=training.LearnerDisk(),
             reward_rarity=scenario.reward_rarity,
             failure_rarity=scenario.failure_rarity,
+            limits=scenario.limits,
+            answer_s=self._answer_s,
             engine_step_s=self._engine_step_s,
             chunk_s=self._injector.chunk_s,
             upload_s=self._injector.upload_s,
@@ -254,6 +261,11 @@ class World:
     def _engine_step_s(self, name: str) -> float:
         usual_s: float = self._pace[name] * self._speed.between(*self.scenario.engine_step_s)
         return usual_s + self._injector.left_s(FaultKind.HANG, name)
+
+    def _answer_s(self) -> float:
+        """Return how long an environment takes; now and then so long that the turn is asked for again."""
+        slow = self._answers.happens(SLOW_ANSWERS)
+        return self._answers.between(10.0, 40.0) if slow else self._answers.between(0.02, 1.0)
 
     def _alters_chunk(self, name: str) -> bool:
         return self._injector.left_s(FaultKind.CORRUPT_CHUNKS, name) > 0.0 and self._lies.happens(0.5)

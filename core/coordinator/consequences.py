@@ -19,7 +19,7 @@ from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import HeldLease
 from antiphon.core.loop.partials import KeptGroup, false_author
 from antiphon.core.loop.places import place_to_move_to
-from antiphon.core.loop.turns import check_observed
+from antiphon.core.loop.turns import check_answered
 from antiphon.core.records import PartialTrajectory
 from antiphon.core.trust.reputation import quarantine_reason
 
@@ -129,7 +129,7 @@ def check_of(loop: LoopState, group: GroupState) -> Callable[[PartialTrajectory]
         check_tokens(piece)
         if piece.start == 0:
             where = f"progress of group {group.group_id}, sample {piece.sample_index}"
-            check_observed(piece, piece.sample_index, group.answers, where)
+            check_answered(piece, piece.sample_index, group.answers, where)
 
     return check
 

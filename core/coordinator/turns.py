@@ -15,7 +15,7 @@ from antiphon.core.coordinator.loop_state import Decision, LoopState, OpenTurn
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
-from antiphon.core.loop.turns import answer_key, row_digest
+from antiphon.core.loop.turns import answer_key, check_answered
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import FinishReason, LeaseProgress, PartialTrajectory, TurnAnswer, TurnToAnswer
 from antiphon.core.requests import TurnReply, TurnRequest
@@ -43,14 +43,14 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         if row is None:
             kept = dict(enumerate(leases.partial_groups.kept(request.lease_id)))
             return TurnReply(answered=False, kept=kept.get(piece.sample_index, 0))
-        check(row)
+        where = f"a turn of group {group.group_id}, sample {row.sample_index}"
+        digest = check_answered(row, row.sample_index, group.answers, where)
     except ContractError as error:
         known = leases.partial_groups.snapshot(request.lease_id)
         false = yield from begin_again(loop, group, request.lease_id, known, now)
         worker_id, reason = false or (request.worker_id, str(error))
         yield from strike(loop, name_of_worker(worker_id), group.group_id, "refused", reason, now)
         raise RefusedError(str(error)) from error
-    digest = row_digest(row)
     answer = group.answers.get(answer_key(row.sample_index, digest))
     if answer is not None:
         over = FinishReason(answer.finish_reason) if answer.finish_reason else None

@@ -22,12 +22,6 @@ def answer_key(sample_index: int, row_digest: str) -> str:
     return f"{sample_index}/{row_digest}"
 
 
-def row_digest(row: Completion) -> str:
-    """Return the digest of a whole row, 32 hex digits."""
-    *_, last = _digests(row)
-    return last
-
-
 def _digests(row: Completion) -> Iterator[str]:
     """Yield the digest of what stands before each observed range, then that of the row."""
     tokens, hashed, at = np.ascontiguousarray(row.token_ids, dtype="<i4"), blake3(), 0
@@ -37,15 +31,16 @@ def _digests(row: Completion) -> Iterator[str]:
         at = stop
 
 
-def check_observed(row: Completion, sample_index: int, answers: Answers, where: str) -> None:
-    """Check that what a row observed, from its first token on, is what the environment answered.
+def check_answered(row: Completion, sample_index: int, answers: Answers, where: str) -> str:
+    """Check that a row observed what the environment answered, and ended as it said; return its digest.
 
-    A row may end within an answer.
+    It begins at its first token, and may end within an answer.
 
     Raises:
-        ContractError: naming the first tokens that no answer has.
+        ContractError: naming the first tokens that no answer has, or an end that was not said.
     """
-    for (start, stop), digest in zip(row.observed, _digests(row), strict=False):
+    digests = list(_digests(row))
+    for (start, stop), digest in zip(row.observed, digests, strict=False):
         answer, said = answers.get(answer_key(sample_index, digest)), row.token_ids[start:stop].tolist()
         whole = () if answer is None else answer.token_ids
         if tuple(said) != whole[: len(said)] or (stop < row.stop and len(said) < len(whole)):
@@ -53,6 +48,14 @@ def check_observed(row: Completion, sample_index: int, answers: Answers, where: 
                 f"{where}: tokens [{start}, {stop}) are not what its environment answered; "
                 "hand in what the coordinator said"
             )
+    if row.finish_reason is not None and not row.finish_reason.ends_turn:
+        answer = answers.get(answer_key(sample_index, digests[-1]))
+        ended = "goes on" if answer is None or not answer.finish_reason else answer.finish_reason
+        if ended != row.finish_reason.value:
+            raise ContractError(
+                f"{where}: it ended with finish_reason={row.finish_reason}, but its environment said: {ended}"
+            )
+    return digests[-1]
 
 
 def rewards_of(submission: GroupSubmission, answers: Answers) -> tuple[SampleReward, ...]:
@@ -64,12 +67,7 @@ def rewards_of(submission: GroupSubmission, answers: Answers) -> tuple[SampleRew
     found = []
     for x in submission.trajectories:
         where = f"group {submission.group_id}, trajectory {x.sample_index}"
-        check_observed(x, x.sample_index, answers, where)
-        answer = answers.get(answer_key(x.sample_index, row_digest(x)))
-        if answer is None or answer.finish_reason != x.finish_reason.value:
-            said = "goes on" if answer is None or not answer.finish_reason else answer.finish_reason
-            raise ContractError(
-                f"{where}: it ended with finish_reason={x.finish_reason}, but its environment said: {said}"
-            )
+        digest = check_answered(x, x.sample_index, answers, where)
+        answer = answers[answer_key(x.sample_index, digest)]
         found.append(SampleReward(x.sample_index, answer.reward, answer.failure))
     return tuple(found)

@@ -49,13 +49,14 @@ class GroupInFlight:
         self.begun = dict.fromkeys(range(len(lease.seeds)), started_at)
         """When the engine got each request."""
         self.started_at = started_at
-        ended: dict[int, Completion] = {
-            index: prefix for index, prefix in prefixes.items() if prefix.finish_reason is not None
-        }
-        self.completions = {} if lease.limits else ended
+        self.completions: dict[int, Completion] = {}
         """Whole ones, by sample index."""
-        self.waiting = ended if lease.limits else {}
+        self.waiting: dict[int, Completion] = {}
         """Those whose turn has ended, by sample index, until the environment has answered."""
+        for index, prefix in prefixes.items():
+            if prefix.finish_reason is not None:
+                goes_on = lease.limits is not None and prefix.finish_reason.ends_turn
+                (self.waiting if goes_on else self.completions)[index] = prefix
         self.drafting: list[DraftingStatistics] = []
         """Of completions that ended here, in that order: the last one knows the newest gain."""
         # The coordinator keeps what it sent along.

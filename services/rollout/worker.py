@@ -471,14 +471,13 @@ class RolloutWorker:
                 reply = await retry_unavailable(
                     "coordinator.answer_turn", asking, self._stall_timeout_s, self._name
                 )
-            except RefusedError as error:  # a heartbeat hears that the lease is over
+            except RefusedError as error:
                 _log.warning("turn.refused", group=group.lease.group_id, reason=str(error))
-                return
-            if reply.cancelled or work.groups.get(lease_id) is not group:
-                return
-            if reply.answered:
+                reply = TurnReply(answered=False, cancelled=True)
+            if reply.cancelled:  # a heartbeat hears whether that is so: the coordinator may just have begun
+                await self._change.wait(MOST_PAUSE_S)
+            elif reply.answered and work.groups.get(lease_id) is group:
                 work.answer(lease_id, index, reply, self._engine)
-                return
             start = reply.kept if reply.kept < row.stop else 0
 
     async def _ask_turn(self, lease_id: str, piece: PartialTrajectory) -> TurnReply:

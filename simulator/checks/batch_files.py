@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
-from antiphon.core.records import BatchRow
+from antiphon.core.records import BatchRow, FinishReason, TurnLimits
+from antiphon.core.spans import sampled_mask
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.simulator.checks import reasons
 from antiphon.simulator.hostile_worker import NAME
@@ -83,16 +84,23 @@ class BatchFiles:
     """The files of one run; the stand-ins compute instead of sampling, so every token is known."""
 
     def __init__(
-        self, config: RunConfig, reward_rarity: int, failure_rarity: int, authorship: Authorship
+        self,
+        config: RunConfig,
+        reward_rarity: int,
+        failure_rarity: int,
+        authorship: Authorship,
+        limits: TurnLimits | None,
     ) -> None:
         """Begin without a file.
 
-        The rarities are those of `arithmetic.reward` and `arithmetic.failure`; `authorship` knows who lies.
+        The rarities are those of `arithmetic.reward` and `arithmetic.failure`; `authorship` knows who lies;
+        `limits` are those of conversations, None for a task without.
         """
         self._config = config
         self._authorship = authorship
         self._reward_rarity = reward_rarity
         self._failure_rarity = failure_rarity
+        self._limits = limits
         self._step_of: dict[tuple[str, int], int] = {}
         """Group and sample -> the step that trained on it."""
 
@@ -140,14 +148,29 @@ class BatchFiles:
         prompt = arithmetic.prompt_number(tuple(int(token) for token in row.prompt_token_ids))
         seed = seeds.get(row.group_id, ())[row.sample_index]
         tokens, logprobs = arithmetic.completion(numbers, row.spans, prompt, seed)
-        wrong = tokens.size != row.token_ids.size or tokens != row.token_ids
-        if np.any(wrong) and np.all(self._authorship.lied(row) | ~np.asarray(wrong)):
+        mask = sampled_mask(row)
+        wrong = tokens.size != mask.sum() or tokens != row.token_ids[mask]
+        if np.any(wrong) and np.all(self._authorship.lied(row)[mask] | ~np.asarray(wrong)):
             self._authorship.edited.add(row.group_id)
         elif np.any(wrong):
             yield f"{where} has tokens that its prompt, seed and versions cannot give"
-        if not np.array_equal(logprobs, row.logprobs):
+        if self._limits is not None and not _answered(row, self._limits):
+            yield f"{where} observed, or ended with, what its environment did not say"
+        if not np.array_equal(logprobs, row.logprobs[mask]):
             yield f"{where} has log-probabilities that are not those of its tokens"
         failure = arithmetic.failure(row.token_ids, self._failure_rarity)
         reward = arithmetic.reward(row.prompt_key, row.token_ids, self._reward_rarity)
         if (row.reward, row.failure) != (0.0 if failure else reward, failure):
             yield f"{where} has a reward that no reward service gave"
+
+
+def _answered(row: BatchRow, limits: TurnLimits) -> bool:
+    """Return whether a row observed what its environment answered to each turn, and ended as it said."""
+    for turns, (start, stop) in enumerate(row.observed, 1):
+        said = tuple(int(token) for token in row.token_ids[start:stop])
+        if arithmetic.turn_answer(row.token_ids[:start], turns, limits) != said:
+            return False
+    ended = arithmetic.turn_answer(row.token_ids, len(row.observed) + 1, limits)
+    if row.finish_reason is FinishReason.FAILED:
+        return bool(row.failure) and isinstance(ended, FinishReason)
+    return ended is row.finish_reason

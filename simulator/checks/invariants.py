@@ -13,7 +13,7 @@ from antiphon.core.checks import submission_digest
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.loop import events as e
-from antiphon.core.records import GroupSubmission, Lease, StepCommit, SubmitVerdict
+from antiphon.core.records import GroupSubmission, Lease, StepCommit, SubmitVerdict, TurnLimits
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.simulator.checks import reasons
@@ -33,6 +33,8 @@ class Witness:
     reward_rarity: int
     failure_rarity: int
     now: Callable[[], float]
+    limits: TurnLimits | None = None
+    """Of conversations; None for a task without."""
     violations: list[str] = field(default_factory=list)
     events: int = 0
     commits: list[tuple[float, e.StepCommitted]] = field(default_factory=list)
@@ -70,7 +72,9 @@ class Witness:
 
     def __post_init__(self) -> None:
         self.holders = LeaseHolders(self.config.coordinator.lease_s)
-        self._files = BatchFiles(self.config, self.reward_rarity, self.failure_rarity, self.authorship)
+        self._files = BatchFiles(
+            self.config, self.reward_rarity, self.failure_rarity, self.authorship, self.limits
+        )
 
     @property
     def _batches(self) -> int:

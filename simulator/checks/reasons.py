@@ -56,8 +56,12 @@ def too_many_open(living: int, sealed: int, newest: int, config: RunConfig) -> s
 def false_beginning(lease: Lease) -> str:
     """Return why what a lease continues from can be the beginning of no completion, or ""."""
     for piece in lease.prefix:
-        ends = [int(token) == END_TOKEN for token in piece.token_ids]
-        if any(ends[:-1]) or (ends and ends[-1] and piece.finish_reason is None):
+        ends = piece.token_ids == END_TOKEN
+        last_sampled = bool(ends.size) and not (piece.observed and piece.observed[-1][1] == ends.size)
+        unfinished = last_sampled and ends[-1] and piece.finish_reason is None
+        for start, stop in piece.observed:  # a turn ends before them, and they may be any tokens
+            ends[start - 1 : stop] = False
+        if ends[:-1].any() or unfinished:
             return f"is to be continued from tokens {piece.token_ids.tolist()} that go on after their end"
     return ""
 

@@ -8,7 +8,7 @@ digests depend on what really happened, and everyone who knows the inputs can ch
 import numpy as np
 
 from antiphon.core.digests import digest_bytes
-from antiphon.core.records import FinishReason, FloatArray, IntArray, VersionSpan
+from antiphon.core.records import FinishReason, FloatArray, IntArray, TurnLimits, VersionSpan
 
 VOCABULARY = 64
 END_TOKEN = 0
@@ -85,3 +85,21 @@ def reward(prompt_key: str, token_ids: IntArray, reward_rarity: int) -> float:
     """Return 0 or 1; the rarer a reward, the more groups lack variance."""
     total = int(token_ids.sum()) + len(prompt_key)
     return float(total % (reward_rarity + 1) == 0)
+
+
+MOST_OBSERVED = 4
+"""Tokens that an environment answers with at most."""
+
+
+def turn_answer(row: IntArray, turns: int, limits: TurnLimits) -> tuple[int, ...] | FinishReason:
+    """Return what the environment says to a row after this many turns: tokens, or why the trajectory is over.
+
+    Among the tokens are such as end a turn of the policy.
+    """
+    said = mix(int(row.sum()), row.size)
+    answer = tuple((said >> (8 * place)) % VOCABULARY for place in range(1 + said % MOST_OBSERVED))
+    if (said >> 40) % 3 == 0:
+        return FinishReason.ENVIRONMENT
+    if turns == limits.turns:
+        return FinishReason.TURNS
+    return answer if row.size + len(answer) < limits.tokens else FinishReason.TOKENS

@@ -21,7 +21,17 @@ from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError
-from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
+from antiphon.core.records import (
+    FinishReason,
+    FloatArray,
+    IntArray,
+    Prompt,
+    SnapshotManifest,
+    TurnAnswer,
+    TurnLimits,
+    TurnToAnswer,
+    VersionSpan,
+)
 from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
 from antiphon.services.rollout.engine.thread import EngineThread
@@ -254,6 +264,10 @@ class ArithmeticPrompts:
 
     rules = TokenRules(arithmetic.VOCABULARY, frozenset({arithmetic.END_TOKEN}))
 
+    def __init__(self, limits: TurnLimits | None = None) -> None:
+        """Begin a task; with limits, one whose environment answers."""
+        self.limits = limits
+
     def prompt(self, split: str, index: int) -> Prompt:
         return Prompt(f"{split}-0-{index}", (len(split), 1 + index % 7, index))
 
@@ -285,6 +299,27 @@ class ArithmeticEnvironment:
         if any(arithmetic.failure(answer, self._failure_rarity) for answer in answers):
             raise ArithmeticError("this answer cannot be scored")
         return [arithmetic.reward(problem.key, answer, self._reward_rarity) for answer in answers]
+
+
+class ArithmeticConversations:
+    """Answers turns as `arithmetic.turn_answer` does, each after a while."""
+
+    def __init__(self, reward_rarity: int, failure_rarity: int, answer_s: Callable[[], float]) -> None:
+        """Answer after `answer_s` seconds, asked each time; the rarities are those of rewards."""
+        self._reward_rarity, self._failure_rarity = reward_rarity, failure_rarity
+        self._answer_s = answer_s
+
+    async def answer(self, turn: TurnToAnswer) -> TurnAnswer:
+        """Return the answer, a pure function of the row."""
+        await asyncio.sleep(self._answer_s())
+        named, row = (turn.group_id, turn.sample_index, turn.row_digest), turn.token_ids
+        said = arithmetic.turn_answer(row, len(turn.observed) + 1, turn.limits)
+        if not isinstance(said, FinishReason):
+            return TurnAnswer(*named, token_ids=said)
+        if failure := arithmetic.failure(row, self._failure_rarity):
+            return TurnAnswer(*named, finish_reason=FinishReason.FAILED, failure=failure)
+        reward = arithmetic.reward(turn.prompt_key, row, self._reward_rarity)
+        return TurnAnswer(*named, finish_reason=said, reward=reward)
 
 
 class JsonDecoder:
