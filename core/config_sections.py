@@ -89,6 +89,13 @@ class ModelSection(Section):
     """Hugging Face model directory (with its tokenizer), or a model name where a hub is reachable."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the rollout engine's weights and of published snapshots."""
+    renderer: str = Field(default="auto", max_length=64)
+    """What makes tokens of messages. auto: the model's own chat template for prompts of one turn, and for a
+    task with turns the renderer that writes as that template does; default: the template; or a name such as
+    qwen3."""
+    template_arguments: dict[str, Any] = Field(default_factory=dict)
+    """What the chat template or the renderer is given besides messages, such as `enable_thinking: false`;
+    `thinking_retention: all` lets renderers add turns that would otherwise drop earlier thinking."""
 
 
 class EnvironmentSection(Section):
@@ -102,6 +109,8 @@ class EnvironmentSection(Section):
     secrets: tuple[str, ...] = ()
     """Names of variables such as JUDGE_KEY whose values the environment's class reads from `os.environ`;
     scoring processes get them, and no record does."""
+    system_prompt: str | None = Field(default=None, max_length=1 << 16)
+    """What the model is told before each conversation, in front of an environment's own system message."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the problems; splits never share one."""
     train_size: int = Field(default=256, ge=1, le=MOST_PROMPTS)

@@ -1,9 +1,9 @@
-"""Text codec: prompts to token ids and completions to text, the same for everyone in a run.
+"""Text codec: text to token ids and token ids to text, the same for everyone in a run.
 
-The coordinator encodes prompts and the reward service decodes completions with one and the same
+Prompts are encoded (`rendering` frames them) and completions decoded with one and the same
 tokenizer, the model's own. It is checked against the model when it is loaded, so that a pair
-that does not match is refused before a token is sampled. Without a chat template only the light
-`tokenizers` library is imported; `transformers` comes in for chat templates and hub names.
+that does not match is refused before a token is sampled. Only the light `tokenizers` library is
+imported; `transformers` comes in for chat templates and hub names.
 """
 
 import re
@@ -83,30 +83,23 @@ def local_model_directory(path: str) -> Path:
 
 
 class TextCodec:
-    """The tokenizer of one model, with the chat template applied where the model has one."""
+    """The tokenizer of one model."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        end_tokens: Sequence[int],
-        vocabulary_size: int,
-        render: Callable[[str], list[int]] | None = None,
-    ) -> None:
-        """Wrap a tokenizer that was checked; `load` is the usual way in.
-
-        `render` is the chat template, a prompt's text to its token ids; None: the tokenizer encodes prompts.
-        """
+    def __init__(self, tokenizer: Tokenizer, end_tokens: Sequence[int], vocabulary_size: int) -> None:
+        """Wrap a tokenizer that was checked; `load` is the usual way in."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer = tokenizer
-        self._render = render
+        self.tokenizer = tokenizer
         self.end_token_id = end_tokens[0]
         """With this token the model's turn ends."""
-        self._ends = frozenset(end_tokens)
+        self.end_tokens = frozenset(end_tokens)
+        """With each of these an engine ends what it samples."""
         unknown = getattr(tokenizer.model, "unk_token", None)
-        self._unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)
+        self.unknown_id: int | None = None if unknown is None else tokenizer.token_to_id(unknown)
+        """Stands for what the tokenizer does not know; None: it leaves that out."""
         self.vocabulary_size = vocabulary_size
         """Rows of the model's embedding; every token id is smaller."""
+        self._has = cache(lambda character: bool(self.encode(character, add_special_tokens=False)))
 
     @classmethod
     def load(cls, model_path: str) -> "TextCodec":
@@ -120,50 +113,36 @@ class TextCodec:
         if not folder.is_dir():
             return _load_from_hub(model_path)
         config = read_json(folder / "config.json", required=True)
-        tokenizer_config = read_json(folder / "tokenizer_config.json")
         tokenizer = _read_tokenizer(folder / "tokenizer.json", model_path)
-        render = None
-        # null is what exporters write where there is none.
-        if tokenizer_config.get("chat_template") is not None or any(folder.glob("chat_template.*")):
-            render = _chat_renderer(_load_pretrained(model_path), model_path)
-        return _checked(model_path, tokenizer, config, end_tokens(folder), render)
+        return _checked(model_path, tokenizer, config, end_tokens(folder))
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Turn a prompt into token ids: one user turn where there is a chat template, else plain.
-
-        Raises:
-            ConfigError: when the tokenizer makes no token of it.
-        """
-        ids = tuple(self._render(text) if self._render else self._tokenizer.encode(text).ids)
-        if not ids:
-            raise ConfigError(
-                f"the tokenizer of model.path makes no token of the prompt {text[:60]!r}; "
-                "the environment and the model do not fit each other"
-            )
-        return ids
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Turn text into token ids, with the special tokens that the tokenizer adds to a text if asked to."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def lost_characters(self, text: str) -> list[int]:
-        """Return where in a prompt the tokenizer loses characters: no token, or the unknown one, has them.
+        """Return where in a text the tokenizer loses characters: no token, or the unknown one, has them.
 
         Spaces do not count; many tokenizers leave them out on purpose.
         """
-        if self._unknown_id is None:
+        if self.unknown_id is None:
             # What such a tokenizer does not know it drops, and the places of its tokens are wrong then.
-            known = {c: bool(self._tokenizer.encode(c, add_special_tokens=False).ids) for c in set(text)}
-            return [i for i, character in enumerate(text) if not (known[character] or character.isspace())]
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            return [
+                i for i, character in enumerate(text) if not (character.isspace() or self._has(character))
+            ]
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
         seen = [False] * len(text)
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id != self._unknown_id:
+            if token_id != self.unknown_id:
                 seen[start:stop] = [True] * (stop - start)
         return [i for i, character in enumerate(text) if not (seen[i] or character.isspace())]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Turn a completion's ids into text; special tokens and unknown ids are left out."""
         numbers = token_ids.tolist() if isinstance(token_ids, np.ndarray) else map(int, token_ids)
-        size, ends = self.vocabulary_size, self._ends
+        size, ends = self.vocabulary_size, self.end_tokens
         ids = [i for i in numbers if 0 <= i < size and i not in ends]
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def _read_tokenizer(path: Path, model_path: str) -> Tokenizer:
@@ -183,7 +162,16 @@ def _read_tokenizer(path: Path, model_path: str) -> Tokenizer:
         ) from error
 
 
-def _load_pretrained(model_path: str, offline: bool = False) -> Any:
+def load_pretrained(model_path: str, offline: bool | None = None) -> Any:
+    """Load the tokenizer of a model directory or hub name in its full form, with the chat template.
+
+    `offline`: whether no hub is asked; None: that is found out.
+
+    Raises:
+        ConfigError: when it cannot be loaded.
+    """
+    if offline is None:
+        offline = Path(model_path).is_dir() or _without_hub(model_path)
     from transformers import AutoTokenizer
 
     try:
@@ -204,18 +192,15 @@ def _load_from_hub(model_path: str) -> TextCodec:
     offline = _without_hub(model_path)
     from transformers import AutoConfig
 
-    pretrained = _load_pretrained(model_path, offline)
+    pretrained = load_pretrained(model_path, offline)
     if not pretrained.is_fast:
         raise ConfigError(
             f"model.path={model_path!r} has no fast tokenizer; give a model with a tokenizer.json"
         )
     config = AutoConfig.from_pretrained(model_path, local_files_only=offline).to_dict()
-    render = _chat_renderer(pretrained, model_path) if pretrained.chat_template else None
     named = config.get("eos_token_id")
     ends = [pretrained.eos_token_id, *(named if isinstance(named, list) else [named])]
-    return _checked(
-        model_path, pretrained.backend_tokenizer, config, [i for i in ends if i is not None], render
-    )
+    return _checked(model_path, pretrained.backend_tokenizer, config, [i for i in ends if i is not None])
 
 
 def _without_hub(model_path: str) -> bool:
@@ -246,33 +231,11 @@ def _without_hub(model_path: str) -> bool:
     return True
 
 
-def _chat_renderer(pretrained: Any, model_path: str) -> Callable[[str], list[int]]:
-    from jinja2 import TemplateError
-
-    def render(text: str) -> list[int]:
-        turns = [{"role": "user", "content": text}]
-        try:
-            words = pretrained.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        except (TemplateError, ValueError, TypeError) as error:  # broken, or it refuses what it is given
-            number = getattr(error, "lineno", None)
-            line = "" if number is None else f"line {number}: "
-            raise ConfigError(
-                f"model.path={model_path!r}: its chat template fails on one user turn without a system turn "
-                f"({line}{' '.join(str(error).split())[:200]}); fix it, or set chat_template to null in "
-                "tokenizer_config.json to have prompts encoded plainly"
-            ) from error
-        # The template writes its own special tokens; adding them again would double the first.
-        return list(pretrained.encode(words, add_special_tokens=False))
-
-    return render
-
-
 def _checked(
     model_path: str,
     tokenizer: Tokenizer,
     config: dict[str, Any],
     ends: Sequence[int],
-    render: Callable[[str], list[int]] | None,
 ) -> TextCodec:
     rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if not isinstance(rows, int):
@@ -295,7 +258,7 @@ def _checked(
             f"model.path={model_path!r}: end token {outside[0]} lies outside vocab_size={rows}; "
             "put the model's own tokenizer beside it"
         )
-    return TextCodec(tokenizer, ends, rows, render)
+    return TextCodec(tokenizer, ends, rows)
 
 
 def decoder(path: str) -> Callable[[Iterable[int]], str]:

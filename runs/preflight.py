@@ -22,6 +22,7 @@ from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import check_pointers, count_parameters, end_tokens_by_file, most_positions
+from antiphon.models.rendering import Renderer
 from antiphon.net.rpc.serving import check_host
 from antiphon.net.security.credentials import find_credentials, needed_token_key
 from antiphon.runs.directory import make_home, make_usable
@@ -114,7 +115,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         )
     if model.is_dir():
         check_pointers(model)
-    codec = TextCodec.load(str(model))
+    renderer = Renderer.load(config)
     if model.is_dir():
         notes += check_model(config, model)
         notes += check_disk(config, model, home, free_bytes(home))
@@ -124,7 +125,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     if isinstance(environment, OutsideEnvironment):
         environment.try_out()
     prompts = EnvironmentPrompts(
-        environment, codec, config.rollout.max_model_tokens - config.sampling.max_tokens
+        environment, renderer, config.rollout.max_model_tokens - config.sampling.max_tokens
     )
     sizes = {
         "train": min(section.train_size, CHECKED_PROMPTS),
@@ -135,7 +136,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     each_s = (time.perf_counter() - begun) / sum(sizes.values())
     notes += check_patience(config, each_s * (section.train_size + config.evaluation.prompts))
     problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
-    check_characters(problems, codec, section.max_lost_share)
+    check_characters(problems, renderer.codec, section.max_lost_share)
     notes += check_scoring(config, environment)
     if results is not None:
         make_usable(results, "--results")

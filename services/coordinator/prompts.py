@@ -8,8 +8,9 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import Prompt
 from antiphon.environments.environment import Environment
-from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.codec import resolve_model_path
 from antiphon.models.directory import end_tokens
+from antiphon.models.rendering import Renderer
 from antiphon.services.coordinator.journal.pinned import input_files
 
 
@@ -19,7 +20,7 @@ class EnvironmentPrompts:
     def __init__(
         self,
         environment: Environment,
-        codec: TextCodec,
+        renderer: Renderer,
         max_prompt_tokens: int,
         rules: TokenRules | None = None,
         files: Mapping[str, str] | None = None,
@@ -28,7 +29,7 @@ class EnvironmentPrompts:
         self.files = files
         """What `input_files` found."""
         self._environment = environment
-        self._codec = codec
+        self._renderer = renderer
         self._max_prompt_tokens = max_prompt_tokens
         self._known: dict[tuple[str, int], Prompt] = {}
 
@@ -37,7 +38,7 @@ class EnvironmentPrompts:
         if known is not None:
             return known
         problem = self._environment.problem(split, index)
-        token_ids = self._codec.encode_prompt(problem.text)
+        token_ids = self._renderer.encode_prompt(problem.text)
         if len(token_ids) > self._max_prompt_tokens:
             raise ConfigError(
                 f"prompt {problem.key} has {len(token_ids)} tokens, but rollout.max_model_tokens - "
@@ -74,12 +75,12 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     from antiphon.environments.registry import environment_of  # brings every task along: slow to import
 
     environment = environment_of(config.environment)
-    codec = TextCodec.load(resolve_model_path(config.model.path))
+    renderer = Renderer.load(config)
     room = config.rollout.max_model_tokens - config.sampling.max_tokens
     folder = Path(resolve_model_path(config.model.path))
     # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
     ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
-    rules = TokenRules(codec.vocabulary_size, ends)
-    prompts = EnvironmentPrompts(environment, codec, room, rules, input_files(config))
+    rules = TokenRules(renderer.codec.vocabulary_size, ends)
+    prompts = EnvironmentPrompts(environment, renderer, room, rules, input_files(config))
     prompts.check_all(config.environment.train_size, config.evaluation.prompts)
     return prompts

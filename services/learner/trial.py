@@ -13,7 +13,7 @@ from antiphon.core.capacity.engine_tuning import Trial, Unit
 from antiphon.core.config import RunConfig
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.environments.registry import environment_of
-from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.rendering import Renderer
 from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.system.clock import wall_clock
 
@@ -33,7 +33,7 @@ def run_trial(config: RunConfig, seconds: float, completion_tokens: float) -> Tr
     from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
     from antiphon.services.learner.packing import make_micro_batches
 
-    rows = made_up_rows(config, TextCodec.load(resolve_model_path(config.model.path)), completion_tokens)
+    rows = made_up_rows(config, Renderer.load(config), completion_tokens)
     batches = make_micro_batches(rows, 0, config.learner.micro_batch_tokens)
     engine = DeepSpeedEngine(config)
     engine.update(batches, share=0.0)  # the first one is slower
@@ -54,14 +54,14 @@ def run_trial(config: RunConfig, seconds: float, completion_tokens: float) -> Tr
     return Trial(started, took, steps * in_step, in_step / len(rows))
 
 
-def made_up_rows(config: RunConfig, codec: TextCodec, completion_tokens: float) -> list[BatchRow]:
+def made_up_rows(config: RunConfig, renderer: Renderer, completion_tokens: float) -> list[BatchRow]:
     """Return a step's groups of training prompts with random completions; every second one is the better."""
     section, rng = config.environment, np.random.default_rng(config.run.seed)
     environment = environment_of(section)
     rows = []
     for number in range(config.loop.prompts_per_step):
         text = environment.problem("train", number % section.train_size).text
-        prompt = np.array(codec.encode_prompt(text), np.int32)
+        prompt = np.array(renderer.encode_prompt(text), np.int32)
         for index in range(config.loop.group_size):
             length = min(int(rng.geometric(1.0 / max(1.0, completion_tokens))), config.sampling.max_tokens)
             rows.append(

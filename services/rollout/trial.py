@@ -17,7 +17,8 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.seeds import derive_seed
 from antiphon.environments.registry import environment_of
-from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.codec import resolve_model_path
+from antiphon.models.rendering import Renderer
 from antiphon.services.rollout.process import engine_settings
 from antiphon.system.clock import wall_clock
 
@@ -36,12 +37,11 @@ def run_trial(config: RunConfig, seconds: float) -> Trial:
         ConfigError: when an engine cannot have these settings.
         AntiphonError: when no token came in that time.
     """
-    codec_path = resolve_model_path(config.model.path)
-    settings = engine_settings(config, codec_path)
+    settings = engine_settings(config, resolve_model_path(config.model.path))
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     engine = VllmEngine(settings)
-    requests = _requests(config, TextCodec.load(codec_path))
+    requests = _requests(config, Renderer.load(config))
     with engine.rehearsal():
         short = islice(requests, settings.max_num_seqs)
         engine.add([replace(one, sampling=replace(one.sampling, max_tokens=WARM_TOKENS)) for one in short])
@@ -81,13 +81,13 @@ def _sample(
     return Trial(started, took, sum(ended) + unfinished, sum(ended) / max(1, len(ended)))
 
 
-def _requests(config: RunConfig, codec: TextCodec) -> Iterator[EngineRequest]:
+def _requests(config: RunConfig, renderer: Renderer) -> Iterator[EngineRequest]:
     """Yield the samples of one training prompt after the other, again and again."""
     section, sampling = config.environment, config.sampling
     environment = environment_of(section)
     parameters = sampling.parameters()
     for number in count():
-        prompt = codec.encode_prompt(environment.problem("train", number % section.train_size).text)
+        prompt = renderer.encode_prompt(environment.problem("train", number % section.train_size).text)
         for index in range(config.loop.group_size):
             seed = derive_seed("trial", config.run.seed, number, index)
             yield EngineRequest(f"{number}-{index}", prompt, seed, parameters, group=f"{number}")

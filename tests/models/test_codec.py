@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.rendering import Renderer
 
 ALPHABET = "0123456789+-= "
 SPECIALS = ["<pad>", "<end>"]
@@ -48,13 +50,13 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 @given(st.text(alphabet=ALPHABET, min_size=1, max_size=40))
 def test_text_survives_the_round_trip(codec: TextCodec, text: str) -> None:
-    ids = codec.encode_prompt(text)
+    ids = codec.encode(text)
     assert codec.decode(ids) == text
     assert all(0 <= i < codec.vocabulary_size for i in ids)
 
 
 def test_decode_drops_specials_and_ids_the_model_does_not_have(codec: TextCodec) -> None:
-    ids = [*codec.encode_prompt("1+2"), codec.end_token_id, 0, 10_000, -3]
+    ids = [*codec.encode("1+2"), codec.end_token_id, 0, 10_000, -3]
     assert codec.decode(np.asarray(ids, dtype=np.int32)) == "1+2"
 
 
@@ -82,7 +84,7 @@ def test_decode_of_nothing_is_empty(codec: TextCodec) -> None:
 
 def test_a_prompt_without_tokens_is_refused(codec: TextCodec) -> None:
     with pytest.raises(ConfigError, match="no token"):
-        codec.encode_prompt("")
+        Renderer(codec).encode_prompt("")
 
 
 def test_long_prompts_are_not_cut_by_the_tokenizer_file(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_long_prompts_are_not_cut_by_the_tokenizer_file(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(f"{path}/tokenizer.json")
     tokenizer.enable_truncation(4)
     tokenizer.save(f"{path}/tokenizer.json")
-    assert len(TextCodec.load(path).encode_prompt("1" * 50)) == 50
+    assert len(TextCodec.load(path).encode("1" * 50)) == 50
 
 
 @pytest.mark.parametrize("eos_token", ["<end>", {"content": "<end>", "special": True}])
@@ -111,8 +113,9 @@ def test_chat_template_frames_the_prompt(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}={{ m['content'] }}={% endfor %}{% if add_generation_prompt %}+{% endif %}"
     )
-    codec = TextCodec.load(write_model(tmp_path, template=template))
-    assert codec.decode(codec.encode_prompt("12")) == "=12=+"
+    path = write_model(tmp_path, template=template)
+    renderer = Renderer.load(RunConfig.model_validate({"model": {"path": path}}))
+    assert renderer.codec.decode(renderer.encode_prompt("12")) == "=12=+"
 
 
 def test_mismatched_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.models.codec import TextCodec
 from antiphon.models.directory import (
@@ -23,6 +24,7 @@ from antiphon.models.directory import (
     most_positions,
     weight_files,
 )
+from antiphon.models.rendering import Renderer
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -37,6 +39,10 @@ def folder(tmp_path: Path) -> Path:
 def change(folder: Path, name: str, **values: object) -> None:
     path = folder / name
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def renderer_of(folder: Path) -> Renderer:
+    return Renderer.load(RunConfig.model_validate({"model": {"path": str(folder)}}))
 
 
 def rewrite(folder: Path, work: Callable[[Tensors], Mapping[str, Any]]) -> None:
@@ -140,14 +146,14 @@ def test_the_end_tokens_of_all_files_end_an_answer(folder: Path) -> None:
     named = {"tokenizer_config.json": (1,), "generation_config.json": (2,), "config.json": (3,)}
     assert end_tokens_by_file(folder) == named
     codec = TextCodec.load(str(folder))
-    one = codec.encode_prompt("1")
+    one = codec.encode("1")
     assert codec.decode([*one, 1, 2, 3]) == codec.decode(one)
 
 
 def test_a_chat_template_of_null_is_none(folder: Path) -> None:
-    plain = TextCodec.load(str(folder)).encode_prompt("1+2=")
+    plain = renderer_of(folder).encode_prompt("1+2=")
     change(folder, "tokenizer_config.json", chat_template=None)
-    assert TextCodec.load(str(folder)).encode_prompt("1+2=") == plain
+    assert renderer_of(folder).encode_prompt("1+2=") == plain
 
 
 @pytest.mark.parametrize(
@@ -161,7 +167,7 @@ def test_a_chat_template_of_null_is_none(folder: Path) -> None:
 def test_a_chat_template_that_fails_is_named_with_its_fault(folder: Path, template: str, said: str) -> None:
     change(folder, "tokenizer_config.json", chat_template=template)
     with pytest.raises(ConfigError, match=said):
-        TextCodec.load(str(folder)).encode_prompt("1+2=")
+        renderer_of(folder).encode_prompt("1+2=")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from antiphon.core.seeds import derive_seed
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.rollout_table import LeftOut, encode_batch
-from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.rendering import Renderer
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.step import Trainer
@@ -61,7 +61,8 @@ class Task:
             train_size=section.train_size,
             heldout_size=section.heldout_size,
         )
-        self._codec = TextCodec.load(resolve_model_path(config.model.path))
+        self._renderer = Renderer.load(config)
+        self._codec = self._renderer.codec
         model: Any = load_causal_model(config.model.path, torch.float32, gradient_checkpointing=False)
         self._model = model.eval()
 
@@ -71,7 +72,7 @@ class Task:
 
     def prompt(self, problem: Problem) -> tuple[int, ...]:
         """Return the token ids of a problem."""
-        return self._codec.encode_prompt(problem.text)
+        return self._renderer.encode_prompt(problem.text)
 
     def sample(self, problems: Sequence[Problem], each: int, seed: int) -> list[list[Sampled]]:
         """Return `each` completions of every problem."""

@@ -29,6 +29,7 @@ from antiphon.core.records import (
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.core.trust.audit import AuthoredSpan
 from antiphon.models.codec import TextCodec
+from antiphon.models.rendering import Renderer
 from antiphon.sampling.keyed_sampler import Float64Array, RowSampling, draw, request_key, score, uniforms
 from antiphon.sampling.rules import RULES
 from antiphon.services.learner.policy import load_causal_model
@@ -79,7 +80,7 @@ def trust_config(dtype: str = "float32") -> RunConfig:
 
 def trust_leases(count: int, first: int = 0, samples: int = GROUP) -> list[Lease]:
     """Return leases as a coordinator grants them; their prompts have equally many tokens."""
-    codec = TextCodec.load(str(MODEL))
+    renderer = Renderer.load(trust_config())
     leases = []
     for number in range(first, first + count):
         text = f"{1 + number % 9} + {number // 9 % 8 + 1} - {number % 7 + 1} + {number // 7 % 6 + 2} ="
@@ -89,7 +90,7 @@ def trust_leases(count: int, first: int = 0, samples: int = GROUP) -> list[Lease
                 lease_id=f"{number:032x}",
                 group_id=f"g{number:07d}",
                 prompt_key=key,
-                prompt_token_ids=codec.encode_prompt(text),
+                prompt_token_ids=renderer.encode_prompt(text),
                 epoch=0,
                 seeds=request_seeds(0, key, 0, samples),
                 sampling=SamplingParameters(max_tokens=MAX_TOKENS),

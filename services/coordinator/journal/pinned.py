@@ -28,7 +28,8 @@ def input_files(config: RunConfig) -> dict[str, str]:
 def pinned_values(config: RunConfig, files: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the configuration that a run keeps for good, as JSON by field, and what `input_files` found."""
     tree = config.model_dump(mode="json")
-    found = {"run.seed": tree["run"]["seed"], "model.path": tree["model"]["path"]}
+    found = {"run.seed": tree["run"]["seed"]}
+    found |= {f"model.{name}": tree["model"][name] for name in ("path", "renderer", "template_arguments")}
     for section in ("environment", "loop", "sampling"):
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
     for name in ("objective", "baseline", "normalise_advantages", "truncated_completions"):

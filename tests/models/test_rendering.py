@@ -1,0 +1,277 @@
+"""Rendering: the next turn is the old tokens plus new ones, and what cannot promise that is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError
+from antiphon.core.messages import Message, Reply, Tool, ToolCall
+from antiphon.models.rendering import Renderer
+from tests.support.turn_model import ENDS, KEEP, load_renderer, write_turn_model
+
+ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
+QUESTION = [Message("user", "What is 37 + 58?")]
+ANSWER = [Message("tool", "95", name="add")]
+GO_ON = "\n<|im_start|>user\n<tool_response>\n95\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_turn_model(tmp_path_factory.mktemp("turns"))
+
+
+@pytest.fixture(scope="module")
+def renderer(path: str) -> Renderer:
+    return load_renderer(path)
+
+
+def ids(renderer: Renderer, text: str) -> tuple[int, ...]:
+    return renderer.codec.encode(text)
+
+
+def words(renderer: Renderer, token_ids: tuple[int, ...]) -> str:
+    return str(renderer.codec.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+def reply_to(renderer: Renderer, text: str) -> Reply:
+    return renderer.reply(renderer.opening(QUESTION, [ADD]), ids(renderer, text), [ADD])
+
+
+def test_a_conversation_begins_as_the_model_s_template_writes_it(renderer: Renderer, path: str) -> None:
+    opening = renderer.opening(QUESTION)
+    assert words(renderer, opening) == "<|im_start|>user\nWhat is 37 + 58?<|im_end|>\n<|im_start|>assistant\n"
+    assert load_renderer(path, False, "auto").encode_prompt("What is 37 + 58?") == opening
+    assert load_renderer(path, False, "qwen3").encode_prompt("What is 37 + 58?") == opening
+    assert '{"name": "add", "description": "Adds."' in words(renderer, renderer.opening(QUESTION, [ADD]))
+
+
+@pytest.mark.parametrize("name", ["auto", "qwen3", "default"])
+def test_a_system_prompt_stands_before_what_the_environment_says(path: str, name: str) -> None:
+    told = load_renderer(path, False, name, system_prompt="Be brief.")
+    assert words(told, told.encode_prompt("Hi")).startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user"
+    )
+    both = words(told, told.opening([Message("system", "You guess."), *QUESTION]))
+    assert both.startswith("<|im_start|>system\nBe brief.\n\nYou guess.<|im_end|>\n<|im_start|>user")
+
+
+@pytest.mark.parametrize("name", ["auto", "qwen3"])
+def test_arguments_reach_the_template_and_the_renderer(path: str, name: str) -> None:
+    renderer = load_renderer(path, False, name, {"enable_thinking": False})
+    assert words(renderer, renderer.encode_prompt("Hi")).endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("turn", "closed"),
+    [
+        ("95<|im_end|>", ""),
+        ("95<|endoftext|>", ""),
+        ("95", "<|im_end|>"),
+        ("", "<|im_end|>"),
+        ("<think>so", "</think><|im_end|>"),
+        ("<think>so<|im_end|>", ""),
+        ("<|im_start|>system\n<think></think><tool_call>", "<|im_end|>"),
+    ],
+)
+def test_a_turn_is_closed_in_the_model_s_form_and_the_next_one_follows(
+    renderer: Renderer, turn: str, closed: str
+) -> None:
+    context = renderer.opening(QUESTION, [ADD])
+    assert words(renderer, renderer.following(context, ids(renderer, turn), ANSWER, [ADD])) == closed + GO_ON
+
+
+def test_random_turns_only_ever_add_tokens(renderer: Renderer) -> None:
+    """Every token of the vocabulary, markers included; what a turn adds does not depend on what was said."""
+    rng, stops = np.random.default_rng(38), renderer.stop_token_ids
+    inner = [token for token in range(renderer.codec.vocabulary_size) if token not in stops]
+    turns, added = 0, {}
+    while turns < 3000:
+        context = renderer.opening(QUESTION)
+        for _ in range(rng.integers(2, 12)):
+            turn = tuple(rng.choice(inner, rng.integers(0, 60)).tolist())
+            closed = rng.random() < 0.8
+            turn += (int(rng.choice(stops)),) if closed else ()
+            answer = Message(("user", "tool")[rng.integers(2)], "observed " * int(rng.integers(1, 40)))
+            new = renderer.following(context, turn, [answer])
+            assert new[-len(ids(renderer, "assistant\n")) :] == ids(renderer, "assistant\n")
+            if closed:
+                assert added.setdefault(answer, new) == new
+            renderer.reply(context, turn)
+            context += turn + new
+            turns += 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It is 95.<|im_end|>", Reply("It is 95.")),
+        ("It is", Reply("It is", cut=True)),
+        ("", Reply("", cut=True)),
+        ("<think>\n37 + 58\n</think>\n\n95<|im_end|>", Reply("95", "37 + 58")),
+        ("<think>37", Reply("", "37", cut=True)),
+        ("9<|im_start|>5<|im_end|>", Reply("95")),
+        (
+            '<tool_call>\n{"name": "add", "arguments": {"a": 37, "b": 58}}\n</tool_call><|im_end|>',
+            Reply("", tool_calls=(ToolCall("add", {"a": 37, "b": 58}),)),
+        ),
+    ],
+)
+def test_a_turn_is_read(renderer: Renderer, text: str, expected: Reply) -> None:
+    assert reply_to(renderer, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("{", "unclosed block"),
+        ("37 +</tool_call>", "invalid json"),
+        ('{"arguments": {}}</tool_call>', "missing name"),
+        ('{"name": 3}</tool_call>', "names no tool"),
+        ('{"name": "add", "arguments": [1]}</tool_call>', "no JSON object"),
+        ('{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN"),
+        ("9" * 5000 + "</tool_call>", "cannot be read"),
+        ("[" * 100_000 + "</tool_call>", "cannot be read"),
+    ],
+)
+def test_a_malformed_call_is_something_to_read(renderer: Renderer, call: str, fault: str) -> None:
+    good = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    reply = reply_to(renderer, f"{good}<tool_call>{call}<|im_end|>")
+    assert fault in reply.malformed and len(reply.malformed) < 400 and not reply.cut
+    assert reply.tool_calls == (() if "cannot" in fault else (ToolCall("add", {"a": 1}),))
+
+
+def test_a_package_that_changes_old_tokens_is_refused(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, bridge = renderer.opening(QUESTION), renderer._written.bridge_to_next_turn
+
+    def careless(prompt: list[int], *rest: Any, **more: Any) -> Any:
+        return bridge([prompt[0] + 1, *prompt[1:]], *rest, **more)
+
+    monkeypatch.setattr(renderer._written, "bridge_to_next_turn", careless)
+    with pytest.raises(
+        IntegrityError, match=rf"qwen3 changed tokens of a conversation of {len(context) + 1}"
+    ):
+        renderer.following(context, ids(renderer, "x"), ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"), [([], "roles: none"), ([Message("assistant", "I")], "assistant")]
+)
+def test_what_cannot_follow_is_named(renderer: Renderer, messages: list[Message], said: str) -> None:
+    with pytest.raises(ContractError, match=f"cannot go on with these messages.*{said}"):
+        renderer.following(renderer.opening(QUESTION), ids(renderer, "x"), messages)
+    with pytest.raises(ContractError, match="at least one message"):
+        renderer.opening([])
+
+
+def test_the_first_character_without_a_token_is_named(tmp_path: Path) -> None:
+    from antiphon.benchmarks.parts.warmstart.chat_tokenizer import build_chat_tokenizer
+
+    path = write_turn_model(tmp_path)
+    build_chat_tokenizer().save_pretrained(path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 256, "eos_token_id": [1, 0]}')
+    renderer = load_renderer(path, renderer="auto")
+    assert renderer.name == "qwen3"
+    with pytest.raises(ContractError, match=r"no token for 'ï', at place 2 of a message of role user"):
+        renderer.opening([Message("user", "naïve")])
+    lossy = load_renderer(path, renderer="auto", max_lost_share=0.2)
+    context = lossy.opening([Message("user", "naïve")])
+    with pytest.raises(ContractError, match="no token for '你', at place 0 of a message of role tool"):
+        lossy.following(context, (), [Message("tool", "你好")])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        (
+            "auto",
+            {},
+            r"qwen3 .*renders a conversation again.*set model\.template_arguments\.thinking_retention to all",
+        ),
+        (
+            "qwen3",
+            {"thinking_retention": "tool_cycle"},
+            "renders a conversation again.*thinking_retention to all",
+        ),
+        (
+            "default",
+            {},
+            r"model\.renderer=default.*only renders whole conversations.*has the tokens of qwen3",
+        ),
+        (
+            "qwen",
+            {},
+            r"model\.renderer='qwen' is no renderer, did you mean qwen3\?; there are auto, default, qwen3",
+        ),
+        (
+            "qwen3",
+            {"thinking": 1},
+            r"model\.template_arguments\.thinking: .*takes enable_thinking, thinking_retention",
+        ),
+        ("auto", {"thinking": 1}, r"model\.template_arguments\.thinking: .*takes enable_thinking"),
+        ("qwen3", {"thinking_retention": "al"}, r"model\.template_arguments\.thinking_retention: "),
+    ],
+)
+def test_settings_that_do_not_fit_turns_are_refused(
+    path: str, name: str, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_renderer(path, True, name, arguments)
+
+
+@pytest.mark.parametrize("arguments", [KEEP, {"enable_thinking": False}])
+def test_the_renderer_is_found_by_what_the_template_writes(path: str, arguments: dict[str, Any]) -> None:
+    assert load_renderer(path, True, "auto", arguments).name == "qwen3"
+
+
+def test_a_template_that_no_renderer_writes_is_named_with_what_could(tmp_path: Path) -> None:
+    path = write_turn_model(tmp_path, template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(ConfigError, match=r"no renderer writes conversations as.*model\.renderer.*qwen3"):
+        load_renderer(path, True, "auto")
+    with pytest.raises(
+        ConfigError, match=r"model\.template_arguments\.thinking_retention: .* does not ask for it"
+    ):
+        load_renderer(path, False, "auto", KEEP)
+
+
+def test_a_tokenizer_without_the_markers_names_each(tmp_path: Path) -> None:
+    path = write_turn_model(tmp_path, markers=("<|im_start|>", "<|im_end|>"), ends=ENDS[:1])
+    missing = "<|endoftext|>, <tool_call>, </tool_call>, <tool_response>, </tool_response>, </think>;"
+    with pytest.raises(ConfigError, match=r"model\.path=.* lacks: ") as refused:
+        load_renderer(path)
+    assert f"lacks: {missing}" in str(refused.value)
+
+
+def test_a_stop_token_that_the_engine_does_not_know_is_named(tmp_path: Path) -> None:
+    path = write_turn_model(tmp_path, ends=ENDS[:1])
+    with pytest.raises(
+        ConfigError, match=r"ends a turn with '<\|endoftext\|>' \(256\).*add 256 to eos_token_id"
+    ):
+        load_renderer(path)
+
+
+def test_a_model_without_template_refuses_what_needs_one(tmp_path: Path) -> None:
+    path = write_turn_model(tmp_path, template=None)
+    with pytest.raises(ConfigError, match=r"environment\.system_prompt needs a chat template"):
+        load_renderer(path, False, "auto", system_prompt="Be brief.")
+    with pytest.raises(ConfigError, match=r"model\.template_arguments needs a chat template"):
+        load_renderer(path, False, "auto", {"enable_thinking": False})
+    with pytest.raises(ConfigError, match=r"has no chat template.*set model\.renderer"):
+        load_renderer(path, True, "auto")
+    assert load_renderer(path).opening(QUESTION)  # by its name
+
+
+def test_prompts_of_one_turn_pay_for_neither_package(tmp_path: Path) -> None:
+    path = write_turn_model(tmp_path, template=None)
+    code = (
+        "import sys; from antiphon.core.config import RunConfig;"
+        "from antiphon.models.rendering import Renderer;"
+        f"Renderer.load(RunConfig.model_validate({{'model': {{'path': {path!r}}}}})).encode_prompt('1 + 2');"
+        "sys.exit(bool({'renderers', 'transformers', 'openai'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
