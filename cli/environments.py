@@ -1,6 +1,7 @@
 """environments: the tasks that a run can train on, and one of them in detail."""
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -24,7 +25,7 @@ def environments(task: str | None = None, /, *, as_json: Json = False) -> None:
 
     if task is not None:
         one = describe(task)
-        plain = {name: getattr(one, name) for name in one.__dataclass_fields__}
+        plain = asdict(one)
         print(json.dumps(plain, indent=2, default=str) if as_json else "\n".join(lines(one)))
         return
     found = describe_all()
@@ -48,7 +49,18 @@ def lines(found: "Description") -> list[str]:
     said += [f"  {line}" for line in (columns(rows) if rows else ["none"])]
     said += ["", "a prompt:", *(f"  {line}" for line in found.prompt.splitlines())]
     said += ["", "its answer:", *(f"  {line}" for line in (found.answer or "(there are many)").splitlines())]
-    scoring = ["scoring: its own `reward` gives each answer a number in 0..1"]
+    if found.opening:
+        said += ["", "its conversation begins:"]
+        said += [f"  {one.role}: {line}" for one in found.opening for line in one.content.splitlines()]
+        said += ["", "tools:"]
+        shown = [f"{tool.name}({', '.join(tool.parameters.get('properties', {}))})" for tool in found.tools]
+        rows = [
+            (name, tool.description.partition("\n")[0]) for name, tool in zip(shown, found.tools, strict=True)
+        ]
+        said += [f"  {line}" for line in (columns(rows) if rows else ["none"])]
+    least, most = found.reward_range
+    by = "conversation" if found.opening else "reward"
+    scoring = [f"scoring: its own `{by}` gives each answer a number in {least:g}..{most:g}"]
     if found.name.startswith("reasoning/"):
         scoring = [
             "scoring: 1 when the text between <answer> and </answer> at the very end is right, else 0;",

@@ -26,13 +26,13 @@ class Problem:
     """A reference answer, for reports and warm starts; others may be rewarded too."""
 
 
-class Environment(Protocol):
-    """What a task must provide to be trained on."""
+class Problems(Protocol):
+    """Where prompts come from."""
 
     name: str
     only_compares: bool
-    """Whether rewarding is known to do no more with a text than compare it with another, or with a number
-    that it stands for. Everything else is done in a sandbox."""
+    """Whether the task is known to do no more with a text than compare it with another, or with a number that
+    it stands for. Everything else is done in a sandbox."""
 
     def problem(self, split: str, index: int) -> Problem:
         """Return problem `index` of `split` ("train" or "heldout").
@@ -50,6 +50,10 @@ class Environment(Protocol):
         Raises:
             ContractError: when the key was not made by this environment.
         """
+
+
+class Environment(Problems, Protocol):
+    """What a task of one turn must provide to be trained on; `conversation` has that of several."""
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion's text in [0, 1]; never raises for what a model wrote."""

@@ -1,8 +1,8 @@
 """Generated environment: the base of an environment of your own that draws its problems from a seed.
 
-A subclass says how one problem is drawn and what an answer is worth. Keys, splits that share no problem,
-sizes and the check of parameters are here. The text of a problem decides its split: a fixed quarter of all
-texts is held out, whatever the seed and the sizes.
+A subclass says how one problem is drawn, and what an answer is worth or who answers it. Keys, splits that
+share no problem, sizes and the check of parameters are here. The text of a problem decides its split: a
+fixed quarter of all texts is held out, whatever the seed and the sizes.
 """
 
 import difflib
@@ -13,18 +13,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.messages import Tool
 from antiphon.core.seeds import derive_seed, generator
+from antiphon.environments.conversation import Conversation
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, key_of
+from antiphon.environments.tools import tool_of
 
 DRAWS_PER_PROBLEM, FEWEST_DRAWS = 64, 4_096
 """Draws for each problem of a split, and in all at least, before the task counts as having too few."""
 
 
-class GeneratedEnvironment(SplitEnvironment):
+class GeneratedProblems(SplitEnvironment):
     """Problems drawn one by one; the same seed and index give the same problem on every machine."""
 
     only_compares: ClassVar[bool] = False
-    """Whether `score` does no more with a text than compare it; all else is done in a sandbox."""
+    """Whether the task does no more with a text than compare it; all else is done in a sandbox."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """The parameters that the task takes, with their values where `environment.parameters` names none."""
 
@@ -56,10 +59,6 @@ class GeneratedEnvironment(SplitEnvironment):
     def draw(self, random: np.random.Generator) -> tuple[str, str]:
         """Draw one problem: its prompt, and a right answer. All chance must come from `random`."""
 
-    @abstractmethod
-    def score(self, problem: Problem, completion: str) -> float:
-        """Return what one completion is worth, in [0, 1]. What it raises is an answer that failed."""
-
     def make(self, split: str, index: int) -> Problem:
         """Return a problem, drawn when it is first asked for.
 
@@ -70,10 +69,6 @@ class GeneratedEnvironment(SplitEnvironment):
         while len(known) <= index:
             self._draw_into(split)
         return known[index]
-
-    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
-        """Return what each completion is worth."""
-        return [self.score(problem, completion) for completion in completions]
 
     def _draw_into(self, split: str) -> None:
         """Draw until one more problem of the split is found that is not there yet."""
@@ -91,3 +86,31 @@ class GeneratedEnvironment(SplitEnvironment):
             f"environment.{split}_size={self._sizes[split]} is more than the task has: {most} draws gave "
             f"{len(self._problems[split])} different prompts; lower it, or make the task more varied"
         )
+
+
+class GeneratedEnvironment(GeneratedProblems):
+    """Problems drawn from a seed, each answered once."""
+
+    @abstractmethod
+    def score(self, problem: Problem, completion: str) -> float:
+        """Return what one completion is worth, in [0, 1]. What it raises is an answer that failed."""
+
+    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+        """Return what each completion is worth."""
+        return [self.score(problem, completion) for completion in completions]
+
+
+class GeneratedConversations(GeneratedProblems):
+    """Problems drawn from a seed, each the beginning of a conversation."""
+
+    rebuildable: ClassVar[bool] = True
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    @abstractmethod
+    def conversation(self) -> Conversation:
+        """Make the conversation of one trajectory; may be the conversation's class itself."""
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Return what the policy may call: the conversation's `functions`."""
+        return [tool_of(function) for function in getattr(self.conversation(), "functions", ())]

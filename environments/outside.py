@@ -7,16 +7,20 @@ import contextlib
 import importlib
 import inspect
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError
+from antiphon.core.messages import Reply, Tool
+from antiphon.environments.conversation import Conversation, ConversationEnvironment, opening
 from antiphon.environments.environment import Problem
-from antiphon.environments.scoring.messages import Failed, checked_reward
+from antiphon.environments.scoring.messages import Failed, attempt, checked_reward, turn_line
 from antiphon.system.packages import (
     ENVIRONMENTS,
     find_package,
@@ -25,7 +29,7 @@ from antiphon.system.packages import (
     search_working_directory,
 )
 
-METHODS = ("problem", "size", "problem_by_key", "reward")
+METHODS = ("problem", "size", "problem_by_key")
 ARGUMENTS = "(parameters, seed, train_size, heldout_size)"
 ELSEWHERE_S = 120.0
 """Longest time that another process may take to build an environment and its first problems."""
@@ -68,7 +72,15 @@ def secret_values(names: Sequence[str]) -> dict[str, str]:
 
 
 class OutsideEnvironment:
-    """An environment of another package; what it does wrong is said in one sentence."""
+    """An environment of another package; what it does wrong is said in one sentence.
+
+    One that makes conversations has what a `ConversationEnvironment` has besides.
+    """
+
+    conversation: Callable[[], Conversation]
+    rebuildable: bool
+    reward_range: tuple[float, float]
+    tools: tuple[Tool, ...]
 
     def __init__(
         self,
@@ -105,12 +117,15 @@ class OutsideEnvironment:
                     f"default; set environment.parameters.{missing.args[0]}, or give it one in `defaults`"
                 ) from error
             raise
-        for method in METHODS:
+        has_turns = callable(getattr(self._inner, "conversation", None))
+        for method in (*METHODS, "conversation" if has_turns else "reward"):
             if not callable(getattr(self._inner, method, None)):
                 raise ConfigError(
                     f"{self._called}: {reference} has no method {method}; an environment has "
-                    f"{', '.join(METHODS)}"
+                    f"{', '.join(METHODS)} and reward, or conversation where it has turns"
                 )
+        if has_turns:
+            self._take_turns()
         self.only_compares = getattr(self._inner, "only_compares", False) is True
         if callable(explain := getattr(self._inner, "explain", None)):
             self.explain = explain  # why a completion got its reward, where the class can say so
@@ -132,13 +147,16 @@ class OutsideEnvironment:
         return self._checked(what, self._tried(what, lambda: self._inner.problem_by_key(key)))
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+        if isinstance(self, ConversationEnvironment):
+            raise ContractError(f"{self._called} has turns; its conversations give the rewards")
         return self._inner.reward(problem, completions)  # type: ignore[no-any-return]
 
     def try_out(self) -> None:
-        """Ask for some problems and the rewards of harmless answers, as a run will.
+        """Ask for some problems and the rewards of harmless answers, or what is said to them, as a run will.
 
         Raises:
-            ConfigError: when a problem does not repeat, splits share one, or a reward is none.
+            ConfigError: when a problem or its beginning does not repeat, splits share one, a reward is none,
+                or a reply is not answered.
         """
         seen: dict[str, str] = {}
         for split in ("train", "heldout"):
@@ -155,6 +173,13 @@ class OutsideEnvironment:
                         "must not be trained on"
                     )
         problem = self.problem("train", 0)
+        if isinstance(self, ConversationEnvironment):
+            self._try_conversation(self, problem)
+        else:
+            self._try_rewards(problem)
+        self._check_elsewhere()
+
+    def _try_rewards(self, problem: Problem) -> None:
         answers = [problem.answer, ""]
         rewards = self._tried("reward(...)", lambda: self._inner.reward(problem, answers))
         if not isinstance(rewards, Sequence) or len(rewards) != len(answers):
@@ -164,7 +189,42 @@ class OutsideEnvironment:
         for reward in rewards:
             if isinstance(verdict := checked_reward(reward), Failed):
                 raise ConfigError(f"{self._called}: {verdict.reason.replace('the scorer', 'reward(...)')}")
-        self._check_elsewhere()
+
+    def _try_conversation(self, environment: ConversationEnvironment, problem: Problem) -> None:
+        if opening(environment, problem, 1) != opening(environment, problem, 1):
+            raise ConfigError(
+                f"{self._called}: begin(...) of {problem.key} gives other messages each time; all chance "
+                "must come from its problem and seed"
+            )
+        for text in (problem.answer, ""):
+            conversation = environment.conversation()
+            conversation.begin(problem, 1)
+            turn = attempt(partial(conversation.answer, Reply(text)), self.reward_range, str)
+            if isinstance(turn, Failed):
+                raise ConfigError(f"{self._called}: answer(...) to the reply {text!r:.40}: {turn.reason}")
+
+    def _take_turns(self) -> None:
+        """Take over what an environment with turns says of itself, and check it."""
+        self.conversation = self._inner.conversation
+        self.rebuildable = getattr(self._inner, "rebuildable", True)
+        if not isinstance(self.rebuildable, bool):
+            raise ConfigError(f"{self._called}: rebuildable={self.rebuildable!r:.40} must be True or False")
+        found = getattr(self._inner, "reward_range", (0.0, 1.0))
+        try:
+            least, most = (float(end) for end in found)
+        except (TypeError, ValueError):
+            least, most = 0.0, 0.0
+        if not -math.inf < least < most < math.inf:
+            raise ConfigError(
+                f"{self._called}: reward_range={found!r:.60} must be two finite numbers, the smaller first"
+            )
+        self.reward_range = least, most
+        self.tools = tuple(self._tried("tools", lambda: getattr(self._inner, "tools", ())))
+        for tool in self.tools:
+            if not isinstance(tool, Tool):
+                raise ConfigError(f"{self._called}: tools has a {type(tool).__name__} instead of a Tool")
+            if sum(tool.name == other.name for other in self.tools) > 1:
+                raise ConfigError(f"{self._called}: tools has two of the name {tool.name!r:.40}")
 
     def _check_elsewhere(self) -> None:
         """Compare the problems with those of another process, in which sets and hashes have another order."""
@@ -237,7 +297,11 @@ class OutsideEnvironment:
 
 def _problems(environment: OutsideEnvironment, counts: Mapping[str, int]) -> list[list[str]]:
     found = [environment.problem(split, index) for split, size in counts.items() for index in range(size)]
-    return [[problem.key, problem.text, problem.answer] for problem in found]
+    if isinstance(environment, ConversationEnvironment):
+        begun = [turn_line(opening(environment, problem, 1)).decode() for problem in found]
+    else:
+        begun = [""] * len(found)
+    return [[one.key, one.text + said, one.answer] for one, said in zip(found, begun, strict=True)]
 
 
 if __name__ == "__main__":

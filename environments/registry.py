@@ -7,11 +7,13 @@ same five values, so a prompt key means the same problem on each of them.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.core.config_sections import EnvironmentSection
 from antiphon.core.errors import ConfigError
+from antiphon.core.messages import Message, Tool
+from antiphon.environments.conversation import ConversationEnvironment, opening
 from antiphon.environments.environment import Environment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
 from antiphon.system.packages import find_package, reference_of
@@ -32,6 +34,10 @@ class Description:
     """A right answer to it."""
     package: str = ""
     """Where it comes from, such as `dice 0.1`; empty for those that come with Antiphon."""
+    opening: tuple[Message, ...] = ()
+    """Of one with turns: the first messages of the prompt's conversation."""
+    tools: tuple[Tool, ...] = ()
+    reward_range: tuple[float, float] = (0.0, 1.0)
 
 
 def environment_names() -> list[str]:
@@ -90,9 +96,13 @@ def describe(name: str) -> Description:
     if isinstance(environment, OutsideEnvironment):
         package = find_package(environment.reference)
         origin = "" if package is None else package.release or str(package.path)
-        return Description(
+        found = Description(
             name, environment.about, environment.defaults, problem.text, problem.answer, origin
         )
+        if isinstance(environment, ConversationEnvironment):
+            begun, tools = opening(environment, problem, 1), tuple(environment.tools)
+            return replace(found, opening=begun, tools=tools, reward_range=environment.reward_range)
+        return found
     from antiphon.environments.reasoning import prompts as reasoning
 
     task = name.partition("/")[2]

@@ -7,7 +7,8 @@ Libraries that want a folder to write to while they load have one until `close_s
 `fork_apart` is process 1 of a further namespace: what it runs has no number by which to name the process it
 came from, so it can neither signal it nor change its limits or its share of the processor. It is another user
 where this one is root, and the kernel refuses it all system calls but those listed in `system_calls`.
-`limit_this_process` sets what the kernel counts.
+`limit_this_process` sets what the kernel counts. `own_scratch` and `own_user` are for programs that a model
+chose: they write to a folder of their own, and the kernel counts their processes apart from all others.
 """
 
 import ctypes
@@ -26,8 +27,8 @@ from antiphon.system.system_calls import filter_program, refuse_other_calls
 
 PROGRAM = "bwrap"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
-SCRATCH, SCRATCH_BYTES = "/scratch", 64 << 20
-"""Folder that can be written to until rights are given up, and how much it holds."""
+SCRATCH, SCRATCH_BYTES, SCRATCH_FILES = "/scratch", 64 << 20, 4096
+"""Folder that can be written to until rights are given up, and what it or one of `own_scratch` holds."""
 NOBODY = 65_534
 """User and group of what answers run in where this process is root."""
 TRIAL_S = 20.0
@@ -39,7 +40,9 @@ _OTHERWISE = (
 )
 _PR_SET_DUMPABLE = 4
 _CLONE_NEWPID = 0x20000000
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_READ_ONLY, _MS_REMOUNT, _MS_BIND = 0x1, 0x20, 0x1000
+_MS_NO_SETUID, _MS_NO_DEVICES, _MS_RECURSIVE, _MS_PRIVATE = 0x2, 0x4, 0x4000, 1 << 18
 _NO_RIGHTS = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 """Arguments of capset: version 3 of its structures, this process, nothing."""
 _TRIAL = f"""
@@ -139,7 +142,7 @@ def close_scratch() -> None:
         OSError: when the kernel refuses, as it does outside of the sandbox.
     """
     flags = _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY
-    _check(_libc.mount(None, SCRATCH.encode(), None, ctypes.c_ulong(flags), None))
+    _mount(None, SCRATCH, None, flags)
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
@@ -150,6 +153,19 @@ def fork_apart() -> int:
         OSError: when the kernel refuses, as it does outside of the sandbox.
     """
     program = filter_program()
+    child = fork_within()
+    if child == 0:
+        give_up_rights()
+        refuse_other_calls(program)
+    return child
+
+
+def fork_within() -> int:
+    """Fork as `os.fork` does; the new process sees no process but its own, and keeps its rights.
+
+    Raises:
+        OSError: when the kernel refuses, as it does outside of the sandbox.
+    """
     _check(_libc.unshare(_CLONE_NEWPID))
     child = os.fork()
     if child:
@@ -159,32 +175,80 @@ def fork_apart() -> int:
         os.close(this_process)
         return child
     os.setsid()
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-    _check(_libc.capset(*_NO_RIGHTS))
-    refuse_other_calls(program)
     return 0
 
 
-def limit_this_process(*, cpu_s: int, memory_bytes: int, open_files: int) -> None:
-    """Limit this process for good: it may start no process and no thread, and write to no file.
+def give_up_rights() -> None:
+    """Take all rights of root from this process, for good."""
+    _become_nobody()
+    _check(_libc.capset(*_NO_RIGHTS))
+
+
+def own_scratch(hidden: Iterable[str]) -> None:
+    """Give this process, and those that it starts, an empty scratch folder, which is gone with them.
+
+    Args:
+        hidden: files and folders that they see empty from now on.
+
+    Raises:
+        OSError: when the kernel refuses, as it does outside of the sandbox.
+    """
+    _check(_libc.unshare(_CLONE_NEWNS))
+    _mount(None, "/", None, _MS_RECURSIVE | _MS_PRIVATE)
+    owner = os.geteuid() or NOBODY
+    options = f"size={SCRATCH_BYTES},nr_inodes={SCRATCH_FILES},mode=0700,uid={owner},gid={owner}"
+    _mount("tmpfs", SCRATCH, "tmpfs", _MS_NO_SETUID | _MS_NO_DEVICES, options)
+    for path in hidden:
+        if Path(path).is_dir():
+            _mount("tmpfs", path, "tmpfs", _MS_READ_ONLY, "size=4k,nr_inodes=2")
+        else:
+            _mount("/dev/null", path, None, _MS_BIND)
+
+
+def own_user() -> None:
+    """Take all rights from this process, for good; its processes are counted apart from all others.
+
+    Raises:
+        OSError: when the kernel makes no further user namespace.
+    """
+    _become_nobody()
+    _check(_libc.unshare(_CLONE_NEWUSER))
+    _check(_libc.capset(*_NO_RIGHTS))
+
+
+def limit_this_process(
+    *, cpu_s: int, memory_bytes: int, open_files: int, processes: int = 0, file_bytes: int = 0
+) -> None:
+    """Limit this process and those that it starts for good.
 
     Args:
         cpu_s: seconds of processor time after which the kernel kills it.
         memory_bytes: address space.
         open_files: file descriptors open at once.
+        processes: processes and threads of its user; 0 lets it start none.
+        file_bytes: how large a file may become that it writes to; 0 lets it write to none.
     """
     for limit, value in (
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_NOFILE, open_files),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
+
+
+def _become_nobody() -> None:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def _mount(what: str | None, where: str, kind: str | None, flags: int, options: str = "") -> None:
+    texts = (None if text is None else text.encode() for text in (what, where, kind))
+    _check(_libc.mount(*texts, ctypes.c_ulong(flags), options.encode()))
 
 
 def _check(result: int) -> None:

@@ -43,6 +43,18 @@ rseq 334 293, preadv2 327 286, pwritev2 328 287, close_range 436 436, faccessat2
 epoll_pwait2 441 441, wait4 61 260, waitid 247 95
 """
 """Name, and number on each machine; `-` where it has none."""
+_LISTED_FOR_TOOLS = """
+fork 57 -, vfork 58 -, execve 59 221, arch_prctl 158 -, setpgid 109 154, setsid 112 157, setrlimit 160 164,
+truncate 76 45, ftruncate 77 46, fallocate 285 47, creat 85 -, rename 82 -, renameat 264 38,
+renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink 87 -, unlinkat 263 35, link 86 -,
+linkat 265 37, symlink 88 -, symlinkat 266 36, chmod 90 -, fchmod 91 52, fchmodat 268 53, utime 132 -,
+utimes 235 -, futimesat 261 -, utimensat 280 88, flock 73 32, sendfile 40 71, splice 275 76,
+copy_file_range 326 285
+"""
+"""What commands of a shell need besides, to start programs and to change files."""
+_CLONE = "clone 56 220"
+_NAMESPACES = 0x7E020080
+"""Flags with which the call `clone` would make namespaces; without them it makes processes and threads."""
 _LISTED_FOR = (
     ("fcntl 72 25", 1, (0, 1, 2, 3, 4, 1030)),  # copies and flags of descriptors; no locks, leases, owners
     ("prlimit64 302 261", 0, (0,)),  # limits of this process
@@ -51,15 +63,17 @@ _LISTED_FOR = (
 _FIRST_SHARED = 424
 """From here on numbers are the same on all machines, and libraries know what to do without these calls."""
 
-_LOAD, _IF_EQUAL, _IF_LEAST, _ANSWER = 0x20, 0x15, 0x35, 0x06
+_LOAD, _IF_EQUAL, _IF_LEAST, _IF_ANY, _ANSWER = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _libc = ctypes.CDLL(None, use_errno=True)  # once: loading it costs a fork more than what is called
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
 
 
 @functools.cache
-def filter_program(machine: str = platform.machine()) -> bytes:
+def filter_program(machine: str = platform.machine(), *, tools: bool = False) -> bytes:
     """Return the kernel's program (classic BPF) that allows what is listed and nothing else.
+
+    `tools` allows besides what a shell needs to start programs and to change files.
 
     Raises:
         ConfigError: for a machine whose numbers are not known.
@@ -70,7 +84,8 @@ def filter_program(machine: str = platform.machine()) -> bytes:
             "reward service on x86_64 or aarch64"
         )
     column, kind = _MACHINES[machine]
-    named = [entry.split()[1 + column] for entry in _LISTED.split(",")]
+    listed = f"{_LISTED},{_LISTED_FOR_TOOLS}" if tools else _LISTED
+    named = [entry.split()[1 + column] for entry in listed.split(",")]
     allowed = {int(number) for number in named if number != "-"}
     answers = [
         _ALLOW if number in allowed else _REFUSE | (errno.EPERM if number < _FIRST_SHARED else errno.ENOSYS)
@@ -83,6 +98,10 @@ def filter_program(machine: str = platform.machine()) -> bytes:
         found += b"".join(_code(_IF_EQUAL, value, 0, 1) + _code(_ANSWER, _ALLOW) for value in values)
         found += _code(_ANSWER, _REFUSE | errno.EPERM)
         program += _code(_IF_EQUAL, int(entry.split()[1 + column]), 0, _length(found)) + found
+    if tools:
+        found = _code(_LOAD, 16) + _code(_IF_ANY, _NAMESPACES, 1, 0) + _code(_ANSWER, _ALLOW)
+        found += _code(_ANSWER, _REFUSE | errno.EPERM)
+        program += _code(_IF_EQUAL, int(_CLONE.split()[1 + column]), 0, _length(found)) + found
     return program + _search(bounds, [answers[0], *(answers[number] for number in bounds)])
 
 

@@ -4,7 +4,8 @@ The answers to one problem are scored by a process of their own, which may start
 has limits of time and memory. It inherits the loaded libraries, so it costs milliseconds, and it takes with
 it whatever an answer did: nothing of a group is left when the next one is scored. This process itself only
 carries answers, and forks again for those behind one that hung. It ends when an answer has ended its fork, so
-that nothing of it can stay, and with the service that started it.
+that nothing of it can stay, and with the service that started it. Conversations have forks that stay
+(`conversing`).
 
     python -s -P -m antiphon.environments.scoring.child sandbox     (by `ScoringPool`)
 """
@@ -22,7 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from antiphon.core.errors import AntiphonError
+from antiphon.environments.conversation import ConversationEnvironment
 from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.scoring.conversing import LiveConversations
 from antiphon.environments.scoring.messages import (
     READY,
     Failed,
@@ -32,12 +35,12 @@ from antiphon.environments.scoring.messages import (
     failure_of,
     hung,
     result_line,
+    turn_line,
 )
+from antiphon.environments.scoring.tool_processes import ONE_THREAD
 from antiphon.system.sandbox import close_scratch, fork_apart, limit_this_process
 
 OPEN_FILES = 16
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Variables for libraries that would wait for threads that a fork may not start."""
 ENDING_S = 0.02
 """Seconds of an answer's deadline that are left for ending it, so that it delays no other by more."""
 _RESULT = struct.Struct("<cd200s")
@@ -48,6 +51,7 @@ def main() -> int:
     """Serve until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the service, and that one in order
     requests, results, sys.stdout = sys.stdin.buffer, sys.stdout.buffer, sys.stderr  # a class may print
+    sandbox = sys.argv[1:] == ["sandbox"]
     task = ScoringTask(**json.loads(requests.readline()))
     sys.path.extend(task.folders)
     os.environ.update({**ONE_THREAD, **task.secrets})
@@ -57,11 +61,14 @@ def main() -> int:
         environment: Environment = make_environment(
             task.name, task.parameters, task.seed, task.train_size, task.heldout_size
         )
+        conversations = None
+        if isinstance(environment, ConversationEnvironment):
+            conversations = LiveConversations(environment, task, sandbox=sandbox)
     except AntiphonError as error:
         print(task.without_secrets(str(error)), file=sys.stderr)
         return error.exit_code
     fork = os.fork
-    if sys.argv[1:] == ["sandbox"]:
+    if sandbox:
         close_scratch()
         fork = fork_apart
     gc.collect()
@@ -70,6 +77,13 @@ def main() -> int:
     results.flush()
     while line := requests.readline():
         asked = json.loads(line)
+        if conversations is not None:
+            if "forget" in asked:
+                conversations.forget(asked["forget"])
+            else:
+                results.write(turn_line(conversations.turn(asked)))
+                results.flush()
+            continue
         problem = environment.problem_by_key(asked["key"])
         for result in _score_apart(environment, problem, asked["texts"], asked["hangs"], task, fork):
             results.write(result_line(result))

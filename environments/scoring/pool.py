@@ -13,11 +13,11 @@ import importlib.util
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import structlog
 
@@ -29,13 +29,16 @@ from antiphon.environments.scoring.messages import (
     READY,
     REASON_CHARS,
     Failed,
+    Lost,
     ScoringTask,
+    Turn,
     Verdict,
     checked_reward,
     failure_of,
     hung,
     line_of,
     parse_result,
+    parse_turn,
 )
 from antiphon.system.processes import KILL_S, SAME_ORDER
 from antiphon.system.sandbox import check_sandbox, interpreter_paths, sandboxed
@@ -88,6 +91,7 @@ class ScoringPool:
         sandbox: bool,
         patience_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        line_bytes: int = LINE_BYTES,
     ) -> None:
         """Prepare; nothing is started before the context is entered.
 
@@ -98,12 +102,13 @@ class ScoringPool:
             sandbox: run each of them in the sandbox; without, only the limits of time and memory hold.
             patience_s: longest time in which no process can be started before that is an error.
             sleep: waits this many seconds; tests pass their own.
+            line_bytes: longest line that is read of one.
         """
         self._task = task
         self._attempts = attempts
         self._patience_s = patience_s
         self._sleep = sleep
-        self.processes = [ScoringProcess(task, sandbox) for _ in range(processes)]
+        self.processes = [ScoringProcess(task, sandbox, line_bytes) for _ in range(processes)]
         self._idle: asyncio.Queue[ScoringProcess] = asyncio.Queue()
         self._sandbox = sandbox
 
@@ -148,7 +153,7 @@ class ScoringPool:
         while left and lost < self._attempts:
             process = await self._idle.get()
             try:
-                await self._start_if_ended(process)
+                await self.start_if_ended(process)
                 try:
                     hangs = self._attempts - lost
                     async for result in process.results(key, [texts[index] for index in left], hangs):
@@ -174,7 +179,12 @@ class ScoringPool:
             )
         return [found[index] for index in range(len(texts))]
 
-    async def _start_if_ended(self, process: "ScoringProcess") -> None:
+    async def start_if_ended(self, process: "ScoringProcess") -> None:
+        """Start a process again that has ended.
+
+        Raises:
+            UnavailableError: when it could not be started for `patience_s`.
+        """
         pause_s = waited_s = 0.0
         while not process.running:
             try:
@@ -196,8 +206,11 @@ class ScoringPool:
 class ScoringProcess:
     """One scoring process and its pipes."""
 
-    def __init__(self, task: ScoringTask, sandbox: bool) -> None:
+    def __init__(self, task: ScoringTask, sandbox: bool, line_bytes: int = LINE_BYTES) -> None:
+        self.busy = asyncio.Lock()
+        """Held by who waits for a line of it, where it is not handed out to one at a time."""
         self._task = task
+        self._line_bytes = line_bytes
         self._sandbox = sandbox
         self._process: asyncio.subprocess.Process | None = None
         self._errors: IO[bytes] | None = None
@@ -230,7 +243,7 @@ class ScoringProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=self._errors,
                 env=SAME_ORDER,
-                limit=LINE_BYTES,
+                limit=self._line_bytes,
             )
             async with asyncio.timeout(START_S):
                 await self._send(line_of(asdict(self._task)))
@@ -265,6 +278,27 @@ class ScoringProcess:
             request = b""
             yield parse_result(line)
 
+    async def turn(
+        self, request: Mapping[str, Any], answers: int, reward_range: tuple[float, float]
+    ) -> Turn | Lost:
+        """Return what came of a request that takes a conversation's process this many answers.
+
+        Raises:
+            ContractError: when this process ended, fell silent or wrote what is no turn.
+        """
+        try:
+            async with asyncio.timeout(answers * self._task.answer_timeout_s + GRACE_S):
+                await self._send(line_of(request))
+                return parse_turn(await self._line(), reward_range)
+        except TimeoutError:
+            raise ContractError("a scoring process fell silent") from None
+
+    async def forget(self, trajectory: str) -> None:
+        """Have it end a conversation once it has done what it does now."""
+        if self.running:
+            with contextlib.suppress(ContractError):  # it has ended, and the conversation with it
+                await self._send(line_of({"forget": trajectory}))
+
     async def end(self) -> None:
         """Kill it, with all that runs in its sandbox."""
         process, self._process = self._process, None
@@ -295,7 +329,7 @@ class ScoringProcess:
         try:
             line = await self._process.stdout.readline()
         except ValueError as error:
-            raise ContractError(f"a scoring process wrote a line of over {LINE_BYTES} bytes") from error
+            raise ContractError(f"a scoring process wrote a line of over {self._line_bytes} bytes") from error
         if not line.endswith(b"\n"):
             raise self._ended()
         return line
