@@ -15,6 +15,7 @@ _VARIABLE = re.compile(r"(?!PYTHON|LD_|ANTIPHON_|PATH$|HOME$|TMPDIR$)[A-Z][A-Z0-
 MOST_STEPS = 10_000_000
 MOST_PROMPTS = 10_000_000
 MOST_TOKENS = 1 << 22
+MOST_TURNS = 128
 MOST_MIB = 1 << 24
 MOST_THREADS = 1024
 MOST_KEPT = 10_000
@@ -131,6 +132,11 @@ class EnvironmentSection(Section):
             )
         return names
 
+    max_turns: int = Field(default=8, ge=1, le=MOST_TURNS)
+    """Most turns of the policy in one trajectory, of an environment that answers."""
+    max_trajectory_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    """Most tokens of such a trajectory after its prompt, the environment's answers included; null: as many as
+    rollout.max_model_tokens leaves. One turn has at most sampling.max_tokens."""
     max_constant_share: float = Field(default=0.85, ge=0.0, le=1.0)
     """Largest mean reward that one answer may earn whatever is asked; a task that pays a constant more is
     refused. 1 accepts everything."""

@@ -60,6 +60,11 @@ def request_seeds(run_seed: int, prompt_key: str, epoch: int, group_size: int) -
     return tuple(_seed_of(beginning + _joined_index(i)) for i in range(group_size))
 
 
+def conversation_seed(environment_seed: int, prompt_key: str) -> int:
+    """Return the seed of a prompt's conversations: the same for all samples, so that they can be compared."""
+    return derive_seed("conversation", environment_seed, prompt_key)
+
+
 def prompt_order(run_seed: int, epoch: int, size: int) -> npt.NDArray[np.int64]:
     """Return the order in which one epoch visits the training prompts, a permutation [size]."""
     return generator("prompt-order", run_seed, epoch).permutation(size)

@@ -11,11 +11,14 @@ from pathlib import Path
 from antiphon.api.sink import SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.core.messages import Reply
+from antiphon.core.seeds import conversation_seed
 from antiphon.cpu.compiler import check_compiler
+from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import environment_of
-from antiphon.environments.scoring.messages import Failed, Verdict
+from antiphon.environments.scoring.messages import Failed, Turn, Verdict
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.records import make_sinks
 from antiphon.lineage.retention import disk_need, disk_words
@@ -27,9 +30,9 @@ from antiphon.net.rpc.serving import check_host
 from antiphon.net.security.credentials import find_credentials, needed_token_key
 from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.servers.prefect_server import check_port
-from antiphon.services.coordinator.prompts import EnvironmentPrompts
+from antiphon.services.coordinator.prompts import prompts_of
 from antiphon.services.learner.asked_tensors import check_weights
-from antiphon.services.reward.server import scorer_of
+from antiphon.services.reward.server import conversations_of, scorer_of
 from antiphon.services.rollout.engine.environment import OVERRULING, device
 from antiphon.system.free_space import free_bytes
 from antiphon.weights.transports.lattica import missing_reason
@@ -115,18 +118,16 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         )
     if model.is_dir():
         check_pointers(model)
-    renderer = Renderer.load(config)
+    section = config.environment
+    secret_values(section.secrets)
+    environment: AnyEnvironment = environment_of(section)
+    renderer = Renderer.load(config, turns=isinstance(environment, ConversationEnvironment))
     if model.is_dir():
         notes += check_model(config, model)
         notes += check_disk(config, model, home, free_bytes(home))
-    section = config.environment
-    secret_values(section.secrets)
-    environment = environment_of(section)
     if isinstance(environment, OutsideEnvironment):
         environment.try_out()
-    prompts = EnvironmentPrompts(
-        environment, renderer, config.rollout.max_model_tokens - config.sampling.max_tokens
-    )
+    prompts = prompts_of(config, environment, renderer)
     sizes = {
         "train": min(section.train_size, CHECKED_PROMPTS),
         "heldout": min(config.evaluation.prompts, CHECKED_PROMPTS),
@@ -137,11 +138,35 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     notes += check_patience(config, each_s * (section.train_size + config.evaluation.prompts))
     problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
     check_characters(problems, renderer.codec, section.max_lost_share)
-    notes += check_scoring(config, environment)
+    if isinstance(environment, ConversationEnvironment):
+        check_answering(config, environment)
+    else:
+        notes += check_scoring(config, environment)
     if results is not None:
         make_usable(results, "--results")
     make_home(home)
     return notes
+
+
+def check_answering(config: RunConfig, environment: ConversationEnvironment) -> None:
+    """Have a trial reply answered where the run will have it answered.
+
+    Raises:
+        ConfigError: when there is no sandbox, or the reply is not answered in it.
+    """
+    one = config.reward.model_copy(update={"processes": 1})
+    trial, problem = config.model_copy(update={"reward": one}), environment.problem("train", 0)
+    seed = conversation_seed(config.environment.seed, problem.key)
+
+    async def tried() -> Turn:
+        async with conversations_of(trial, environment) as conversations:
+            return await conversations.answer("trial", problem.key, seed, [Reply(problem.answer)])
+
+    if isinstance(said := asyncio.run(tried()), Failed):
+        raise ConfigError(
+            f"environment.name={config.environment.name}: a trial reply to {problem.key} was not answered "
+            f"where the run answers ({said.reason}); change it, or see reward.sandbox"
+        )
 
 
 def check_scoring(config: RunConfig, environment: Environment) -> list[str]:

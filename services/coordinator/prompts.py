@@ -6,8 +6,10 @@ from pathlib import Path
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.core.records import Prompt
-from antiphon.environments.environment import Environment
+from antiphon.core.records import Prompt, TurnLimits
+from antiphon.core.seeds import conversation_seed
+from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment, opening
+from antiphon.environments.environment import Problem
 from antiphon.models.codec import resolve_model_path
 from antiphon.models.directory import end_tokens
 from antiphon.models.rendering import Renderer
@@ -19,13 +21,20 @@ class EnvironmentPrompts:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: AnyEnvironment,
         renderer: Renderer,
         max_prompt_tokens: int,
         rules: TokenRules | None = None,
         files: Mapping[str, str] | None = None,
+        limits: TurnLimits | None = None,
+        seed: int = 0,
     ) -> None:
+        """Begin with no prompt known.
+
+        `limits` are those of conversations, None for a task without; `seed` is `environment.seed`.
+        """
         self.rules = rules
+        self.limits, self._seed = limits, seed
         self.files = files
         """What `input_files` found."""
         self._environment = environment
@@ -38,7 +47,7 @@ class EnvironmentPrompts:
         if known is not None:
             return known
         problem = self._environment.problem(split, index)
-        token_ids = self._renderer.encode_prompt(problem.text)
+        token_ids = self._token_ids(problem)
         if len(token_ids) > self._max_prompt_tokens:
             raise ConfigError(
                 f"prompt {problem.key} has {len(token_ids)} tokens, but rollout.max_model_tokens - "
@@ -47,6 +56,17 @@ class EnvironmentPrompts:
         prompt = Prompt(key=problem.key, token_ids=token_ids)
         self._known[split, index] = prompt
         return prompt
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """Return the least and the largest reward."""
+        return getattr(self._environment, "reward_range", (0.0, 1.0))
+
+    def _token_ids(self, problem: Problem) -> tuple[int, ...]:
+        if not isinstance(self._environment, ConversationEnvironment):
+            return self._renderer.encode_prompt(problem.text)
+        messages = opening(self._environment, problem, conversation_seed(self._seed, problem.key))
+        return self._renderer.opening(messages, self._environment.tools)
 
     def check_all(self, train: int, heldout: int) -> None:
         """Tokenise the first prompts of both splits.
@@ -66,6 +86,22 @@ class RestingPrompts:
         raise ConfigError(f"prompt {index} of {split} was asked for, but the run is only looked at")
 
 
+def prompts_of(
+    config: RunConfig,
+    environment: AnyEnvironment,
+    renderer: Renderer,
+    rules: TokenRules | None = None,
+    files: Mapping[str, str] | None = None,
+) -> EnvironmentPrompts:
+    """Return the prompts of a run whose environment and renderer are there."""
+    section, limits = config.environment, None
+    if isinstance(environment, ConversationEnvironment):
+        longest = section.max_trajectory_tokens or config.rollout.max_model_tokens
+        limits = TurnLimits(section.max_turns, longest)
+    room = config.rollout.max_model_tokens - config.sampling.max_tokens
+    return EnvironmentPrompts(environment, renderer, room, rules, files, limits, section.seed)
+
+
 def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     """Build the prompts of a run from its environment and its model's tokenizer, and check them.
 
@@ -75,12 +111,11 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     from antiphon.environments.registry import environment_of  # brings every task along: slow to import
 
     environment = environment_of(config.environment)
-    renderer = Renderer.load(config)
-    room = config.rollout.max_model_tokens - config.sampling.max_tokens
+    renderer = Renderer.load(config, turns=isinstance(environment, ConversationEnvironment))
     folder = Path(resolve_model_path(config.model.path))
     # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
     ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
     rules = TokenRules(renderer.codec.vocabulary_size, ends)
-    prompts = EnvironmentPrompts(environment, renderer, room, rules, input_files(config))
+    prompts = prompts_of(config, environment, renderer, rules, input_files(config))
     prompts.check_all(config.environment.train_size, config.evaluation.prompts)
     return prompts

@@ -5,23 +5,28 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from antiphon.core.config import RunConfig
+from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
 from antiphon.environments.environment import Environment
 from antiphon.environments.outside import folders_of, secret_values
+from antiphon.environments.scoring.conversations import ConversationPool, InProcessConversations
 from antiphon.environments.scoring.messages import ScoringTask
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
+from antiphon.models.rendering import Renderer
 from antiphon.net.rpc.serving import Security, start_server, stop_server
 from antiphon.net.security.credentials import Credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.service import Decoder, RewardService, Scorer
+from antiphon.services.reward.turns import Answer, TurnAnswerer
 from antiphon.system.clock import wall_clock
 from antiphon.system.packages import reference_of
 from antiphon.system.processes import StopRequest
 
 
-def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
+def _configured(config: RunConfig) -> tuple[AnyEnvironment, Decoder]:
     # The library of tasks takes a second to load, so only the process that needs it loads it.
     from antiphon.environments.registry import environment_of
     from antiphon.models.codec import TextCodec, resolve_model_path
@@ -29,11 +34,10 @@ def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
     return environment_of(config.environment), TextCodec.load(resolve_model_path(config.model.path))
 
 
-def scorer_of(config: RunConfig, environment: Environment) -> contextlib.AbstractAsyncContextManager[Scorer]:
-    """Return what scores answers, as `reward.sandbox` says; nothing is started before it is entered."""
+def _task_of(config: RunConfig) -> ScoringTask:
     section, reward = config.environment, config.reward
     folders, readable = folders_of(section.name)
-    task = ScoringTask(
+    return ScoringTask(
         reference_of(section.name) or section.name,
         section.parameters,
         section.seed,
@@ -45,15 +49,34 @@ def scorer_of(config: RunConfig, environment: Environment) -> contextlib.Abstrac
         readable=readable,
         secrets=secret_values(section.secrets),
     )
-    if environment.only_compares and reward.sandbox != "always":
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    reward = config.reward
+    return {
+        "processes": reward.processes,
+        "attempts": reward.attempts,
+        "sandbox": reward.sandbox != "process",
+        "patience_s": config.services.stall_timeout_s,
+    }
+
+
+def scorer_of(config: RunConfig, environment: Environment) -> contextlib.AbstractAsyncContextManager[Scorer]:
+    """Return what scores answers, as `reward.sandbox` says; nothing is started before it is entered."""
+    task = _task_of(config)
+    if environment.only_compares and config.reward.sandbox != "always":
         return contextlib.nullcontext(InProcess(environment, task.without_secrets))
-    return ScoringPool(
-        task,
-        processes=reward.processes,
-        attempts=reward.attempts,
-        sandbox=reward.sandbox != "process",
-        patience_s=config.services.stall_timeout_s,
-    )
+    return ScoringPool(task, **_options(config))
+
+
+def conversations_of(
+    config: RunConfig, environment: ConversationEnvironment
+) -> ConversationPool | InProcessConversations:
+    """Return what answers replies, as `reward.sandbox` says; nothing is started before it is entered."""
+    task = _task_of(config)
+    if environment.only_compares and config.reward.sandbox != "always":
+        return InProcessConversations(environment, task.without_secrets)
+    return ConversationPool(environment, task, **_options(config))
 
 
 async def serve_reward(
@@ -63,7 +86,7 @@ async def serve_reward(
     host: str,
     port: int,
     ready: Callable[[int], None],
-    reward_with: tuple[Environment, Decoder] | None = None,
+    reward_with: tuple[AnyEnvironment, Decoder] | None = None,
     credentials: Credentials | None = None,
     stop: StopRequest | None = None,
 ) -> None:
@@ -85,7 +108,15 @@ async def serve_reward(
     if credentials is not None:
         clock = asyncio.get_running_loop().time
         security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, clock))
-    async with scorer_of(config, environment) as scorer:
+    async with contextlib.AsyncExitStack() as running:
+        scorer: Scorer | None = None
+        answer: Answer | None = None
+        if isinstance(environment, ConversationEnvironment):
+            conversations = await running.enter_async_context(conversations_of(config, environment))
+            renderer = await asyncio.to_thread(Renderer.load, config, turns=True)
+            answer = TurnAnswerer(conversations, renderer, config.environment.seed)
+        else:
+            scorer = await running.enter_async_context(scorer_of(config, environment))
         service = RewardService(
             coordinator,
             scorer,
@@ -94,6 +125,7 @@ async def serve_reward(
             client_id,
             config.services.stall_timeout_s,
             at_once=config.reward.processes if isinstance(scorer, ScoringPool) else 1,
+            answer=answer,
         )
         if stop is not None:
             stop.tell(service.stop)

@@ -56,7 +56,7 @@ class RewardService:
     def __init__(
         self,
         coordinator: Coordinator,
-        scorer: Scorer,
+        scorer: Scorer | None,
         codec: Decoder,
         run_id: str,
         client_id: str,
@@ -71,7 +71,8 @@ class RewardService:
 
         Args:
             coordinator: the run's coordinator, or a client of it.
-            scorer: scores answers to problems that are named by their keys.
+            scorer: scores answers to problems that are named by their keys; None for an environment that
+                answers turns, since it gives the rewards itself.
             codec: the tokenizer that made the prompts.
             run_id: the run whose groups are rewarded.
             client_id: distinguishes several services of one run, for the coordinator's deadline.
@@ -173,6 +174,8 @@ class RewardService:
             if self._pace is not None:
                 await self._pace()
             failpoints.reach("reward.score")
+            if self._scorer is None:
+                raise ContractError(f"group {group.group_id} has turns, and came without its rewards")
             texts = [self._codec.decode(trajectory.token_ids) for trajectory in group.trajectories]
             rewards = []
             for index, verdict in enumerate(await self._scorer.score(prompt_key, texts)):

@@ -1,17 +1,25 @@
 """Turns: the reward service has the environment answer the turns of trajectories that go on.
 
-Answers travel as they come, those that are ready together in one message. Nothing is kept: an answer that got
-lost is asked for again, and the environment's conversation is built again from the row where need be.
+It reads the replies from the row's tokens and makes tokens of what the environment says. Answers travel as
+they come, those that are ready together in one message. Nothing is kept: an answer that got lost is asked for
+again, and the environment's conversation is built again from the row where need be.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import structlog
 
 from antiphon.api.coordinator import Coordinator
-from antiphon.core.records import TurnAnswer, TurnToAnswer
+from antiphon.core.errors import ContractError
+from antiphon.core.messages import Ended, Reply
+from antiphon.core.records import FinishReason, TurnAnswer, TurnToAnswer
+from antiphon.core.seeds import conversation_seed
+from antiphon.environments.conversation import ConversationEnvironment
+from antiphon.environments.scoring.messages import Failed, Turn
+from antiphon.models.rendering import Renderer
 from antiphon.net.rpc.retry import retry_unavailable
 
 PULL_TURNS = 64
@@ -23,6 +31,59 @@ Answer = Callable[[TurnToAnswer], Awaitable[TurnAnswer]]
 """Has the environment answer one turn; what it does wrong is an answer too."""
 
 _log = structlog.get_logger(__name__)
+
+
+class Conversations(Protocol):
+    """Answers replies; `environments.scoring.conversations` has two."""
+
+    environment: ConversationEnvironment
+
+    async def answer(self, trajectory: str, key: str, seed: int, replies: Sequence[Reply]) -> Turn:
+        """Return what the environment says to the last of a trajectory's replies."""
+
+
+class TurnAnswerer:
+    """Has an environment answer the turns of rows."""
+
+    def __init__(self, conversations: Conversations, renderer: Renderer, seed: int) -> None:
+        """Answer by `conversations`, in the form of `renderer`; `seed` is `environment.seed`."""
+        self._conversations, self._renderer, self._seed = conversations, renderer, seed
+
+    async def __call__(self, turn: TurnToAnswer) -> TurnAnswer:
+        """Return the answer to a turn; where there is none the trajectory has failed."""
+        environment = self._conversations.environment
+        answer = partial(TurnAnswer, turn.group_id, turn.sample_index, turn.row_digest)
+        row, prompt = turn.token_ids.tolist(), list(turn.prompt_token_ids)
+        starts = [0, *(stop for _, stop in turn.observed)]
+        stops = [*(start for start, _ in turn.observed), len(row)]
+        replies = [
+            self._renderer.reply(prompt + row[:start], row[start:stop], environment.tools)
+            for start, stop in zip(starts, stops, strict=True)
+        ]
+        said = await self._conversations.answer(
+            f"{turn.group_id}/{turn.sample_index}",
+            turn.prompt_key,
+            conversation_seed(self._seed, turn.prompt_key),
+            replies,
+        )
+        if isinstance(said, Ended):
+            return answer(finish_reason=FinishReason.ENVIRONMENT, reward=said.reward)
+        if isinstance(said, Failed):
+            return answer(finish_reason=FinishReason.FAILED, failure=said.reason)
+        # What is cut short earns what the environment says of that, as a rule the least.
+        unfinished = getattr(environment, "unfinished_reward", environment.reward_range[0])
+        if len(replies) >= turn.limits.turns:
+            return answer(finish_reason=FinishReason.TURNS, reward=unfinished)
+        if len(row) >= turn.limits.tokens:
+            return answer(finish_reason=FinishReason.TOKENS, reward=unfinished)
+        begun = starts[-1]
+        try:
+            tokens = self._renderer.following(prompt + row[:begun], row[begun:], said, environment.tools)
+        except ContractError as error:
+            return answer(finish_reason=FinishReason.FAILED, failure=str(error))
+        if len(row) + len(tokens) >= turn.limits.tokens:
+            return answer(finish_reason=FinishReason.TOKENS, reward=unfinished)
+        return answer(token_ids=tokens)
 
 
 async def answer_turns(
