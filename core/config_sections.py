@@ -262,7 +262,8 @@ class RolloutSection(Section):
     block_size: Literal[16, 32, 64, 128] = 32
     """Tokens of one block of the key-value cache, 32 or more on CPUs; `antiphon tune` finds the best."""
     prefix_caching: bool = False
-    """Share the cache of equal prompt beginnings, as within a group; pays once prompts exceed a block."""
+    """Share the cache of equal prompt beginnings, as within a group; pays once prompts exceed a block. Always
+    on for a task with turns, where each turn begins with all that stood before it."""
     compiled: bool = False
     """Compile the model at the start of an engine: half a minute or more and, on a CPU, a C++ compiler;
     `antiphon tune` says whether a run is long enough."""

@@ -66,6 +66,10 @@ def register(
     member = loop.fleet.get(worker_id)
     if member is not None:
         member.relay_address = hello.relay_address
+    if loop.limits is not None:  # each turn has what stood before it as its prompt
+        config = config.model_copy(
+            update={"rollout": config.rollout.model_copy(update={"prefix_caching": True})}
+        )
     return WorkerWelcome(
         worker_id=worker_id,
         run_id=loop.run_id,

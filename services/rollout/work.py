@@ -8,6 +8,7 @@ engine is in the middle of a long step, or one heartbeat would grow too large, t
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -33,6 +34,8 @@ from antiphon.system.wakeup import Wakeup
 
 MOST_HEARTBEAT_TOKENS = 1 << 18
 """Tokens after which a heartbeat takes no further group: 2 MiB, far below the largest message."""
+WAITS_KEPT = 4096
+"""Turns of which it is known how long they waited."""
 OLD_RATE_SHARE = 0.8
 """Share of the measured rate that stays with each new completion."""
 
@@ -48,6 +51,8 @@ class GroupInFlight:
         """What the engine's requests continue: of earlier holders, and of earlier turns."""
         self.begun = dict.fromkeys(range(len(lease.seeds)), started_at)
         """When the engine got each request."""
+        self.ended = dict.fromkeys(self.begun, started_at)
+        """When its turn ended."""
         self.started_at = started_at
         self.completions: dict[int, Completion] = {}
         """Whole ones, by sample index."""
@@ -196,6 +201,8 @@ class WorkInFlight:
         """Those of the finished ones that no call is under way for."""
         self.turns: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         """Lease id and sample index of turns that have ended and that no one has asked about yet."""
+        self.turn_waits_s: deque[float] = deque(maxlen=WAITS_KEPT)
+        """How long the newest turns waited for their answers, until the engine went on."""
         self.unusable: set[str] = set()
         """Leases to give back: another version was loaded while they were on their way."""
         self.tokens_generated = 0
@@ -235,6 +242,7 @@ class WorkInFlight:
     def answer(self, lease_id: str, index: int, reply: TurnReply, engine: EngineThread) -> None:
         """Go on with a sample behind the environment's answer, or end it."""
         group, now = self.groups[lease_id], asyncio.get_running_loop().time()
+        self.turn_waits_s.append(now - group.ended[index])
         group.answered(index, reply.token_ids, reply.finish_reason, now)
         if reply.finish_reason is None:
             engine.add([group.request(index)])
@@ -262,7 +270,7 @@ class WorkInFlight:
             if output.drafting is not None:
                 group.drafting.append(output.drafting)
             if group.lease.limits is not None:
-                group.waiting[index] = row
+                group.waiting[index], group.ended[index] = row, loop.time()
                 self.turns.put_nowait((lease_id, index))
             else:
                 group.completions[index] = row

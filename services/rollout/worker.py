@@ -154,6 +154,9 @@ class RolloutWorker:
             raise first from group
         finally:
             _log.info("worker.left", worker=self._name, tokens_generated=self._work.tokens_generated)
+            if waits := sorted(self._work.turn_waits_s):
+                median, late = (waits[int(share * (len(waits) - 1))] for share in (0.5, 0.99))
+                _log.info("turns.waited", worker=self._name, turns=len(waits), p50_s=median, p99_s=late)
 
     def stop(self, grace_s: float | None = None) -> None:
         """Take nothing new, then leave within `grace_s` seconds; a second call leaves at once.

@@ -1,0 +1,104 @@
+"""The real vLLM engine goes on behind an environment's answer, with the same bits with and without helps."""
+
+import gc
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from antiphon.api.engine import EngineRequest
+from antiphon.core.drafting.config import DraftingSection
+from antiphon.core.records import SamplingParameters
+from antiphon.weights.snapshot import verify, weights_digest
+from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: take the cpu or cuda variant"
+    ),
+]
+
+SEED = 20_261_127
+ROWS, GROUP, TURNS, TURN_TOKENS = 12, 4, 4, 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("turns")
+    make_model(folder, seed=0)
+    return folder
+
+
+def open_engine(folder, draft_tokens: int, prefix_caching: bool):
+    from antiphon.services.rollout.engine.environment import EngineSettings
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        EngineSettings(
+            model_dir=folder,
+            max_model_len=192,
+            max_num_seqs=ROWS,
+            kv_cache_bytes=8 << 20,
+            draft_tokens=draft_tokens,
+            drafting=DraftingSection(probe_steps=16),
+            prefix_caching=prefix_caching,
+        )
+    )
+
+
+def converse(engine, folder) -> dict[str, tuple[list[int], list[float]]]:
+    """Play conversations of several turns whose environment says random tokens; return what was sampled."""
+    from safetensors.torch import load_file
+
+    print(f"seed={SEED}")
+    tensors = load_file(folder / "model.safetensors")
+    engine.load_weights(0, verify(tensors), weights_digest(tensors))
+    chance = np.random.default_rng(SEED)
+    prompts = [
+        tuple(int(t) for t in chance.integers(3, VOCABULARY, 4 + 40 * i)) for i in range(ROWS // GROUP)
+    ]
+    answers = chance.integers(3, VOCABULARY, (ROWS, TURNS, 7))
+    waiting = [
+        EngineRequest(
+            f"r{i}",
+            prompts[i // GROUP],
+            int(chance.integers(2**64, dtype=np.uint64)),
+            SamplingParameters(max_tokens=TURN_TOKENS),
+            group=str(i // GROUP),
+        )
+        for i in range(ROWS)
+    ]
+    sampled: dict[str, tuple[list[int], list[float]]] = {one.request_id: ([], []) for one in waiting}
+    requests, turns = {one.request_id: one for one in waiting}, dict.fromkeys(sampled, 0)
+    engine.add(waiting)
+    while engine.unfinished:
+        for output in engine.step():
+            name, request = output.request_id, requests[output.request_id]
+            sampled[name][0].extend(output.token_ids.tolist())
+            sampled[name][1].extend(output.logprobs.tolist())
+            turns[name] += 1
+            if turns[name] < TURNS:
+                said = answers[int(name[1:]), turns[name]].tolist()
+                row = (*request.prefix_token_ids, *output.token_ids.tolist(), *said)
+                sampling = replace(request.sampling, max_tokens=len(row) + TURN_TOKENS)
+                requests[name] = replace(request, prefix_token_ids=row, sampling=sampling)
+                engine.add([requests[name]])
+    return sampled
+
+
+def test_turns_have_the_same_bits_with_drafts_and_kept_prefixes(folder) -> None:
+    found = {}
+    for drafts, caching in ((0, False), (0, True), (6, True)):
+        engine = open_engine(folder, drafts, caching)
+        try:
+            found[drafts, caching] = converse(engine, folder)
+        finally:
+            engine.close()
+            gc.collect()
+    plain = found[0, False]
+    assert sum(len(tokens) for tokens, _ in plain.values()) > ROWS * TURNS
+    assert found[0, True] == plain
+    assert found[6, True] == plain
