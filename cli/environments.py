@@ -53,11 +53,11 @@ def lines(found: "Description") -> list[str]:
         said += ["", "its conversation begins:"]
         said += [f"  {one.role}: {line}" for one in found.opening for line in one.content.splitlines()]
         said += ["", "tools:"]
-        shown = [f"{tool.name}({', '.join(tool.parameters.get('properties', {}))})" for tool in found.tools]
-        rows = [
-            (name, tool.description.partition("\n")[0]) for name, tool in zip(shown, found.tools, strict=True)
+        told = [
+            (f"{tool.name}({', '.join(tool.parameters['properties'])})", tool.description.partition("\n")[0])
+            for tool in found.tools
         ]
-        said += [f"  {line}" for line in (columns(rows) if rows else ["none"])]
+        said += [f"  {line}" for line in (columns(told) if told else ["none"])]
     least, most = found.reward_range
     by = "conversation" if found.opening else "reward"
     scoring = [f"scoring: its own `{by}` gives each answer a number in {least:g}..{most:g}"]

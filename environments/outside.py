@@ -18,7 +18,7 @@ from typing import Any
 
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError
 from antiphon.core.messages import Reply, Tool
-from antiphon.environments.conversation import Conversation, ConversationEnvironment, opening
+from antiphon.environments.conversation import Conversation, opening
 from antiphon.environments.environment import Problem
 from antiphon.environments.scoring.messages import Failed, attempt, checked_reward, turn_line
 from antiphon.system.packages import (
@@ -117,14 +117,14 @@ class OutsideEnvironment:
                     f"default; set environment.parameters.{missing.args[0]}, or give it one in `defaults`"
                 ) from error
             raise
-        has_turns = callable(getattr(self._inner, "conversation", None))
-        for method in (*METHODS, "conversation" if has_turns else "reward"):
+        self.has_turns = callable(getattr(self._inner, "conversation", None))
+        for method in (*METHODS, "conversation" if self.has_turns else "reward"):
             if not callable(getattr(self._inner, method, None)):
                 raise ConfigError(
                     f"{self._called}: {reference} has no method {method}; an environment has "
                     f"{', '.join(METHODS)} and reward, or conversation where it has turns"
                 )
-        if has_turns:
+        if self.has_turns:
             self._take_turns()
         self.only_compares = getattr(self._inner, "only_compares", False) is True
         if callable(explain := getattr(self._inner, "explain", None)):
@@ -147,7 +147,7 @@ class OutsideEnvironment:
         return self._checked(what, self._tried(what, lambda: self._inner.problem_by_key(key)))
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
-        if isinstance(self, ConversationEnvironment):
+        if self.has_turns:
             raise ContractError(f"{self._called} has turns; its conversations give the rewards")
         return self._inner.reward(problem, completions)  # type: ignore[no-any-return]
 
@@ -173,8 +173,8 @@ class OutsideEnvironment:
                         "must not be trained on"
                     )
         problem = self.problem("train", 0)
-        if isinstance(self, ConversationEnvironment):
-            self._try_conversation(self, problem)
+        if self.has_turns:
+            self._try_conversation(problem)
         else:
             self._try_rewards(problem)
         self._check_elsewhere()
@@ -190,14 +190,14 @@ class OutsideEnvironment:
             if isinstance(verdict := checked_reward(reward), Failed):
                 raise ConfigError(f"{self._called}: {verdict.reason.replace('the scorer', 'reward(...)')}")
 
-    def _try_conversation(self, environment: ConversationEnvironment, problem: Problem) -> None:
-        if opening(environment, problem, 1) != opening(environment, problem, 1):
+    def _try_conversation(self, problem: Problem) -> None:
+        if opening(self, problem, 1) != opening(self, problem, 1):
             raise ConfigError(
                 f"{self._called}: begin(...) of {problem.key} gives other messages each time; all chance "
                 "must come from its problem and seed"
             )
         for text in (problem.answer, ""):
-            conversation = environment.conversation()
+            conversation = self.conversation()
             conversation.begin(problem, 1)
             turn = attempt(partial(conversation.answer, Reply(text)), self.reward_range, str)
             if isinstance(turn, Failed):
@@ -297,7 +297,7 @@ class OutsideEnvironment:
 
 def _problems(environment: OutsideEnvironment, counts: Mapping[str, int]) -> list[list[str]]:
     found = [environment.problem(split, index) for split, size in counts.items() for index in range(size)]
-    if isinstance(environment, ConversationEnvironment):
+    if environment.has_turns:
         begun = [turn_line(opening(environment, problem, 1)).decode() for problem in found]
     else:
         begun = [""] * len(found)

@@ -13,7 +13,7 @@ from typing import Any
 from antiphon.core.config_sections import EnvironmentSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import Message, Tool
-from antiphon.environments.conversation import ConversationEnvironment, opening
+from antiphon.environments.conversation import opening
 from antiphon.environments.environment import Environment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
 from antiphon.system.packages import find_package, reference_of
@@ -99,7 +99,7 @@ def describe(name: str) -> Description:
         found = Description(
             name, environment.about, environment.defaults, problem.text, problem.answer, origin
         )
-        if isinstance(environment, ConversationEnvironment):
+        if environment.has_turns:
             begun, tools = opening(environment, problem, 1), tuple(environment.tools)
             return replace(found, opening=begun, tools=tools, reward_range=environment.reward_range)
         return found

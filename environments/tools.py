@@ -70,7 +70,7 @@ def tool_of(function: Function) -> Tool:
     if not (description := inspect.getdoc(function)):
         raise ConfigError(f"the tool {name} has no docstring, by which the policy knows what it does")
     try:
-        schema = TypeAdapter(_bound(function, None)).json_schema()
+        schema = TypeAdapter(_bound(function, object())).json_schema()
     except Exception as error:  # pydantic has several, of no common class
         said = " ".join(str(error).split())[:160]
         raise ConfigError(f"the tool {name} has a parameter without a JSON schema: {said}") from error
@@ -85,8 +85,8 @@ def sandboxed_tools(tools: Sequence[Tool]) -> list[str]:
     return [tool.name for tool in tools if tool in ours]
 
 
-def call(functions: Sequence[Function], asked: ToolCall, conversation: object = None) -> Message:
-    """Call the tool that the policy asked for, and return its message.
+def call(functions: Sequence[Function], asked: ToolCall, conversation: object) -> Message:
+    """Call the tool that the policy asked for in a conversation, and return its message.
 
     What the tool raises but ValueError is raised: that is no mistake of the policy.
     """

@@ -49,7 +49,8 @@ truncate 76 45, ftruncate 77 46, fallocate 285 47, creat 85 -, rename 82 -, rena
 renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink 87 -, unlinkat 263 35, link 86 -,
 linkat 265 37, symlink 88 -, symlinkat 266 36, chmod 90 -, fchmod 91 52, fchmodat 268 53, utime 132 -,
 utimes 235 -, futimesat 261 -, utimensat 280 88, flock 73 32, sendfile 40 71, splice 275 76,
-copy_file_range 326 285
+copy_file_range 326 285, getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11,
+llistxattr 195 12, flistxattr 196 13
 """
 """What commands of a shell need besides, to start programs and to change files."""
 _CLONE = "clone 56 220"

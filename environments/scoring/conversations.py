@@ -87,12 +87,18 @@ class Conversations(ABC):
 
     async def forget(self, trajectory: str) -> None:
         """End a trajectory's conversation, and remember nothing of it."""
-        if (held := self._held.pop(trajectory, None)) is not None:
-            await self._drop(trajectory, held)
+        if (held := self._held.get(trajectory)) is not None:
+            async with held.turning:
+                if self._held.get(trajectory) is held:
+                    del self._held[trajectory]
+                await self._drop(trajectory, held)
 
     async def _answer(self, trajectory: str, key: str, seed: int, replies: tuple[Reply, ...]) -> Turn:
-        held = self._held[trajectory] = self._held.pop(trajectory, None) or _Held()
+        held = self._held.setdefault(trajectory, _Held())
         async with held.turning:
+            if self._held.get(trajectory) is not held:  # it was forgotten meanwhile
+                return await self._answer(trajectory, key, seed, replies)
+            self._held[trajectory] = self._held.pop(trajectory)
             held.used_s = asyncio.get_running_loop().time()
             if held.turn is not None and held.replies == replies:
                 return held.turn

@@ -134,13 +134,13 @@ def checked_reward(value: object) -> Verdict:
     return min(1.0, max(0.0, float(value)))
 
 
-def failure_of(error: BaseException, hide: Callable[[str], str], what: str = "the scorer failed") -> Failed:
+def failure_of(error: BaseException, hide: Callable[[str], str], what: str = "the scorer failed:") -> Failed:
     """Return the failure of one that raised an error; `hide` takes the secrets out of a text."""
     try:
         said = f": {error}"
     except BaseException:  # noqa: BLE001 - an answer may have written the error's class
         said = ""
-    reason = hide(f"{what}: {type(error).__name__}{said}")[:REASON_CHARS]
+    reason = hide(f"{what} {type(error).__name__}{said}")[:REASON_CHARS]
     return Failed(plain(" ".join(reason.split())).removesuffix(":"))
 
 

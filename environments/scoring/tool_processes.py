@@ -157,16 +157,16 @@ class _Python:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):  # then it will not answer in time
             os.write(self._requests, line)
         said, stopped = _collected(self._output, self._done, timeout_s)
-        ended, status = os.waitpid(self._child, os.WNOHANG)
-        if stopped or ended:
+        if not stopped and not os.read(self._done, 1):
+            stopped = "Python ended"
+        if stopped:
             _kill_all()
             for number in (self._requests, self._done, self._output):
                 os.close(number)
             self._child = 0
-            stopped = f"{stopped or f'Python ended with {_ending(status)}'}; its variables are lost"
-        else:
-            os.kill(self._child, signal.SIGSTOP)  # it does nothing between two calls
-        return _with_note(said, stopped)
+            return _with_note(said, f"{stopped}; its variables are lost")
+        os.kill(self._child, signal.SIGSTOP)  # it does nothing between two calls
+        return said
 
     def _start(self) -> None:
         requests, self._requests = os.pipe()
@@ -200,7 +200,7 @@ def _become(arguments: Sequence[str], output: int, task: ScoringTask, processes:
             file_bytes=SCRATCH_BYTES,
         )
         refuse_other_calls(program)
-        os.execve(arguments[0], arguments, _VARIABLES)
+        os.execve(arguments[0], [*arguments], _VARIABLES)
     except (OSError, ValueError) as error:
         os.write(2, f"it cannot be run: {error}".encode(errors="replace"))
     finally:

@@ -33,7 +33,7 @@ async def attack(attempts: Mapping[str, str], answer_timeout_s: float) -> tuple[
     That is the number of honest answers that failed after an attempt.
     """
     escaped, disturbed, failed_after = [], [], 0
-    with _outside() as (names, was_touched):
+    with outside() as (names, was_touched):
         task = ScoringTask(
             *("sandbox/evaluating", {}, 0, 64, 64, answer_timeout_s, 1 << 30, FACTORY, (FOLDER,), (FOLDER,))
         )
@@ -50,7 +50,7 @@ async def attack(attempts: Mapping[str, str], answer_timeout_s: float) -> tuple[
 
 
 @contextlib.contextmanager
-def _outside() -> Iterator[tuple[dict[str, object], Any]]:
+def outside() -> Iterator[tuple[dict[str, object], Any]]:
     """Yield what attempts aim at, and a function that says whether one of them was touched."""
     os.environ["ANTIPHON_CANARY"] = "secret"
     with (
