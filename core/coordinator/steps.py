@@ -111,3 +111,5 @@ def finish(loop: LoopState) -> Decision[None]:
     """End the run."""
     if not loop.run.finished:
         yield e.RunFinished()
+        # No batch will book these.
+        yield Forget(tuple(group.group_id for group in loop.run.since_seal.filtered))

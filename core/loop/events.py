@@ -170,7 +170,7 @@ class TurnAnswered(JournalEvent):
     group_id: str
     sample_index: int
     row_digest: str
-    """Of the row after the prompt, this turn included: whoever samples it again gets this answer."""
+    """Of the row after the prompt, this turn included: a worker that samples it again gets this answer."""
     token_ids: tuple[int, ...]
     """To be observed; empty at the end."""
     finish_reason: str

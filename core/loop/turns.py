@@ -1,6 +1,6 @@
 """Turns: what a row says its policy observed, against what its environment answered.
 
-An answer is named by the row that it answers, so whoever samples the same row again gets the same answer.
+An answer is named by the row that it answers, so a worker that samples this row again gets the same answer.
 """
 
 from collections.abc import Iterator, Mapping

@@ -62,7 +62,7 @@ from antiphon.system.wakeup import Wakeup, WorkQueue
 IDLE_S = 30.0
 """Longest that the sealing loop sleeps before it looks again."""
 MOST_STALE_WAITS = 64
-"""Waits for answers to turns whose groups are gone, kept until there are so many."""
+"""Waits for answers to turns whose groups are gone; beyond this number they are cleared away."""
 SHORTEST_TICK_S = 0.2
 LONGEST_TICK_S = 1.0
 """How often deadlines are looked at, within these bounds half a heartbeat."""
