@@ -76,7 +76,9 @@ def tool_of(function: Function) -> Tool:
         raise ConfigError(f"the tool {name} has a parameter without a JSON schema: {said}") from error
     for one in schema.get("properties", {}).values():
         one.pop("title", None)
-    return Tool(name, description, schema)
+    # In the order in which models see tools in training.
+    kept = ("type", "properties", "required", "$defs")
+    return Tool(name, description, {key: schema[key] for key in kept if key in schema})
 
 
 def sandboxed_tools(tools: Sequence[Tool]) -> list[str]:
