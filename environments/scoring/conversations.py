@@ -10,6 +10,7 @@ same turn. `ConversationPool` holds conversations in scoring processes, each in 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -174,6 +175,8 @@ class InProcessConversations(Conversations):
         """
         super().__init__(environment, **bounds)
         self._hide = hide
+        # A thread for each: one that waits, such as for a judge, delays no other.
+        self._threads = ThreadPoolExecutor(self._most_live, "conversation")
         if names := sandboxed_tools(environment.tools):
             raise ConfigError(
                 f"environment.name={environment.name}: its tool {names[0]} runs in the sandbox alone; leave "
@@ -190,10 +193,19 @@ class InProcessConversations(Conversations):
         follows: bool,
     ) -> Turn:
         if held.state is not None and follows:
-            return await asyncio.to_thread(self._asked, held.state, replies[-1])
+            return await self._in_thread(self._asked, held.state, replies[-1])
         if held.turn is not None and not self.environment.rebuildable:
             return _gone("it was idle too long")
-        return await asyncio.to_thread(self._begun, held, key, seed, replies)
+        return await self._in_thread(self._begun, held, key, seed, replies)
+
+    async def _in_thread(self, work: Callable[..., Turn], *arguments: Any) -> Turn:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begun(self, held: _Held, key: str, seed: int, replies: tuple[Reply, ...]) -> Turn:
         try:

@@ -1,0 +1,143 @@
+"""Turns: what conversations cost, against single turns of as many tokens.
+
+Whole jobs with a random policy, which nearly never ends a turn itself, so each side samples the same tokens.
+`throughput_share` is the tokens per second of conversations of four turns over those of one turn of four
+times as many tokens, at the same number of places (64 trajectories at once), with an environment that answers
+at once; `throughput_share_slow` with one that takes 200 ms, at twice the places. Seconds go from the first
+lease to the last submission. `turn_p50_ms` and `turn_p99_ms` are from the end of a turn in the engine to its
+next request there, as the worker measured them. Medians of repeated jobs, which take turns.
+
+    .venv/bin/python benchmarks/turns.py
+"""
+
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from antiphon.benchmarks.parts.measure import PROJECT, journal_events, run_job, scratch_home
+from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
+
+CONFIG = PROJECT / "examples" / "game.yaml"
+TURNS, TURN_TOKENS, PLACES = 4, 32, 8
+ANSWER_MS = 200
+RUN_S = 900.0
+"""Longest run."""
+LEAST_SHARE, LEAST_SHARE_SLOW = 0.8, 0.7
+MOST_P50_MS, MOST_P99_MS = 30.0, 150.0
+
+SIDES = {
+    "single": ("environment.parameters={turns: 1}", f"sampling.max_tokens={TURNS * TURN_TOKENS}"),
+    "turns": (f"environment.parameters={{turns: {TURNS}}}", f"sampling.max_tokens={TURN_TOKENS}"),
+    "slow": (
+        f"environment.parameters={{turns: {TURNS}, answer_ms: {ANSWER_MS}}}",
+        f"sampling.max_tokens={TURN_TOKENS}",
+        f"rollout.concurrent_groups={2 * PLACES}",
+    ),
+}
+
+
+def common(policy: Path, steps: int) -> list[str]:
+    """Return what all sides have in common."""
+    return [
+        f"model.path={policy}",
+        f"run.steps={steps}",
+        "environment.name=antiphon.benchmarks.parts.talk:Talk",
+        f"environment.max_turns={TURNS}",
+        "loop.prompts_per_step=16",
+        "loop.max_staleness=4",
+        "loop.run_ahead=bound",
+        "loop.filter=none",
+        "learner.learning_rate=1e-9",
+        "drafting.enabled=false",
+        "evaluation.interval=0",
+        "evaluation.prompts=1",
+        f"rollout.concurrent_groups={PLACES}",
+        "rollout.max_model_tokens=512",
+    ]
+
+
+def figures(run_dir: Path) -> dict[str, float]:
+    """Return what one job sampled each second, and how long its turns waited."""
+    begun, ended, tokens, turns = 0.0, 0.0, 0, 0
+    for kind, body in journal_events(run_dir / "journal.db"):
+        if kind == "lease.granted":
+            begun = begun or body["at_s"]
+        elif kind == "group.submitted":
+            ended, tokens = body["at_s"], tokens + sum(body["token_counts"])
+        turns += kind == "turn.answered"
+    found = {"tokens_per_s": tokens / (ended - begun), "turns": float(turns)}
+    for log in sorted((run_dir / "logs").glob("worker*")):
+        for line in log.read_text().splitlines():
+            if "turns.waited" in line:
+                found |= {f"{name}_ms": 1000.0 * float(s) for name, s in re.findall(r"(p\d+)_s=(\S+)", line)}
+    return found
+
+
+def main() -> int:
+    """Run the jobs and compare them."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--steps", type=int, default=8, help="learner steps of each job")
+    parser.add_argument("--rounds", type=int, default=2, help="jobs of each side")
+    arguments = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    with scratch_home() as home:
+        policy = make_policy(home / "policy")
+        for number in range(arguments.rounds):
+            for side, words in SIDES.items():
+                given = [*common(policy, arguments.steps), *words]
+                run_job(home, CONFIG, given, f"{side}-{number}", RUN_S, untaught=True)
+                newest = max((home / "runs").iterdir(), key=lambda folder: folder.stat().st_ctime)
+                found[side].append(figures(newest))
+                print(f"{side}: {found[side][-1]}", flush=True)
+
+    def middle(side: str, name: str) -> float:
+        return median(one[name] for one in found[side])
+
+    shares = {
+        side: [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(own, found["single"], strict=True)]
+        for side, own in found.items()
+    }
+    result: dict[str, Any] = {
+        "turns": sum(one["turns"] for side in found.values() for one in side),
+        "throughput_share": round(median(shares["turns"]), 4),
+        "throughput_share_slow": round(median(shares["slow"]), 4),
+        "throughput_shares": [round(share, 4) for share in shares["turns"]],
+        "throughput_shares_slow": [round(share, 4) for share in shares["slow"]],
+        "tokens_per_s": {side: round(middle(side, "tokens_per_s"), 1) for side in SIDES},
+        "turn_p50_ms": round(middle("turns", "p50_ms"), 2),
+        "turn_p99_ms": round(middle("turns", "p99_ms"), 2),
+    }
+    violated = [
+        f"{name} is {result[name]}, {words} {limit:g} was asked"
+        for name, limit, words, wrong in (
+            ("throughput_share", LEAST_SHARE, "at least", result["throughput_share"] < LEAST_SHARE),
+            (
+                "throughput_share_slow",
+                LEAST_SHARE_SLOW,
+                "at least",
+                result["throughput_share_slow"] < LEAST_SHARE_SLOW,
+            ),
+            ("turn_p50_ms", MOST_P50_MS, "at most", result["turn_p50_ms"] > MOST_P50_MS),
+            ("turn_p99_ms", MOST_P99_MS, "at most", result["turn_p99_ms"] > MOST_P99_MS),
+        )
+        if wrong
+    ]
+    return finish(result, record=arguments.record, violated=(), at_size=violated)
+
+
+def make_policy(out: Path) -> Path:
+    """Write a random policy with the tokenizer of the examples with turns, and return its directory."""
+    from antiphon.benchmarks.parts.warmstart.chat_tokenizer import build_chat_tokenizer
+    from antiphon.benchmarks.parts.warmstart.tiny_model import ModelShape, build_model, save_tiny_model
+    from antiphon.benchmarks.parts.warmstart.turns import ENDS
+
+    tokenizer = build_chat_tokenizer()
+    model = build_model(ModelShape(vocabulary=len(tokenizer)), seed=0)
+    model.config.eos_token_id = tokenizer.convert_tokens_to_ids(ENDS)
+    save_tiny_model(model, tokenizer, out)
+    return out
+
+
+if __name__ == "__main__":
+    execute(main)
