@@ -123,8 +123,8 @@ def checked_reward(value: object) -> Verdict:
 
     >>> checked_reward(True), checked_reward(0.5), checked_reward(0.4 + 0.2 + 0.3 + 0.1 + 2e-16)
     (1.0, 0.5, 1.0)
-    >>> checked_reward(1e9)
-    Failed(reason='the scorer returned 1000000000.0, which lies outside 0..1')
+    >>> checked_reward(1e9).reason
+    'the scorer returned 1000000000.0, which lies outside 0..1'
     """
     if not isinstance(value, (int, float)):
         return Failed(f"the scorer returned {type(value).__name__} instead of a number")
@@ -195,8 +195,8 @@ def checked_turn(found: object, reward_range: tuple[float, float], *, opening: b
 
     >>> checked_turn([Message("user", "Higher.")], (0.0, 1.0))
     (Message(role='user', content='Higher.', tool_calls=(), tool_call_id='', name=''),)
-    >>> checked_turn(Ended(3.0), (-2.0, 2.0))
-    Failed(reason='the environment ended with the reward 3.0, which lies outside -2..2', infrastructure=False)
+    >>> checked_turn(Ended(3.0), (-2.0, 2.0)).reason
+    'the environment ended with the reward 3.0, which lies outside -2..2'
     """
     if isinstance(found, Ended) and not opening:
         return _checked_end(found, reward_range)

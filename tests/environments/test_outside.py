@@ -10,19 +10,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.cli.environments import lines
 from antiphon.core.config import build_config
 from antiphon.core.errors import ConfigError, ContractError
-from antiphon.environments.outside import OutsideEnvironment
+from antiphon.core.messages import Ended, Message, Reply, ToolCall
+from antiphon.environments.conversation import user
+from antiphon.environments.outside import OutsideEnvironment, folders_of
 from antiphon.environments.registry import describe, environment_names, make_environment
-from antiphon.environments.scoring.messages import Failed, Verdict
+from antiphon.environments.scoring.conversations import ConversationPool
+from antiphon.environments.scoring.messages import Failed, ScoringTask, Verdict
 from antiphon.lineage.documents.graph import origin_facts
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import environment_differences
 from antiphon.services.reward.server import scorer_of
 from tests.support.bubblewrap import needs_bubblewrap
-from tests.support.own_package import EXAMPLE, install
+from tests.support.own_package import EXAMPLE, TURNS, install
 
 NAME = "near_sums:NearSums"
+TALKING = """
+from antiphon.core.messages import Ended, Message, Tool
+from antiphon.environments.conversation import user
+from antiphon.environments.generated import GeneratedConversations
+
+class Talk:
+    def begin(self, problem, seed):
+        return [user(problem.text)]
+    def answer(self, reply):
+        return Ended(1.0)
+
+class Task(GeneratedConversations):
+    conversation = Talk
+    def draw(self, random):
+        return f"{random.integers(10**6)} =", "1"
+"""
 HEAD = """
 from antiphon.environments.environment import Problem
 from antiphon.environments.generated import GeneratedEnvironment
@@ -51,7 +71,7 @@ def _found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(folder))
     importlib.invalidate_caches()
     yield folder
-    for name in ("near_sums", "mine"):
+    for name in ("near_sums", "long_sums", "mine"):
         sys.modules.pop(name, None)
 
 
@@ -84,6 +104,13 @@ def test_the_example_is_as_short_as_the_guide_says() -> None:
     assert len(code.splitlines()) <= 30
     guide = (Path(__file__).parents[2] / "docs/guides/own-environment.md").read_text()
     assert f"```python\n{code}```" in guide and (EXAMPLE / "pyproject.toml").read_text() in guide
+
+
+def test_the_example_with_turns_is_as_short_and_as_the_guide_has_it() -> None:
+    code = (TURNS / "long_sums.py").read_text()
+    assert len(code.splitlines()) <= 30
+    guide = (Path(__file__).parents[2] / "docs/guides/own-environment.md").read_text()
+    assert f"```python\n{code}```" in guide
 
 
 def test_a_module_in_the_working_directory_needs_no_installation(
@@ -312,3 +339,69 @@ def test_a_class_may_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert environment.explain(environment.problem("train", 0), "why", 0.0) == "WHY"
     write(tmp_path, HEAD, monkeypatch)
     assert not hasattr(outside("mine:Task"), "explain")
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_an_installed_package_with_turns_and_a_tool_is_found_checked_and_answers(
+    sandbox: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sandbox:
+        needs_bubblewrap()
+    finding = _found(install(tmp_path, example=TURNS), monkeypatch)
+    next(finding)
+    said = describe("long-sums")
+    assert said.package == "long-sums 0.1" and said.opening == (user(said.prompt),)
+    assert [tool.name for tool in said.tools] == ["add"] and said.reward_range == (0.0, 1.0)
+    assert {"  add(a, b)  Add two numbers.", f"  user: {said.prompt}"} <= set(lines(said))
+    environment = outside("long-sums")
+    environment.try_out()
+    problem = environment.problem("train", 0)
+    folders, readable = folders_of("long-sums")
+    task = ScoringTask(*("long-sums", {}, 0, 8, 8, 20.0, 1 << 30), folders=folders, readable=readable)
+    called = Reply("", tool_calls=(ToolCall("add", {"a": 40, "b": 2}),))
+
+    async def story() -> None:
+        options = {"processes": 1, "attempts": 1, "sandbox": sandbox, "patience_s": 1.0}
+        async with asyncio.timeout(60.0), ConversationPool(environment, task, **options) as pool:
+            assert await pool.answer("a", problem.key, 1, [called]) == (Message("tool", "42", name="add"),)
+            right = Reply(f"The sum is {problem.answer}")
+            assert await pool.answer("a", problem.key, 1, [called, right]) == Ended(1.0)
+
+    asyncio.run(story())
+    with pytest.raises(ContractError, match="long-sums has turns; its conversations give the rewards"):
+        environment.reward(problem, ["1"])
+    next(finding, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("    conversation = Talk\n", "", "mine:Task lacks conversation"),
+        ("= Talk\n", "= Talk\n    rebuildable = 'yes'\n", "rebuildable='yes' must be True or False"),
+        ("= Talk\n", "= Talk\n    reward_range = (1, 0)\n", r"reward_range=\(1, 0\) must be two finite numb"),
+        ("= Talk\n", "= Talk\n    reward_range = (0, 1e999)\n", "must be two finite numbers"),
+        ("= Talk\n", "= Talk\n    reward_range = 1\n", "reward_range=1 must be two finite numbers"),
+        ("= Talk\n", "= Talk\n    tools = ['add']\n", "tools has a str instead of a Tool"),
+        ("= Talk\n", "= Talk\n    tools = [Tool('a', '', {})] * 2\n", "tools has two of the name 'a'"),
+        ("class Talk:\n", "class Talk:\n    functions = (len,)\n", "the tool len has a parameter without"),
+        ("[user(problem.text)]", "[]", "begin.* of train-0-0: the environment returned no message"),
+        (
+            "[user(problem.text)]",
+            "[user(__import__('os').urandom(9).hex())]",
+            "gives other messages each time",
+        ),
+        ("[user(problem.text)]", "[user(str({*'abcdefgh'}))]", "is another problem in another process"),
+        ("Ended(1.0)", "Ended(2.0)", "reply '1': the environment ended with the reward 2.0, which lies out"),
+        ("Ended(1.0)", "float(reply.text)", "reply '1': the environment returned float instead of messages"),
+        ("Ended(1.0)", "Ended(float(reply.text))", "to the reply '': the environment raised ValueError"),
+    ],
+)
+def test_an_environment_with_turns_that_breaks_its_contract_is_one_sentence(
+    old: str, new: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, TALKING, monkeypatch)
+    outside("mine:Task").try_out()
+    write(tmp_path, TALKING.replace(old, new), monkeypatch)
+    with pytest.raises(ConfigError, match=f"^environment.name=mine:Task: .*({words})") as caught:
+        outside("mine:Task").try_out()
+    assert "\n" not in str(caught.value)

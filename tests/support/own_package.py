@@ -1,18 +1,22 @@
-"""The package of examples/own-environment, built as people install it, without network."""
+"""The packages of examples/own-environment and examples/own-turns, built as people install them."""
 
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own-environment"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE, TURNS = EXAMPLES / "own-environment", EXAMPLES / "own-turns"
 
 
-def install(folder: Path, version: str = "0.1") -> Path:
-    """Build the example's wheel and unpack it, with its entry points; return the folder for PYTHONPATH."""
+def install(folder: Path, version: str = "0.1", example: Path = EXAMPLE) -> Path:
+    """Build an example's wheel and unpack it, with its entry points; return the folder for PYTHONPATH.
+
+    No network is needed.
+    """
     source, target = folder / f"source-{version}", folder / f"installed-{version}"
-    copytree(EXAMPLE, source, ignore=lambda *_: ["__pycache__", "build", "near_sums.egg-info"])
+    copytree(example, source, ignore=ignore_patterns("__pycache__", "build", "*.egg-info"))
     project = source / "pyproject.toml"
     project.write_text(project.read_text().replace('version = "0.1"', f'version = "{version}"'))
     command = "import setuptools.build_meta as b; print(b.build_wheel('out'))"
