@@ -8,11 +8,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from antiphon.api.sink import SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.core.seeds import generator
 from antiphon.cpu.compiler import check_compiler
 from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.file import FileEnvironment
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import environment_of
 from antiphon.environments.scoring.messages import Failed, Verdict
@@ -121,26 +125,44 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     section = config.environment
     secret_values(section.secrets)
     environment = environment_of(section)
-    if isinstance(environment, OutsideEnvironment):
+    if isinstance(environment, OutsideEnvironment | FileEnvironment):
         environment.try_out()
     prompts = EnvironmentPrompts(
         environment, codec, config.rollout.max_model_tokens - config.sampling.max_tokens
     )
-    sizes = {
-        "train": min(section.train_size, CHECKED_PROMPTS),
-        "heldout": min(config.evaluation.prompts, CHECKED_PROMPTS),
-    }
+    sizes = {"train": section.train_size, "heldout": config.evaluation.prompts}
+    places = [
+        (split, index)
+        for split, size in sizes.items()
+        for index in looked_at(environment, split, size, CHECKED_PROMPTS)
+    ]
     begun = time.perf_counter()
-    prompts.check_all(sizes["train"], sizes["heldout"])
-    each_s = (time.perf_counter() - begun) / sum(sizes.values())
-    notes += check_patience(config, each_s * (section.train_size + config.evaluation.prompts))
-    problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
-    check_characters(problems, codec, section.max_lost_share)
+    for place in places:
+        prompts.prompt(*place)
+    each_s = (time.perf_counter() - begun) / len(places)
+    notes += check_patience(config, each_s * sum(len(prompts.doubtful(*one)) for one in sizes.items()))
+    if isinstance(environment, FileEnvironment):
+        prompts.check_all(**sizes)
+    check_characters((environment.problem(*place) for place in places), codec, section.max_lost_share)
     notes += check_scoring(config, environment)
     if results is not None:
         make_usable(results, "--results")
     make_home(home)
     return notes
+
+
+def looked_at(environment: Environment, split: str, size: int, count: int) -> list[int]:
+    """Return which of the first `size` problems of a split are looked at before a run, `count` at most.
+
+    Those that are drawn are alike, so the first are taken. A file may be sorted, so one of its rows is drawn
+    from each of `count` equal parts, by the environment's seed.
+    """
+    count = min(count, size)
+    if not isinstance(environment, FileEnvironment):
+        return list(range(count))
+    bounds = np.linspace(0, size, count + 1).astype(np.int64)
+    drawn = generator("looked-at", split, environment.seed).integers(bounds[:-1], bounds[1:])
+    return [int(index) for index in drawn]
 
 
 def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
@@ -153,7 +175,8 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     one = config.reward.model_copy(update={"processes": 1})
     scoring, section = scorer_of(config.model_copy(update={"reward": one}), environment), config.environment
     problems = [
-        environment.problem("train", index) for index in range(min(PROBLEMS, environment.size("train")))
+        environment.problem("train", index)
+        for index in looked_at(environment, "train", environment.size("train"), PROBLEMS)
     ]
 
     async def tried() -> tuple[str, float, bool]:

@@ -7,7 +7,9 @@ import socket
 from collections.abc import Callable
 
 from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import FILE
 from antiphon.environments.environment import Environment
+from antiphon.environments.file import located
 from antiphon.environments.outside import folders_of, secret_values
 from antiphon.environments.scoring.messages import ScoringTask
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
@@ -17,7 +19,7 @@ from antiphon.net.security.guard import Guard
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.service import Decoder, RewardService, Scorer
 from antiphon.system.clock import wall_clock
-from antiphon.system.packages import reference_of
+from antiphon.system.packages import reference_of, scored_by
 from antiphon.system.processes import StopRequest
 
 
@@ -32,10 +34,14 @@ def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
 def scorer_of(config: RunConfig, environment: Environment) -> contextlib.AbstractAsyncContextManager[Scorer]:
     """Return what scores answers, as `reward.sandbox` says; nothing is started before it is entered."""
     section, reward = config.environment, config.reward
-    folders, readable = folders_of(section.name)
+    folders, readable = folders_of(scored_by(section))
+    parameters = section.parameters
+    if section.name == FILE:
+        parameters, files = located(parameters)
+        readable += files
     task = ScoringTask(
         reference_of(section.name) or section.name,
-        section.parameters,
+        parameters,
         section.seed,
         section.train_size,
         section.heldout_size,
