@@ -32,7 +32,7 @@ def environments(task: str | None = None, /, *parameters: str, as_json: Json = F
         apply_override(given, parameter)
     if task == FILE:
         plain = describe_file(given)
-        said = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+        said = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1 << 20)
         print(json.dumps(plain, indent=2) if as_json else said.rstrip())
         return
     if task is not None:

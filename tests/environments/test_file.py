@@ -57,8 +57,12 @@ def sums(first: int, count: int) -> list[Row]:
 def write(path: Path, rows: Sequence[Row]) -> str:
     """Write rows in the form that the path's suffix says, and return the path."""
     text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    table = pa.Table.from_pylist(list(rows)) if path.suffix in (".parquet", ".arrow") else None
     if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=7)
+        pq.write_table(table, path, row_group_size=7)
+    elif table is not None:
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, 7)
     else:
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return str(path)
@@ -179,7 +183,7 @@ def test_a_hostile_text_is_read_to_its_end_and_no_further(kind: str, piece: str)
 # Rows and splits.
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet", ".arrow"])
 def test_every_form_gives_the_same_problems_in_the_order_of_the_rows(suffix: str, tmp_path: Path) -> None:
     rows = sums(0, 20)
     parts = [
@@ -634,11 +638,11 @@ def test_published_problems_are_read_and_their_solutions_earn_the_reward(
 
 
 def test_a_data_set_is_read_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets", reason="the library datasets is not installed (the extra hub)")
+    datasets = pytest.importorskip("datasets", reason="the library datasets is not installed (the extra hub)")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "sums" / "data").mkdir(parents=True)
     for split, first in (("train", 0), ("test", 50)):
         write(tmp_path / "sums" / "data" / f"{split}-00000-of-00001.parquet", sums(first, 9))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     name = f"hub:{tmp_path / 'sums'}"
     for train, heldout in ((name, name), (f"{name}:train", f"{name}:test"), (f"{name}:default:train", name)):
         environment = opened(train=train, heldout=heldout)
