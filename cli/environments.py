@@ -7,24 +7,37 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from antiphon.cli.arguments import Json, columns
+from antiphon.core.config import apply_override
+from antiphon.core.config_sections import FILE
 
 if TYPE_CHECKING:
     from antiphon.environments.registry import Description
 
 
-def environments(task: str | None = None, /, *, as_json: Json = False) -> None:
+def environments(task: str | None = None, /, *parameters: str, as_json: Json = False) -> None:
     """List the tasks that can be trained on, or show one.
 
-    Of one: its parameters, a prompt and its answer, and the YAML to use it.
+    Of one: its parameters, a prompt and its answer, and the YAML to use it. Of file: rows and digests, a
+    prompt as the model's chat template will get it, and what the right answer, an empty and a wrong one
+    would earn; every row is checked.
 
     Args:
         task: the name of one, or package.module:Class for one of your own.
+        parameters: key=value pairs of environment.parameters, such as train=my.jsonl.
         as_json: print one JSON document.
     """
-    from antiphon.environments.registry import describe, describe_all
+    from antiphon.environments.registry import describe, describe_all, describe_file
 
+    given: dict[str, Any] = {}
+    for parameter in parameters:
+        apply_override(given, parameter)
+    if task == FILE:
+        plain = describe_file(given)
+        said = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1 << 20)
+        print(json.dumps(plain, indent=2) if as_json else said.rstrip())
+        return
     if task is not None:
-        one = describe(task)
+        one = describe(task, given)
         plain = asdict(one)
         print(json.dumps(plain, indent=2, default=str) if as_json else "\n".join(lines(one)))
         return

@@ -13,6 +13,7 @@ from antiphon.core.capacity.offers import Offers, build_offers, load_offers
 from antiphon.core.capacity.planner import Assessment, Plan, Planner, staleness_warning
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, InfeasibleError
+from antiphon.environments.registry import with_sizes
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.run_log import read_steps
 from antiphon.models.codec import model_folder
@@ -57,7 +58,7 @@ def plan(
         plot: SVG file for the drawing over bounds and numbers of workers.
         as_json: print one JSON document.
     """
-    config = with_learning_rate(load_config(path, list(overrides)))
+    config = with_sizes(with_learning_rate(load_config(path, list(overrides))))
     for name, value in (("--idle", idle), ("--budget", budget)):
         if value is not None and not 0.0 <= value < math.inf:
             raise InfeasibleError(f"{name} {value:g} cannot be met by any plan; give 0 or more")

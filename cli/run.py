@@ -89,9 +89,9 @@ def config(path: Path, /, *overrides: str, as_json: Json = False) -> None:
         overrides: key=value pairs, such as loop.max_staleness=4.
         as_json: print JSON instead of YAML.
     """
-    resolved = load_config(path, list(overrides))
-    from antiphon.environments.registry import environment_of  # slow to import
+    from antiphon.environments.registry import environment_of, with_sizes  # slow to import
 
+    resolved = with_sizes(load_config(path, list(overrides)))
     environment_of(resolved.environment)
     if resolved.learner.learning_rate is None:
         from antiphon.models.learning_rate import with_learning_rate

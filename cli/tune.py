@@ -11,6 +11,7 @@ from antiphon.core.capacity.engine_tuning import Settings, Trial, describe
 from antiphon.core.capacity.engine_tuning import overrides as words_of
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
+from antiphon.environments.registry import with_sizes
 from antiphon.runs.tuning import (
     completions_of_a_worker,
     completions_of_the_learner,
@@ -42,7 +43,7 @@ def tune(
         alone: a worker has this machine to itself: seconds count, and the learner is not tuned.
         as_json: print one JSON document.
     """
-    config = load_config(path, list(overrides))
+    config = with_sizes(load_config(path, list(overrides)))
     if not LEAST_S <= seconds < math.inf:
         raise ConfigError(f"--seconds {seconds:g} is too short for a trial; give {LEAST_S:g} or more")
     now, unit = current_settings(config), spared_unit(config, alone)

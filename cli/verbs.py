@@ -43,7 +43,10 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "config": Verb(
             "[OPTIONS] PATH [OVERRIDES...]", ("examples/quickstart.yaml loop.max_staleness=4",), "run:config"
         ),
-        "environments": Verb("[OPTIONS] [TASK]", ("", "reasoning/chain_sum")),
+        "environments": Verb(
+            "[OPTIONS] [TASK] [PARAMETERS...]",
+            ("", "reasoning/chain_sum", "file train=my.jsonl heldout=0.1 score=number"),
+        ),
     },
     "Look": {
         "runs": Verb("[OPTIONS]", ("", "--json")),

@@ -195,7 +195,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold sections, such as run and loop, each with its fields below it")
     for override in overrides or []:
-        _apply_override(tree, override)
+        apply_override(tree, override)
     if overrides is not None and (order := _retired_order(tree)):  # it was written by hand
         raise ConfigError(
             f"loop.order={order} is no order any more; write loop.order=by_length, which takes the longest "
@@ -259,7 +259,12 @@ def _as_yaml(text: str) -> str:
     return str(yaml.dump(json.loads(text), Dumper=_DUMPER, sort_keys=False, allow_unicode=True))
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> None:
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set what an override such as `loop.max_staleness=4` says in a tree.
+
+    Raises:
+        ConfigError: when it is of another form.
+    """
     key, equals, raw = override.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {override!r} is not of the form key=value; write loop.max_staleness=2")

@@ -20,6 +20,8 @@ MOST_MIB = 1 << 24
 MOST_THREADS = 1024
 MOST_KEPT = 10_000
 YEAR_S = 365 * 86_400.0
+FILE = "file"
+"""`environment.name` of prompts from files."""
 _WORDS = {True: "on", False: "off"}
 
 
@@ -103,8 +105,8 @@ class EnvironmentSection(Section):
     """Where prompts come from and what rewards the answers."""
 
     name: str = "reasoning/chain_sum"
-    """`reasoning/<task>` is any task of reasoning-gym, `package.module:Class` a class of your own, a plain
-    name what an installed package calls so; see docs/guides/own-environment.md."""
+    """`reasoning/<task>` is any task of reasoning-gym, `file` reads files, `package.module:Class` is a class
+    of your own, a plain name what an installed package calls so; see docs/guides/own-environment.md."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the task, such as its difficulty; they are recorded, so no secrets."""
     secrets: tuple[str, ...] = ()
@@ -115,12 +117,21 @@ class EnvironmentSection(Section):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the problems; splits never share one."""
     train_size: int = Field(default=256, ge=1, le=MOST_PROMPTS)
-    """Number of training prompts; once all were used, the next epoch begins."""
+    """Number of training prompts; once all were used, the next epoch begins. Of `file`, null and the default
+    are all rows."""
     heldout_size: int = Field(default=192, ge=1, le=MOST_PROMPTS)
-    """Number of held-out prompts."""
+    """Number of held-out prompts; of `file`, as above."""
     max_lost_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """Largest share of the prompts' characters, spaces left out, for which the model's tokenizer may have no
     token; a run that loses more is refused. 1 accepts everything."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_all_rows(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict) or tree.get("name") != FILE:
+            return tree
+        sizes = ("train_size", "heldout_size")
+        return tree | {name: MOST_PROMPTS for name in sizes if tree.get(name) is None}
 
     @field_validator("secrets", mode="after")
     @classmethod

@@ -4,10 +4,11 @@ An environment is a pure function of its configuration: the same split, seed and
 the same problem on every machine, so a prompt key is enough to reward an answer anywhere.
 """
 
+import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from antiphon.core.errors import ConfigError, ContractError
 
@@ -108,6 +109,20 @@ class SplitEnvironment(ABC):
 def key_of(split: str, seed: int, index: int) -> str:
     """Return the key of a problem."""
     return f"{split}-{seed}-{index}"
+
+
+def check_names(parameters: Mapping[str, Any], known: Collection[str]) -> None:
+    """Check that a task takes the parameters that it is given.
+
+    Raises:
+        ConfigError: naming one that it does not take, and the closest.
+    """
+    for key in parameters:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            hint = f"did you mean {close[0]}?" if close else takes
+            raise ConfigError(f"environment.parameters.{key} is not a parameter of this task; {hint}")
 
 
 @runtime_checkable

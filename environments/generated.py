@@ -5,7 +5,6 @@ share no problem, sizes and the check of parameters are here. The text of a prob
 fixed quarter of all texts is held out, whatever the seed and the sizes.
 """
 
-import difflib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.messages import Tool
 from antiphon.core.seeds import derive_seed, generator
 from antiphon.environments.conversation import Conversation
-from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, key_of
+from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
 from antiphon.environments.tools import tool_of
 
 DRAWS_PER_PROBLEM, FEWEST_DRAWS = 64, 4_096
@@ -37,12 +36,8 @@ class GeneratedProblems(SplitEnvironment):
         Raises:
             ConfigError: for a parameter that is not among `defaults`, or of another type than there.
         """
+        check_names(parameters, self.defaults)
         for key, value in parameters.items():
-            if key not in self.defaults:
-                close = difflib.get_close_matches(key, self.defaults, n=1)
-                known = f"it takes {', '.join(self.defaults)}" if self.defaults else "it takes none"
-                hint = f"did you mean {close[0]}?" if close else known
-                raise ConfigError(f"environment.parameters.{key} is not a parameter of this task; {hint}")
             wanted = type(self.defaults[key])
             fits = isinstance(value, (int, float) if wanted is float else wanted)
             if self.defaults[key] is not None and (

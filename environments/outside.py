@@ -98,7 +98,7 @@ class OutsideEnvironment:
         """
         self.name = name
         self._called = f"environment.name={name}"
-        made = self._class(reference)
+        made = import_named(self._called, reference, "class")
         arguments = self._arguments = (dict(parameters), seed, train_size, heldout_size)
         try:
             inspect.signature(made).bind(*arguments)
@@ -244,27 +244,6 @@ class OutsideEnvironment:
                     "given random numbers alone"
                 )
 
-    def _class(self, reference: str) -> Any:
-        if not _REFERENCE.fullmatch(reference):
-            raise ConfigError(f"{self._called}: {reference!r} is no package.module:Class")
-        module_name, _, class_name = reference.partition(":")
-        if find_package(module_name) is None:
-            raise ConfigError(
-                f"{self._called}: there is no module {module_name}; install its package beside Antiphon "
-                "(.venv/bin/python -m pip install PATH), or name its folder in PYTHONPATH"
-            )
-        search_working_directory()
-        module = self._tried(f"importing {module_name}", lambda: importlib.import_module(module_name))
-        if not callable(found := getattr(module, class_name, None)):
-            classes = [
-                key
-                for key, value in vars(module).items()
-                if inspect.isclass(value) and value.__module__ == module.__name__
-            ]
-            there = f"it has {', '.join(classes)}" if classes else "it has no class"
-            raise ConfigError(f"{self._called}: module {module_name} has no class {class_name}; {there}")
-        return found
-
     def _checked(self, what: str, found: Any) -> Problem:
         if not isinstance(found, Problem):
             raise ConfigError(f"{self._called}: {what} returned {type(found).__name__} instead of a Problem")
@@ -285,14 +264,51 @@ class OutsideEnvironment:
         return found
 
     def _tried(self, what: str, work: Any) -> Any:
-        try:
-            return work()
-        except AntiphonError as error:
-            kind = ContractError if isinstance(error, ContractError) else ConfigError
-            raise kind(f"{self._called}: {error}") from error
-        except Exception as error:
-            said = " ".join(str(error).split())[:200]
-            raise ConfigError(f"{self._called}: {what} raised {type(error).__name__}: {said}") from error
+        return _tried(self._called, what, work)
+
+
+def import_named(called: str, reference: str, kind: str) -> Any:
+    """Return the class or the function that `package.module:name` means.
+
+    Args:
+        called: the field with its value, with which what is wrong begins.
+        reference: what is looked for.
+        kind: "class" or "function".
+
+    Raises:
+        ConfigError: when the module or what is named in it is missing, or importing it fails.
+    """
+    if not _REFERENCE.fullmatch(reference):
+        raise ConfigError(f"{called}: {reference!r} is no package.module:{kind.replace('class', 'Class')}")
+    module_name, _, name = reference.partition(":")
+    if find_package(module_name) is None:
+        raise ConfigError(
+            f"{called}: there is no module {module_name}; install its package beside Antiphon "
+            "(.venv/bin/python -m pip install PATH), or name its folder in PYTHONPATH"
+        )
+    search_working_directory()
+    module = _tried(called, f"importing {module_name}", lambda: importlib.import_module(module_name))
+    if not callable(found := getattr(module, name, None)):
+        wanted = inspect.isclass if kind == "class" else inspect.isfunction
+        others = [
+            key
+            for key, value in vars(module).items()
+            if wanted(value) and value.__module__ == module.__name__
+        ]
+        there = f"it has {', '.join(others)}" if others else f"it has no {kind}"
+        raise ConfigError(f"{called}: module {module_name} has no {kind} {name}; {there}")
+    return found
+
+
+def _tried(called: str, what: str, work: Any) -> Any:
+    try:
+        return work()
+    except AntiphonError as error:
+        kind = ContractError if isinstance(error, ContractError) else ConfigError
+        raise kind(f"{called}: {error}") from error
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{called}: {what} raised {type(error).__name__}: {said}") from error
 
 
 def _problems(environment: OutsideEnvironment, counts: Mapping[str, int]) -> list[list[str]]:

@@ -1,22 +1,26 @@
 """Registry: an environment by its name, built from its parameters.
 
-`reasoning/<task>` is one of ours, `package.module:Class` a class of any other package, and a plain name one
-that an installed package gives as an entry point. Every process of a run builds the same environment from the
-same five values, so a prompt key means the same problem on each of them.
+`reasoning/<task>` and `file` are ours, `package.module:Class` is a class of any other package, and another
+plain name one that an installed package gives as an entry point. Every process of a run builds the same
+environment from the same five values, so a prompt key means the same problem on each of them.
 """
 
+import asyncio
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from antiphon.core.config_sections import EnvironmentSection
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.config_sections import FILE, MOST_PROMPTS, EnvironmentSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import Message, Tool
 from antiphon.environments.conversation import opening
-from antiphon.environments.environment import Environment
+from antiphon.environments.environment import SPLITS, Environment
+from antiphon.environments.file import FileEnvironment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
-from antiphon.system.packages import find_package, reference_of
+from antiphon.environments.scoring.messages import Failed
+from antiphon.system.packages import environment_facts, find_package, reference_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ def make_environment(
         ConfigError: for an unknown name (the closest ones are listed), a class that cannot be used, a
             parameter the task does not take or cannot take, or a size that is not positive.
     """
+    if name == FILE:
+        return FileEnvironment(parameters, seed, train_size, heldout_size)
     if (reference := reference_of(name)) is not None:
         return OutsideEnvironment(name, reference, parameters, seed, train_size, heldout_size)
     from antiphon.environments.reasoning import prompts as reasoning
@@ -85,13 +91,52 @@ def environment_of(section: EnvironmentSection) -> Environment:
     )
 
 
-def describe(name: str) -> Description:
+def with_sizes(config: RunConfig) -> RunConfig:
+    """Return the configuration with the number of rows of each split where a file is to give all of them.
+
+    Raises:
+        ConfigError: when the files cannot be used, or another field does not fit the numbers.
+    """
+    section = config.environment
+    if section.name != FILE or MOST_PROMPTS not in (section.train_size, section.heldout_size):
+        return config
+    environment, tree = environment_of(section), config.model_dump(mode="json")
+    tree["environment"] |= {f"{split}_size": environment.size(split) for split in SPLITS}
+    return build_config(tree)
+
+
+def describe_file(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rows and digests of prompts from files, one prompt, and what three answers to it would earn.
+
+    Raises:
+        ConfigError: as `FileEnvironment` and its `try_out`: every row is read.
+    """
+    from antiphon.environments.scoring.pool import InProcess
+
+    environment = FileEnvironment(parameters, 0, MOST_PROMPTS, MOST_PROMPTS)
+    environment.try_out()
+    problem = environment.problem("train", 0)
+    others = (environment.problem("train", index).answer for index in range(environment.size("train")))
+    answers = problem.answer, "", next((answer for answer in others if answer != problem.answer), "?")
+    verdicts = asyncio.run(InProcess(environment).score(problem.key, answers))
+    return {
+        "rows": {split: environment.size(split) for split in SPLITS},
+        "files": environment_facts(EnvironmentSection(name=FILE, parameters=dict(parameters))),
+        "prompt": problem.text,
+        "answers": [
+            {"answer": answer, "earns": verdict.reason if isinstance(verdict, Failed) else verdict}
+            for answer, verdict in zip(answers, verdicts, strict=True)
+        ],
+    }
+
+
+def describe(name: str, parameters: Mapping[str, Any] | None = None) -> Description:
     """Say what an environment is, what it takes, and show one problem of it.
 
     Raises:
-        ConfigError: as `make_environment`; also for one that cannot be built with its default parameters.
+        ConfigError: as `make_environment`; also for one that cannot be built with these parameters.
     """
-    environment = make_environment(name, {}, seed=0, train_size=1, heldout_size=1)
+    environment = make_environment(name, parameters or {}, seed=0, train_size=1, heldout_size=1)
     problem = environment.problem("train", 0)
     if isinstance(environment, OutsideEnvironment):
         package = find_package(environment.reference)
@@ -116,7 +161,8 @@ def describe_all() -> list[tuple[str, str]]:
     from antiphon.environments.reasoning import prompts as reasoning
 
     ours = {f"{reasoning.FAMILY}/{task}": reasoning.about(task) for task in reasoning.task_names()}
-    return [(name, ours.get(name, "of an installed package")) for name in environment_names()]
+    found = [(name, ours.get(name, "of an installed package")) for name in environment_names()]
+    return [*found, (FILE, "prompts and reference answers from files: JSON lines or Parquet")]
 
 
 def _unknown(name: str) -> str:

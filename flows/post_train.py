@@ -37,6 +37,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.reporting.run_display import RunDisplay
+from antiphon.environments.registry import with_sizes
 from antiphon.flows.driver import drive
 from antiphon.flows.form import FurtherFields, UsualFields, filled, with_fields
 from antiphon.flows.run_page import CANCEL_REASON, RunPage, artifact_key
@@ -114,7 +115,7 @@ def name_of_this_run() -> str:
     given = flow_run.get_parameters()
     config, run_id = RunConfig.model_validate(filled(given["config"])), given.get("run_id") or None
     try:
-        resolved = with_learning_rate(with_fields(config, given.get("more") or {}))
+        resolved = with_sizes(with_learning_rate(with_fields(config, given.get("more") or {})))
         return choose_run(resolved, run_id, home_directory(), fresh=False).run_id
     except AntiphonError:  # the flow itself says what is wrong
         return run_id or config.run.name
@@ -160,7 +161,7 @@ def post_train(
         run_id: a run to continue; empty starts the configuration's next one.
         more: fields that are seldom changed, in the sections of docs/configuration.md.
     """
-    config = with_learning_rate(with_fields(config, more or {}))
+    config = with_sizes(with_learning_rate(with_fields(config, more or {})))
     hold_events()
     flow_run_id, home, entered = UUID(str(flow_run.get_id())), home_directory(), current_run()
     shown = entered.display if entered is not None else None

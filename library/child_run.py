@@ -20,6 +20,7 @@ from antiphon import STOP
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
 from antiphon.core.config_errors import places_of
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.environments.registry import with_sizes
 from antiphon.lineage.run_log import EVALUATIONS_FILE, STEPS_FILE
 from antiphon.runs.directory import choose_run
 from antiphon.system.processes import ChildProcess, tied_command
@@ -48,10 +49,10 @@ def resolve(
             f'command line: "{places[0]}={value}"'
         )
     if isinstance(config, str | Path):
-        return load_config(Path(config), list(overrides))
+        return with_sizes(load_config(Path(config), list(overrides)))
     if overrides:
         raise ConfigError("overrides need the path of a YAML file; change the configuration instead")
-    return config if isinstance(config, RunConfig) else build_config(dict(config))
+    return with_sizes(config if isinstance(config, RunConfig) else build_config(dict(config)))
 
 
 def run_as_process(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from antiphon.core.config import RunConfig, dump_config, load_config
+from antiphon.core.config_sections import FILE, MOST_PROMPTS
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.lineage.layout import ledger_project, shard_directories
@@ -130,7 +131,11 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
         if not is_running(directory):
             _opened_with(config, directory)
         return RunPlace(run_id, directory, resumed=True)
-    fingerprint = digest_bytes(dump_config(config).encode())[:8]
+    named = config
+    if config.environment.name == FILE:  # a file with more rows is the same file, changed
+        sizes = {"train_size": MOST_PROMPTS, "heldout_size": MOST_PROMPTS}
+        named = config.model_copy(update={"environment": config.environment.model_copy(update=sizes)})
+    fingerprint = digest_bytes(dump_config(named).encode())[:8]
     stem = f"{config.run.name}-s{config.run.seed}-{fingerprint}"
     project = ledger_project(config.record, home)  # two runs never share a ledger
     for number in range(1, 1_000_000):

@@ -29,6 +29,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_display import RunDisplay, TokenRates, planes_of, unscored_words
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import LearnerProgress, RunStatus
+from antiphon.environments.registry import with_sizes
 from antiphon.lineage.records import Records
 from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.run_overview import read_figures
@@ -145,7 +146,7 @@ def claim_run(
     if not structlog.is_configured():
         configure_logs("warning")  # a Prefect worker started this process, not our command
     display, options = display or RunDisplay(), options or RunOptions()
-    config = with_learning_rate(config)
+    config = with_sizes(with_learning_rate(config))
     for note in preflight(config, home, options.results):
         display.message(f"note: {note}")
     place = run_directory.choose_run(config, run_id, home, options.fresh)

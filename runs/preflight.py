@@ -8,14 +8,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from antiphon.api.sink import SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import Reply
-from antiphon.core.seeds import conversation_seed
+from antiphon.core.seeds import conversation_seed, generator
 from antiphon.cpu.compiler import check_compiler
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
 from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.file import FileEnvironment
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import environment_of
 from antiphon.environments.scoring.messages import Failed, Turn, Verdict
@@ -125,19 +128,24 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     if model.is_dir():
         notes += check_model(config, model)
         notes += check_disk(config, model, home, free_bytes(home))
-    if isinstance(environment, OutsideEnvironment):
+    if isinstance(environment, OutsideEnvironment | FileEnvironment):
         environment.try_out()
     prompts = prompts_of(config, environment, renderer)
-    sizes = {
-        "train": min(section.train_size, CHECKED_PROMPTS),
-        "heldout": min(config.evaluation.prompts, CHECKED_PROMPTS),
-    }
+    sizes = {"train": section.train_size, "heldout": config.evaluation.prompts}
+    places = [
+        (split, index)
+        for split, size in sizes.items()
+        for index in looked_at(environment, split, size, CHECKED_PROMPTS)
+    ]
     begun = time.perf_counter()
-    prompts.check_all(sizes["train"], sizes["heldout"])
-    each_s = (time.perf_counter() - begun) / sum(sizes.values())
-    notes += check_patience(config, each_s * (section.train_size + config.evaluation.prompts))
-    problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
-    check_characters(problems, renderer.codec, section.max_lost_share)
+    for place in places:
+        prompts.prompt(*place)
+    each_s = (time.perf_counter() - begun) / len(places)
+    notes += check_patience(config, each_s * sum(len(prompts.doubtful(*one)) for one in sizes.items()))
+    if isinstance(environment, FileEnvironment):
+        prompts.check_all(**sizes)
+    texts = (environment.problem(*place) for place in places)
+    check_characters(texts, renderer.codec, section.max_lost_share)
     if isinstance(environment, ConversationEnvironment):
         check_answering(config, environment)
     else:
@@ -169,6 +177,20 @@ def check_answering(config: RunConfig, environment: ConversationEnvironment) -> 
         )
 
 
+def looked_at(environment: AnyEnvironment, split: str, size: int, count: int) -> list[int]:
+    """Return which of the first `size` problems of a split are looked at before a run, `count` at most.
+
+    Those that are drawn are alike, so the first are taken. A file may be sorted, so one of its rows is drawn
+    from each of `count` equal parts, by the environment's seed.
+    """
+    count = min(count, size)
+    if not isinstance(environment, FileEnvironment):
+        return list(range(count))
+    bounds = np.linspace(0, size, count + 1).astype(np.int64)
+    drawn = generator("looked-at", split, environment.seed).integers(bounds[:-1], bounds[1:])
+    return [int(index) for index in drawn]
+
+
 def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     """Score trial answers where the run will score them, and return what is worth a note.
 
@@ -179,7 +201,8 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     one = config.reward.model_copy(update={"processes": 1})
     scoring, section = scorer_of(config.model_copy(update={"reward": one}), environment), config.environment
     problems = [
-        environment.problem("train", index) for index in range(min(PROBLEMS, environment.size("train")))
+        environment.problem("train", index)
+        for index in looked_at(environment, "train", environment.size("train"), PROBLEMS)
     ]
 
     async def tried() -> tuple[str, float, bool]:

@@ -8,11 +8,15 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from antiphon.core.config_sections import FILE, EnvironmentSection
 from antiphon.core.digests import digest_bytes, digest_file
+from antiphon.core.errors import ConfigError
+from antiphon.system.rows import split_files
 
 ENVIRONMENTS = "antiphon.environments"
 """Group of the entry points by which installed packages name their environments."""
@@ -88,6 +92,34 @@ def package_facts(environment: str) -> dict[str, str]:
     if reference is None or package is None:
         return {}
     return {"class": reference, "release": package.release, "digest": package.digest()}
+
+
+def environment_facts(section: EnvironmentSection) -> dict[str, str]:
+    """Return what records say of the package of an environment from outside, or of the files that one reads.
+
+    It is empty for the others, and where such a file is not on this machine.
+    """
+    facts = package_facts(scored_by(section))
+    if section.name != FILE:
+        return facts
+    try:
+        files = split_files(section.parameters)
+        digests = {split: digest_of(found) for split, found in files.items()}
+    except (ConfigError, OSError):
+        return {}
+    whole = digest_bytes("".join([*digests.values(), facts.get("digest", "")]).encode())
+    return {"class": FILE, "release": "", **facts, "digest": whole, **digests}
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """Return the digest of files' contents, in their order."""
+    return digest_bytes("".join(map(digest_file, files)).encode())
+
+
+def scored_by(section: EnvironmentSection) -> str:
+    """Return by which name the code of an environment is found; of `file` that of its score function."""
+    score = str(section.parameters.get("score")) if section.name == FILE else ""
+    return score if ":" in score else section.name
 
 
 def search_working_directory() -> None:

@@ -18,7 +18,7 @@ import yaml
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError
-from antiphon.system.packages import package_facts
+from antiphon.system.packages import environment_facts
 
 LOCK = "requirements/cpu.lock"
 """Pinned versions, in the source tree."""
@@ -78,9 +78,10 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
     """Describe what a run depends on; plain values, ready for `canonical_json`.
 
     `project` is the source tree; its git revision and its lock files are noted where it has them. The
-    package of an environment from outside is noted apart: its edits are none of our code.
+    package of an environment from outside is noted apart: its edits are none of our code. So are the files
+    of one that reads them.
     """
-    package = package_facts(config.environment.name)
+    package = environment_facts(config.environment)
     return {
         "format": MANIFEST_FORMAT,
         "run_id": run_id,

@@ -1,7 +1,9 @@
 """Prompts: the environment's problems as token ids, checked to fit before anything starts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
@@ -10,14 +12,18 @@ from antiphon.core.records import Prompt, TurnLimits
 from antiphon.core.seeds import conversation_seed
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment, opening
 from antiphon.environments.environment import Problem
+from antiphon.environments.file import FileEnvironment
 from antiphon.models.codec import resolve_model_path
 from antiphon.models.directory import end_tokens
 from antiphon.models.rendering import Renderer
 from antiphon.services.coordinator.journal.pinned import input_files
 
+MOST_KNOWN = 16_384
+"""Prompts that are remembered; those that were asked for first are forgotten first."""
+
 
 class EnvironmentPrompts:
-    """The prompts of an environment, tokenised when first asked for and then remembered."""
+    """The prompts of an environment, tokenised when first asked for; the last `MOST_KNOWN` are remembered."""
 
     def __init__(
         self,
@@ -49,11 +55,15 @@ class EnvironmentPrompts:
         problem = self._environment.problem(split, index)
         token_ids = self._token_ids(problem)
         if len(token_ids) > self._max_prompt_tokens:
+            rows = self._environment
+            place = f", {rows.where(split, index)}," if isinstance(rows, FileEnvironment) else ""
             raise ConfigError(
-                f"prompt {problem.key} has {len(token_ids)} tokens, but rollout.max_model_tokens - "
+                f"prompt {problem.key}{place} has {len(token_ids)} tokens, but rollout.max_model_tokens - "
                 f"sampling.max_tokens leaves {self._max_prompt_tokens}; raise the former or lower the latter"
             )
         prompt = Prompt(key=problem.key, token_ids=token_ids)
+        if len(self._known) >= MOST_KNOWN:
+            del self._known[next(iter(self._known))]
         self._known[split, index] = prompt
         return prompt
 
@@ -69,14 +79,27 @@ class EnvironmentPrompts:
         return self._renderer.opening(messages, self._environment.tools)
 
     def check_all(self, train: int, heldout: int) -> None:
-        """Tokenise the first prompts of both splits.
+        """Tokenise the first prompts of both splits, those that could be too long.
 
         Raises:
             ConfigError: naming the first prompt that does not fit.
         """
         for split, size in (("train", train), ("heldout", heldout)):
-            for index in range(size):
+            for index in self.doubtful(split, size):
                 self.prompt(split, index)
+
+    def doubtful(self, split: str, size: int) -> Sequence[int]:
+        """Return which of the first prompts of a split must be tokenised to know that they fit.
+
+        Of a file's only long ones: a tokenizer makes no more tokens of a text than it has bytes, and as many
+        around one text as around another.
+        """
+        rows = self._environment
+        if not isinstance(rows, FileEnvironment):
+            return range(size)
+        room = self._max_prompt_tokens - len(self._renderer.encode_prompt("x"))
+        found: list[int] = np.flatnonzero(rows.most_bytes(split)[:size] > room).tolist()
+        return found
 
 
 class RestingPrompts:

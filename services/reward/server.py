@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import FILE
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
 from antiphon.environments.environment import Environment
+from antiphon.environments.file import located
 from antiphon.environments.outside import folders_of, secret_values
 from antiphon.environments.scoring.conversations import ConversationPool, InProcessConversations
 from antiphon.environments.scoring.messages import ScoringTask
@@ -22,7 +24,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.service import Decoder, RewardService, Scorer
 from antiphon.services.reward.turns import Answer, TurnAnswerer
 from antiphon.system.clock import wall_clock
-from antiphon.system.packages import reference_of
+from antiphon.system.packages import reference_of, scored_by
 from antiphon.system.processes import StopRequest
 
 
@@ -36,10 +38,14 @@ def _configured(config: RunConfig) -> tuple[AnyEnvironment, Decoder]:
 
 def _task_of(config: RunConfig) -> ScoringTask:
     section, reward = config.environment, config.reward
-    folders, readable = folders_of(section.name)
+    folders, readable = folders_of(scored_by(section))
+    parameters = section.parameters
+    if section.name == FILE:
+        parameters, files = located(parameters)
+        readable += files
     return ScoringTask(
         reference_of(section.name) or section.name,
-        section.parameters,
+        parameters,
         section.seed,
         section.train_size,
         section.heldout_size,

@@ -31,3 +31,12 @@ def test_the_presets_clip_from_the_second_update_of_a_step(name: str, objective:
     # Apart from name, objective and rate they are the demo, so that figures can be compared.
     assert config.loop == demo.loop and config.environment == demo.environment
     assert config.sampling == demo.sampling and config.evaluation == demo.evaluation
+
+
+def test_the_example_from_a_file_is_the_demo_with_another_environment() -> None:
+    config, demo = (load_config(ROOT / "examples" / f"{name}.yaml") for name in ("file", "quickstart"))
+    assert {name for name, _ in config if getattr(config, name) != getattr(demo, name)} == {
+        "run",
+        "environment",
+        "evaluation",
+    }

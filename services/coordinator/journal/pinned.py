@@ -9,7 +9,7 @@ from antiphon.core.loop.run_state import RunState
 from antiphon.models.codec import model_folder
 from antiphon.models.directory import model_digest
 from antiphon.services.coordinator.journal.store import StoreTotals
-from antiphon.system.packages import package_facts
+from antiphon.system.packages import environment_facts
 
 MODEL_FILES, ENVIRONMENT_FILES = "the digest of model.path's files", "the digest of environment.name's files"
 """What a run keeps for good besides fields of its configuration, where the files are on the machine."""
@@ -18,9 +18,9 @@ MODEL_FILES, ENVIRONMENT_FILES = "the digest of model.path's files", "the digest
 def input_files(config: RunConfig) -> dict[str, str]:
     """Return the digests of the files that a run is made from, of those that are on this machine.
 
-    An environment from outside counts with all files of its package.
+    An environment from outside counts with all files of its package, one from files with these.
     """
-    model, package = model_folder(config.model.path), package_facts(config.environment.name)
+    model, package = model_folder(config.model.path), environment_facts(config.environment)
     found = {} if model is None else {MODEL_FILES: model_digest(model)}
     return found | ({ENVIRONMENT_FILES: package["digest"]} if package else {})
 

@@ -1,0 +1,214 @@
+"""File environment: prompts and reference answers from files, without a class.
+
+The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
+`heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
+and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), or
+`package.module:function`, which gets a completion's text and the row as a dict and returns a number in 0..1.
+
+`heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
+says whether its row is held out, so that a question that comes twice is on one side only.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from antiphon.core.config_sections import FILE, MOST_PROMPTS
+from antiphon.core.errors import ConfigError, ContractError
+from antiphon.environments.answers import KINDS, answer_in, is_right, reference_of
+from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
+from antiphon.environments.outside import import_named
+from antiphon.system.rows import Rows, split_files
+
+PARAMETERS: Mapping[str, Any] = {
+    "train": None,
+    "heldout": 0.1,
+    "question": "question",
+    "answer": "answer",
+    "score": None,
+    "id": None,
+    "prompt_suffix": "",
+}
+"""What `environment.parameters` takes, and defaults; `train` and `score` must be given."""
+ID_CHARS = 100
+_T = TypeVar("_T")
+_SCORES = f"{', '.join(KINDS)} or package.module:function"
+_NONE = {
+    "exact": "which is empty",
+    "number": "which is no number, alone or behind ####",
+    "choice": "which is neither a letter A to J nor a number that counts from 0",
+}
+
+
+class FileEnvironment(SplitEnvironment):
+    """Problems from files."""
+
+    name = FILE
+
+    def __init__(self, parameters: Mapping[str, Any], seed: int, train_size: int, heldout_size: int) -> None:
+        """Open the files; the size `MOST_PROMPTS` stands for all rows.
+
+        Raises:
+            ConfigError: when a parameter is wrong or missing, a file or the score function cannot be used, a
+                split has fewer rows than its size says, or, where a share is held out, a question is none.
+        """
+        check_names(parameters, PARAMETERS)
+        values = self._values = {**PARAMETERS, **parameters}
+        for name, wanted in (("train", "name a file of JSON lines or Parquet"), ("score", f"give {_SCORES}")):
+            if values[name] is None:
+                raise ConfigError(f"environment.parameters.{name} is missing: {wanted}")
+        named = {name: values[name] for name in ("question", "answer", "id") if values[name] is not None}
+        for name, value in {**named, "prompt_suffix": values["prompt_suffix"]}.items():
+            if not isinstance(value, str):
+                raise ConfigError(f"environment.parameters.{name}={value!r} is no text")
+        self._function = None if values["score"] in KINDS else _function(values["score"])
+        self.only_compares = self._function is None
+        files = split_files(values)
+        rows = [Rows(found, [*named.values()] if self.only_compares else None) for found in files.values()]
+        self._rows = dict(zip(SPLITS, [*rows, rows[0]], strict=False))
+        self._places: dict[str, npt.NDArray[np.int64]] = {}
+        """The rows of each split, where a share of one file is held out."""
+        if len(rows) == 1:
+            texts = (self._of_row(self._question, rows[0], number) for number in range(len(rows[0])))
+            held_out = _hashes(texts) < np.uint64(values["heldout"] * 2**64)
+            self._places = {"train": np.flatnonzero(~held_out), "heldout": np.flatnonzero(held_out)}
+        sizes = []
+        for split, size in zip(SPLITS, (train_size, heldout_size), strict=True):
+            there = len(self._places.get(split, self._rows[split]))
+            if not there or there < size != MOST_PROMPTS:
+                raise ConfigError(
+                    f"environment.{split}_size={'all' if size == MOST_PROMPTS else size}, but this split has "
+                    f"{there} rows of {self._rows[split]}; lower it, or leave it out (null) for all rows"
+                )
+            sizes.append(min(size, there))
+        super().__init__(seed, *sizes)
+
+    def make(self, split: str, index: int) -> Problem:
+        """Return the problem of a row.
+
+        Raises:
+            ConfigError: naming row, file and key, when it is none.
+        """
+
+        def problem(row: Mapping[str, Any]) -> Problem:
+            key, named = key_of(split, self.seed, index), self._values["id"]
+            if named is not None:
+                key += f":{' '.join(_text(row, named).split())[:ID_CHARS]}"
+            return Problem(key, self._question(row), self._answer(row))
+
+        return self._of_row(problem, self._rows[split], self._place(split, index))
+
+    def problem_by_key(self, key: str) -> Problem:
+        found = super().problem_by_key(key.partition(":")[0])
+        if found.key != key:
+            raise ContractError(
+                f"prompt key {key[:80]!r} is {found.key!r} here; both sides of a run need the same files"
+            )
+        return found
+
+    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+        """Return what each completion is worth: 1.0 or 0.0, or what the function says."""
+        kind = self._values["score"]
+        if self._function is None:
+            return [float(is_right(answer_in(text, kind), problem.answer, kind)) for text in completions]
+        split, index = self.place_of(problem.key.partition(":")[0])
+        row = self._rows[split][self._place(split, index)]
+        return [self._function(text, dict(row)) for text in completions]
+
+    def where(self, split: str, index: int) -> str:
+        """Return row and file of a problem."""
+        return self._rows[split].where(self._place(split, index))
+
+    def most_bytes(self, split: str) -> npt.NDArray[np.int64]:
+        """Return how many bytes of UTF-8 each prompt of a split has at most, without reading them."""
+        found = self._rows[split].most_bytes(self._values["question"])
+        found = found[self._places.get(split, slice(None))][: self.size(split)]
+        return found + len(self._values["prompt_suffix"].encode())
+
+    def try_out(self) -> None:
+        """Read every row once, as a run will.
+
+        Raises:
+            ConfigError: naming a row that is no problem, or two of different splits with the same prompt.
+        """
+        train, heldout = (
+            _hashes(self.make(split, index).text for index in range(self.size(split))) for split in SPLITS
+        )
+        shared, ours, theirs = np.intersect1d(train, heldout, return_indices=True)
+        if len(shared):
+            raise ConfigError(
+                f"{self.where('heldout', int(theirs[0]))} has the same prompt as "
+                f"{self.where('train', int(ours[0]))}; held-out prompts must not be trained on: take one out"
+            )
+
+    def _place(self, split: str, index: int) -> int:
+        return int(self._places[split][index]) if self._places else index
+
+    def _of_row(self, make: Callable[[Mapping[str, Any]], _T], rows: Rows, number: int) -> _T:
+        row = rows[number]
+        try:
+            return make(row)
+        except ValueError as error:
+            raise ConfigError(f"{rows.where(number)}: {error}") from error
+
+    def _question(self, row: Mapping[str, Any]) -> str:
+        text = _text(row, key := self._values["question"])
+        if not text.strip():
+            raise ValueError(f"{key!r} is empty")
+        return text + str(self._values["prompt_suffix"])
+
+    def _answer(self, row: Mapping[str, Any]) -> str:
+        key, kind = self._values["answer"], self._values["score"]
+        if self._function is not None:  # it may look elsewhere
+            return _text(row, key) if isinstance(row.get(key), str) else ""
+        text = _text(row, key)
+        answer = reference_of(row[key], kind)
+        if answer is None:
+            raise ValueError(f"{key!r} is {text[:80]!r}, {_NONE[kind]}")
+        return answer
+
+
+def located(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return parameters that mean the same in any working directory, and the files that they name."""
+    files = {split: [str(path) for path in found] for split, found in split_files(parameters).items()}
+    return {**parameters, **files}, tuple(path for found in files.values() for path in found)
+
+
+def _text(row: Mapping[str, Any], key: str) -> str:
+    """Return what a row has under a key, as text; a ValueError says why there is none."""
+    if key not in row:
+        raise ValueError(f"there is no key {key!r}; it has {', '.join(row)[:200] or 'none'}")
+    value = row[key]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{key!r} is of type {type(value).__name__}, which is neither text nor a number")
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise ValueError(f"{key!r} holds {half!a}, half a character, as cut JSON has it") from None
+    return text
+
+
+def _hashes(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
+    digests = (blake3(text.encode()).digest(length=8) for text in texts)
+    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)
+
+
+def _function(named: Any) -> Callable[[str, dict[str, Any]], float]:
+    called = f"environment.parameters.score={named}"
+    if not isinstance(named, str) or ":" not in named:
+        close = difflib.get_close_matches(str(named), KINDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"give {_SCORES}"
+        raise ConfigError(f"{called} is unknown; {hint}")
+    found: Callable[[str, dict[str, Any]], float] = import_named(called, named, "function")
+    try:
+        inspect.signature(found).bind("", {})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{called} cannot be called with (answer text, row): {error}") from error
+    return found
