@@ -20,6 +20,7 @@ import structlog
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError, UnavailableError
 from antiphon.core.messages import Ended, Reply
 from antiphon.environments.conversation import Conversation, ConversationEnvironment
+from antiphon.environments.environment import Problem
 from antiphon.environments.scoring.conversing import last_turn
 from antiphon.environments.scoring.messages import TURN_BYTES, Failed, Lost, ScoringTask, Turn, attempt
 from antiphon.environments.scoring.pool import ScoringPool, ScoringProcess
@@ -196,7 +197,12 @@ class InProcessConversations(Conversations):
             return await self._in_thread(self._asked, held.state, replies[-1])
         if held.turn is not None and not self.environment.rebuildable:
             return _gone("it was idle too long")
-        return await self._in_thread(self._begun, held, key, seed, replies)
+        try:
+            # Here, not in a thread: an environment may draw its problems one after the other.
+            problem = self.environment.problem_by_key(key)
+        except AntiphonError as error:
+            return Failed(self._hide(str(error)))
+        return await self._in_thread(self._begun, held, problem, seed, replies)
 
     async def _in_thread(self, work: Callable[..., Turn], *arguments: Any) -> Turn:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -207,11 +213,7 @@ class InProcessConversations(Conversations):
         await super().__aexit__(kind, error, trace)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begun(self, held: _Held, key: str, seed: int, replies: tuple[Reply, ...]) -> Turn:
-        try:
-            problem = self.environment.problem_by_key(key)
-        except AntiphonError as error:
-            return Failed(self._hide(str(error)))
+    def _begun(self, held: _Held, problem: Problem, seed: int, replies: tuple[Reply, ...]) -> Turn:
         held.state = self.environment.conversation()
         opening = attempt(
             lambda: held.state.begin(problem, seed), self.environment.reward_range, self._hide, opening=True

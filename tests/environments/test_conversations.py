@@ -23,6 +23,7 @@ from antiphon.environments.scoring.conversations import (
 )
 from antiphon.environments.scoring.messages import Failed, Lost, ScoringTask, Turn, parse_turn, turn_line
 from antiphon.environments.tools import call, sandboxed_tools, tool_of
+from antiphon.environments.turn_tasks import Sums
 from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.talking import FACTORY, FOLDER, LARGEST, Adding, Guessing, Talking, add, divide
 
@@ -426,3 +427,19 @@ def test_an_opening_is_the_same_for_the_same_seed() -> None:
     game = environment("guessing")
     problem = game.problem_by_key(KEY)
     assert opening(game, problem, 1) == opening(game, problem, 1) == (user("Guess a number below 100."),)
+
+
+def test_problems_are_drawn_in_order_while_many_conversations_begin() -> None:
+    """Threads that drew them would give a key another problem than the coordinator's."""
+    ours = Sums({}, seed=0, train_size=64, heldout_size=8)
+    keys = [ours.problem("train", index).key for index in range(64)]
+
+    async def ask() -> list[Turn]:
+        async with InProcessConversations(Sums({}, seed=0, train_size=64, heldout_size=8)) as conversations:
+            asked = (
+                conversations.answer(key, key, 0, [Reply(ours.problem_by_key(key).answer)])
+                for key in reversed(keys)
+            )
+            return await asyncio.gather(*asked)
+
+    assert asyncio.run(ask()) == [Ended(1.0)] * len(keys)
