@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import ConfigError
+from antiphon.environments.registry import with_sizes
 from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_run
 
@@ -72,7 +73,8 @@ def simulate(
             raise ConfigError("--calibration predicts a run; name its configuration, such as run.yaml")
         from antiphon.simulator.modelled.calibration import load_calibration
 
-        return _predict(load_config(scenario, list(overrides)), load_calibration(calibration), workers, seed)
+        config = with_sizes(load_config(scenario, list(overrides)))
+        return _predict(config, load_calibration(calibration), workers, seed)
     if from_run is not None:
         directory, measured = _calibrated(from_run, crowded_run, keep)
         return _predict(load_config(directory / "config.yaml", words), measured, workers, seed)
