@@ -88,6 +88,8 @@ class Renderer:
         elif written is None and (environment.system_prompt or arguments):
             key = "environment.system_prompt" if environment.system_prompt else "model.template_arguments"
             raise ConfigError(f"{key} needs a chat template, and model.path={path} has none; remove it")
+        if lost := found._lost(environment.system_prompt or ""):
+            raise ConfigError(f"environment.system_prompt: {lost}")
         return found
 
     @property
@@ -118,7 +120,7 @@ class Renderer:
         """
         if not messages:
             raise ContractError("a conversation begins with at least one message, and there is none")
-        self._check_characters(messages)
+        self._check_characters(messages, tools)
         return self._begin(messages, tools)
 
     def following(
@@ -243,16 +245,22 @@ class Renderer:
         turns = [self.codec.encode("3 4"), (*self.codec.encode("3 4"), self.stop_token_ids[0])]
         return all(self._continued(context, turn, [_QUESTION], ()) is not None for turn in turns)
 
-    def _check_characters(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            lost = self.codec.lost_characters(message.content)
-            total = sum(not character.isspace() for character in message.content)
-            if len(lost) > self._max_lost_share * total:
-                raise ContractError(
-                    f"the tokenizer of model.path has no token for {message.content[lost[0]]!r}, at place "
-                    f"{lost[0]} of a message of role {message.role}: {message.content[:80]!r}; take another "
-                    "model, or raise environment.max_lost_share to go on without such characters"
-                )
+    def _check_characters(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        texts = [(f"a message of role {message.role}", message.content) for message in messages]
+        texts += [(f"the tool {tool.name}", f"{tool.name} {tool.description}") for tool in tools]
+        for place, text in texts:
+            if lost := self._lost(text):
+                raise ContractError(f"{place}: {lost}")
+
+    def _lost(self, text: str) -> str:
+        """Say which character the tokenizer loses first, when it loses more than is allowed; else nothing."""
+        lost = self.codec.lost_characters(text)
+        if len(lost) <= self._max_lost_share * sum(not character.isspace() for character in text):
+            return ""
+        return (
+            f"the tokenizer of model.path has no token for {text[lost[0]]!r}, at place {lost[0]} of "
+            f"{text[:80]!r}; take another model, or raise environment.max_lost_share to do without"
+        )
 
 
 class _Template:

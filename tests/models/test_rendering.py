@@ -177,12 +177,16 @@ def test_the_first_character_without_a_token_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 256, "eos_token_id": [1, 0]}')
     renderer = load_renderer(path, renderer="auto")
     assert renderer.name == "qwen3"
-    with pytest.raises(ContractError, match=r"no token for 'ï', at place 2 of a message of role user"):
-        renderer.opening([Message("user", "naïve")])
+    with pytest.raises(ContractError, match=r"a message of role user: .*no token for 'ï', at place 2"):
+        renderer.opening([Message("user", "naïve"), *QUESTION])
     lossy = load_renderer(path, renderer="auto", max_lost_share=0.2)
     context = lossy.opening([Message("user", "naïve")])
-    with pytest.raises(ContractError, match="no token for '你', at place 0 of a message of role tool"):
+    with pytest.raises(ContractError, match=r"a message of role tool: .*no token for '你', at place 0"):
         lossy.following(context, (), [Message("tool", "你好")])
+    with pytest.raises(ContractError, match=r"the tool añade: .* at place 1 of"):
+        renderer.opening(QUESTION, [Tool("añade", "Adds.", {})])
+    with pytest.raises(ConfigError, match=r"environment\.system_prompt: .*no token for 'é', at place 2"):
+        load_renderer(path, system_prompt="Brév")
 
 
 @pytest.mark.parametrize(
