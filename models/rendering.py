@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,8 +22,8 @@ from antiphon.models.directory import read_json
 
 OWN_TEMPLATE = "default"
 """What `model.renderer` calls the model's own chat template."""
-NOT_TRIED = ("auto", "custom", OWN_TEMPLATE, "gpt-oss")
-"""Of the package's names those that are no renderer that may be tried: gpt-oss fetches its vocabulary."""
+NO_RENDERERS, DOWNLOADS = ("auto", "custom", OWN_TEMPLATE), "gpt-oss"
+"""Names of the package that are not its renderers, and a renderer that is never tried: it fetches a file."""
 
 FAULTS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 """What the package raises for what it does not take, and its parsers for some tokens: JSON may have numbers
@@ -88,6 +89,8 @@ class Renderer:
         elif written is None and (environment.system_prompt or arguments):
             key = "environment.system_prompt" if environment.system_prompt else "model.template_arguments"
             raise ConfigError(f"{key} needs a chat template, and model.path={path} has none; remove it")
+        if lost := found._lost(environment.system_prompt or ""):
+            raise ConfigError(f"environment.system_prompt: {lost}")
         return found
 
     @property
@@ -118,8 +121,7 @@ class Renderer:
         """
         if not messages:
             raise ContractError("a conversation begins with at least one message, and there is none")
-        self._check_characters(messages)
-        return self._begin(messages, tools)
+        return self._begin(self._checked(messages, tools), tools)
 
     def following(
         self,
@@ -140,10 +142,9 @@ class Renderer:
             ContractError: when nothing can follow, or the tokenizer loses characters of a message.
             IntegrityError: when the package would change old tokens.
         """
-        self._check_characters(messages)
         old = [*context, *turn]
         try:
-            whole = self._continued(context, turn, messages, tools)
+            whole = self._continued(context, turn, self._checked(messages), tools)
         except FAULTS as error:
             raise ContractError(f"the renderer {self.name} fails on {_roles(messages)}: {error}") from error
         if whole is None:
@@ -211,11 +212,9 @@ class Renderer:
             ConfigError: with the setting that mends it.
         """
         if self._written is None or isinstance(self._written, _Template):
-            reason = "has no chat template"
-            if self._written is not None:
-                reason = "has a chat template, which only renders whole conversations again"
+            has = "no chat template" if self._written is None else "a chat template, which renders all again"
             raise ConfigError(
-                f"model.renderer={OWN_TEMPLATE}: model.path={path} {reason}, and a task with turns needs a "
+                f"model.renderer={OWN_TEMPLATE}: model.path={path} has {has}, and a task with turns needs a "
                 f"renderer that adds to a conversation; {_advice(self.codec, path)}"
             )
         if not self._goes_on():
@@ -243,16 +242,29 @@ class Renderer:
         turns = [self.codec.encode("3 4"), (*self.codec.encode("3 4"), self.stop_token_ids[0])]
         return all(self._continued(context, turn, [_QUESTION], ()) is not None for turn in turns)
 
-    def _check_characters(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            lost = self.codec.lost_characters(message.content)
-            total = sum(not character.isspace() for character in message.content)
-            if len(lost) > self._max_lost_share * total:
-                raise ContractError(
-                    f"the tokenizer of model.path has no token for {message.content[lost[0]]!r}, at place "
-                    f"{lost[0]} of a message of role {message.role}: {message.content[:80]!r}; take another "
-                    "model, or raise environment.max_lost_share to go on without such characters"
-                )
+    def _checked(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Message]:
+        """Return messages without special tokens spelled out in them: no text begins or ends a turn.
+
+        Raises:
+            ContractError: naming the first character that the tokenizer loses.
+        """
+        found = [replace(message, content=self._specials.sub("", message.content)) for message in messages]
+        texts = [(f"a message of role {message.role}", message.content) for message in found]
+        texts += [(f"the tool {tool.name}", f"{tool.name} {tool.description}") for tool in tools]
+        for place, text in texts:
+            if lost := self._lost(text):
+                raise ContractError(f"{place}: {lost}")
+        return found
+
+    def _lost(self, text: str) -> str:
+        """Say which character the tokenizer loses first, when it loses more than is allowed; else nothing."""
+        lost = self.codec.lost_characters(text)
+        if len(lost) <= self._max_lost_share * sum(not character.isspace() for character in text):
+            return ""
+        return (
+            f"the tokenizer of model.path has no token for {text[lost[0]]!r}, at place {lost[0]} of "
+            f"{text[:80]!r}; take another model, or raise environment.max_lost_share to do without"
+        )
 
 
 class _Template:
@@ -323,11 +335,12 @@ class _Vocabulary:
         return -1 if found is None and self._pretends else found
 
 
-def _names() -> list[str]:
+def _kinds() -> dict[str, Any]:
+    """Return the configurations of the package's renderers by name."""
     from renderers.configs import RendererConfig
 
-    configs = get_args(get_args(RendererConfig)[0])
-    return [config.model_fields["name"].default for config in configs]
+    kinds = {kind.model_fields["name"].default: kind for kind in get_args(get_args(RendererConfig)[0])}
+    return {name: kind for name, kind in kinds.items() if name not in NO_RENDERERS}
 
 
 def _build(name: str, codec: TextCodec, path: str, arguments: Mapping[str, Any]) -> Any:
@@ -339,42 +352,44 @@ def _build(name: str, codec: TextCodec, path: str, arguments: Mapping[str, Any])
     """
     from pydantic import ValidationError
     from renderers import create_renderer
-    from renderers.configs import config_from_name
 
-    names = [known for known in _names() if known not in ("auto", "custom")]
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
+    kinds = _kinds()
+    if name not in kinds:
+        near = difflib.get_close_matches(name, kinds, 1)
         raise ConfigError(
             f"model.renderer={name!r} is no renderer{f', did you mean {near[0]}?' if near else ''}; "
-            f"there are auto, {', '.join(names)}"
+            f"there are auto, {OWN_TEMPLATE}, {', '.join(kinds)}"
         )
-    kind = type(config_from_name(name))
     try:
-        config = kind.model_validate(dict(arguments))
+        config = kinds[name].model_validate(dict(arguments))
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(["model.template_arguments", *map(str, fault["loc"])])
-        taken = ", ".join(sorted(set(kind.model_fields) - {"name"}))
+        taken = ", ".join(sorted(set(kinds[name].model_fields) - {"name"}))
         raise ConfigError(f"{key}: {fault['msg']}; the renderer {name} takes {taken}") from error
-    try:
-        return create_renderer(_Vocabulary(codec, path), config)
-    except FAULTS as error:
-        asked = _Vocabulary(codec, path, pretends=True)
+    faults = ""
+    for pretends in (False, True):
+        vocabulary = _Vocabulary(codec, path, pretends)
         try:
-            create_renderer(asked, config)
-        except FAULTS:
-            asked.missing = asked.missing or [" ".join(str(error).split())[:200]]
-        raise ConfigError(
-            f"the renderer {name} needs tokens that the tokenizer of model.path={path} lacks: "
-            f"{', '.join(dict.fromkeys(asked.missing))}; add them, or set model.renderer to that of the "
-            "model's family"
-        ) from error
+            built = create_renderer(vocabulary, config)
+        except FAULTS as error:
+            faults = faults or " ".join(str(error).split())[:200]
+            continue
+        if not pretends:
+            return built
+    raise ConfigError(
+        f"the renderer {name} needs tokens that the tokenizer of model.path={path} lacks: "
+        f"{', '.join(dict.fromkeys(vocabulary.missing)) or faults}; add them, or set model.renderer to that "
+        "of the model's family"
+    )
 
 
 def _fitting(codec: TextCodec, path: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the renderers of the package that a tokenizer has the tokens for, by name."""
     found = {}
-    for name in (name for name in _names() if name not in NOT_TRIED):
+    for name in _kinds():
+        if name == DOWNLOADS:
+            continue
         try:
             found[name] = _build(name, codec, path, arguments)
         except ConfigError:  # not of this family
@@ -452,33 +467,17 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages in the form of chat completions, as templates and the package read them."""
     found = []
     for message in messages:
-        plain: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.tool_calls:
-            plain["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": call.call_id,
-                    "function": {"name": call.name, "arguments": dict(call.arguments)},
-                }
-                for call in message.tool_calls
-            ]
-        plain |= {key: value for key in ("tool_call_id", "name") if (value := getattr(message, key))}
-        found.append(plain)
+        called = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
+        ids = [call.call_id for call in message.tool_calls]
+        calls = [{"type": "function", "id": i, "function": call} for i, call in zip(ids, called, strict=True)]
+        given = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
+        given = {key: value for key, value in given.items() if value}
+        found.append({"role": message.role, "content": message.content, **given})
     return found
 
 
 def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": dict(tool.parameters),
-            },
-        }
-        for tool in tools
-    ] or None
+    return [{"type": "function", "function": asdict(tool)} for tool in tools] or None
 
 
 def _fault(call: Any) -> str:
