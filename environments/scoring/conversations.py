@@ -165,14 +165,16 @@ class InProcessConversations(Conversations):
         self,
         environment: ConversationEnvironment,
         hide: Callable[[str], str] = str,
-        **bounds: Any,
+        *,
+        most_live: int = REMEMBERED,
+        idle_s: float = IDLE_S,
     ) -> None:
         """Prepare; `hide` takes the secrets out of a text.
 
         Raises:
             ConfigError: when the environment has tools that run in the sandbox alone.
         """
-        super().__init__(environment, **bounds)
+        super().__init__(environment, most_live=most_live, idle_s=idle_s)
         self._hide = hide
         if names := sandboxed_tools(environment.tools):
             raise ConfigError(
@@ -280,6 +282,7 @@ class ConversationPool(Conversations):
             process, pid = held.state or (None, None)
             if process is None:
                 process = min(self._waiting, key=lambda one: self._waiting[one])
+                self._waiting[process] = self._waiting.pop(process)  # another one next time
             self._waiting[process] += 1
             try:
                 async with process.busy:
