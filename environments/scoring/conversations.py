@@ -49,6 +49,16 @@ class _Held:
     """Where its conversation is; None when there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What `Conversations.answer` is asked."""
+
+    trajectory: str
+    key: str
+    seed: int
+    replies: tuple[Reply, ...]
+
+
 class Conversations(ABC):
     """Turns of trajectories, by their names; an asynchronous context."""
 
@@ -82,7 +92,7 @@ class Conversations(ABC):
             replies: all of its replies so far.
         """
         # A caller that gives up leaves the conversation to itself: the turn is remembered for the next call.
-        turning = asyncio.create_task(self._answer(trajectory, key, seed, tuple(replies)))
+        turning = asyncio.create_task(self._answer(_Asked(trajectory, key, seed, tuple(replies))))
         self._turning.add(turning)
         turning.add_done_callback(self._turning.discard)
         return await asyncio.shield(turning)
@@ -95,11 +105,12 @@ class Conversations(ABC):
                     del self._held[trajectory]
                 await self._drop(trajectory, held)
 
-    async def _answer(self, trajectory: str, key: str, seed: int, replies: tuple[Reply, ...]) -> Turn:
+    async def _answer(self, asked: _Asked) -> Turn:
+        trajectory, replies = asked.trajectory, asked.replies
         held = self._held.setdefault(trajectory, _Held())
         async with held.turning:
             if self._held.get(trajectory) is not held:  # it was forgotten meanwhile
-                return await self._answer(trajectory, key, seed, replies)
+                return await self._answer(asked)
             self._held[trajectory] = self._held.pop(trajectory)
             held.used_s = asyncio.get_running_loop().time()
             if held.turn is not None and held.replies == replies:
@@ -111,11 +122,13 @@ class Conversations(ABC):
                 return _gone("the environment cannot build it again")
             if not (follows and held.state is not None) and (full := await self._make_room()):
                 return full
-            turn = await self._turn(trajectory, held, key, seed, replies, follows)
+            turn = await self._turn(held, asked, follows)
             if not isinstance(turn, tuple):
                 await self._drop(trajectory, held)
             if isinstance(turn, Failed):
-                _log.warning("conversation.failed", prompt=key, trajectory=trajectory, reason=turn.reason)
+                _log.warning(
+                    "conversation.failed", prompt=asked.key, trajectory=trajectory, reason=turn.reason
+                )
                 if turn.infrastructure:
                     return turn
             held.replies, held.turn = replies, turn
@@ -144,15 +157,7 @@ class Conversations(ABC):
         return None
 
     @abstractmethod
-    async def _turn(
-        self,
-        trajectory: str,
-        held: _Held,
-        key: str,
-        seed: int,
-        replies: tuple[Reply, ...],
-        follows: bool,
-    ) -> Turn:
+    async def _turn(self, held: _Held, asked: _Asked, follows: bool) -> Turn:
         """Return what came of the last reply; its conversation may have had the others (`follows`)."""
 
     @abstractmethod
@@ -167,14 +172,16 @@ class InProcessConversations(Conversations):
         self,
         environment: ConversationEnvironment,
         hide: Callable[[str], str] = str,
-        **bounds: Any,
+        *,
+        most_live: int = REMEMBERED,
+        idle_s: float = IDLE_S,
     ) -> None:
         """Prepare; `hide` takes the secrets out of a text.
 
         Raises:
             ConfigError: when the environment has tools that run in the sandbox alone.
         """
-        super().__init__(environment, **bounds)
+        super().__init__(environment, most_live=most_live, idle_s=idle_s)
         self._hide = hide
         # A thread for each: one that waits, such as for a judge, delays no other.
         self._threads = ThreadPoolExecutor(self._most_live, "conversation")
@@ -184,25 +191,17 @@ class InProcessConversations(Conversations):
                 "out only_compares"
             )
 
-    async def _turn(
-        self,
-        trajectory: str,
-        held: _Held,
-        key: str,
-        seed: int,
-        replies: tuple[Reply, ...],
-        follows: bool,
-    ) -> Turn:
+    async def _turn(self, held: _Held, asked: _Asked, follows: bool) -> Turn:
         if held.state is not None and follows:
-            return await self._in_thread(self._asked, held.state, replies[-1])
+            return await self._in_thread(self._ask, held.state, asked.replies[-1])
         if held.turn is not None and not self.environment.rebuildable:
             return _gone("it was idle too long")
         try:
             # Here, not in a thread: an environment may draw its problems one after the other.
-            problem = self.environment.problem_by_key(key)
+            problem = self.environment.problem_by_key(asked.key)
         except AntiphonError as error:
             return Failed(self._hide(str(error)))
-        return await self._in_thread(self._begun, held, problem, seed, replies)
+        return await self._in_thread(self._begin, held, asked, problem)
 
     async def _in_thread(self, work: Callable[..., Turn], *arguments: Any) -> Turn:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -213,18 +212,21 @@ class InProcessConversations(Conversations):
         await super().__aexit__(kind, error, trace)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begun(self, held: _Held, problem: Problem, seed: int, replies: tuple[Reply, ...]) -> Turn:
+    def _begin(self, held: _Held, asked: _Asked, problem: Problem) -> Turn:
         held.state = self.environment.conversation()
         opening = attempt(
-            lambda: held.state.begin(problem, seed), self.environment.reward_range, self._hide, opening=True
+            lambda: held.state.begin(problem, asked.seed),
+            self.environment.reward_range,
+            self._hide,
+            opening=True,
         )
         if not isinstance(opening, tuple):
             return opening
-        found = last_turn(replies, lambda reply: self._asked(held.state, reply))
+        found = last_turn(asked.replies, lambda reply: self._ask(held.state, reply))
         assert not isinstance(found, Lost)
         return found
 
-    def _asked(self, conversation: Conversation, reply: Reply) -> Turn:
+    def _ask(self, conversation: Conversation, reply: Reply) -> Turn:
         return attempt(lambda: conversation.answer(reply), self.environment.reward_range, self._hide)
 
     async def _drop(self, trajectory: str, held: _Held) -> None:
@@ -279,21 +281,14 @@ class ConversationPool(Conversations):
         await super().__aexit__(kind, error, trace)
         await self._pool.__aexit__(kind, error, trace)
 
-    async def _turn(
-        self,
-        trajectory: str,
-        held: _Held,
-        key: str,
-        seed: int,
-        replies: tuple[Reply, ...],
-        follows: bool,
-    ) -> Turn:
+    async def _turn(self, held: _Held, asked: _Asked, follows: bool) -> Turn:
         lost: Turn | Lost = _gone("")
         began = held.turn is not None
         for _ in range(self._attempts):
             process, pid = held.state or (None, None)
             if process is None:
                 process = min(self._waiting, key=lambda one: self._waiting[one])
+                self._waiting[process] = self._waiting.pop(process)  # another one next time
             self._waiting[process] += 1
             try:
                 async with process.busy:
@@ -303,7 +298,7 @@ class ConversationPool(Conversations):
                     began = True
                     await self._pool.start_if_ended(process)
                     held.state = process, process.pid
-                    lost = await self._asked(process, trajectory, goes_on, key, seed, replies)
+                    lost = await self._ask(process, asked, goes_on)
             except UnavailableError as error:
                 return Failed(str(error), infrastructure=True)
             finally:
@@ -311,23 +306,17 @@ class ConversationPool(Conversations):
             if not isinstance(lost, Lost):
                 return lost
             held.state, pid = None, None
-            _log.warning("conversation.lost", prompt=key, trajectory=trajectory, reason=lost.reason)
+            _log.warning(
+                "conversation.lost", prompt=asked.key, trajectory=asked.trajectory, reason=lost.reason
+            )
         assert isinstance(lost, Lost)
         return Failed(lost.reason, infrastructure=lost.killed)
 
-    async def _asked(
-        self,
-        process: ScoringProcess,
-        trajectory: str,
-        goes_on: bool,
-        key: str,
-        seed: int,
-        replies: tuple[Reply, ...],
-    ) -> Turn | Lost:
-        request: dict[str, Any] = {"trajectory": trajectory}
+    async def _ask(self, process: ScoringProcess, asked: _Asked, goes_on: bool) -> Turn | Lost:
+        request: dict[str, Any] = {"trajectory": asked.trajectory}
         if not goes_on:
-            request |= {"key": key, "seed": seed}
-        request["replies"] = [asdict(reply) for reply in (replies[-1:] if goes_on else replies)]
+            request |= {"key": asked.key, "seed": asked.seed}
+        request["replies"] = [asdict(reply) for reply in (asked.replies[-1:] if goes_on else asked.replies)]
         try:
             return await process.turn(request, 1 + len(request["replies"]), self.environment.reward_range)
         except ContractError as error:

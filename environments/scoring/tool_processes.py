@@ -1,7 +1,7 @@
 """Tool processes: the shell and the Python that a policy uses in a trajectory, and what they may do.
 
 Each has a host that runs nothing of the policy's: process 1 of a namespace of its own, within that of the
-trajectory's process. What the policy wrote is a program that the host starts anew, so it inherits nothing of
+trajectory's process. What the policy wrote is a program that the host starts each time, so it inherits nothing of
 the environment: not its memory, its secrets, its files or its pipes. It sees no process but its own, has no
 network, writes to a folder that the tools of one trajectory share, and is one of at most `PROCESSES`. When a
 call is over, all that it started is killed; Python, whose variables stay, may start none and stands still.
@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,27 +59,21 @@ class ToolHosts:
     """The hosts of one trajectory's tools, as its own process has them."""
 
     def __init__(self, names: Iterable[str], task: ScoringTask) -> None:
-        """Start a host for each of "shell" and "python" that is named; takes the rights of the sandbox."""
+        """Start a host for each of "shell" and "python" that is named; takes the rights of the sandbox.
+
+        Raises:
+            OSError: when the kernel does not make what a host needs.
+        """
         self._task = task
         pairs = {name: socket.socketpair() for name in names}
         self._channels = {name: pair[0] for name, pair in pairs.items()}
         self._deadline_s = 0.0
-        if not pairs or fork_within():
-            for pair in pairs.values():
-                pair[1].close()
-            return
-        # This process only holds the folder that the hosts share, and ends with the trajectory's.
-        own_scratch(task.readable)
+        if pairs and fork_within() == 0:
+            _serve_all(pairs, task)
         for name, pair in pairs.items():
-            if fork_within() == 0:
-                for channel in self._channels.values():
-                    channel.close()
-                _serve(name, pair[1], task)
-        for pair in pairs.values():
-            pair[0].close()
             pair[1].close()
-        while True:
-            signal.pause()
+            if refusal := self._heard(name):
+                raise OSError(f"the tool {name}: {refusal}")
 
     def renew(self) -> None:
         """Say that the time of an answer begins."""
@@ -93,19 +87,51 @@ class ToolHosts:
         """
         left_s = max(0.0, self._deadline_s - time.monotonic())
         try:
-            channel = self._channels[tool]
-            channel.sendall(line_of({"text": text, "timeout_s": left_s}))
-            with channel.makefile("rb") as answers:
-                return str(json.loads(answers.readline())["said"])
-        except (OSError, ValueError) as error:
+            self._channels[tool].sendall(line_of({"text": text, "timeout_s": left_s}))
+            return self._heard(tool)
+        except OSError as error:
             raise UnavailableError(f"the process of the tool {tool} has ended") from error
 
+    def _heard(self, tool: str) -> str:
+        with self._channels[tool].makefile("rb") as answers:
+            if line := answers.readline():
+                return str(json.loads(line)["said"])
+        raise OSError("its process has ended")
 
-def _serve(name: str, channel: socket.socket, task: ScoringTask) -> NoReturn:
-    """Run what is asked for until the channel ends, and end this process."""
+
+def _serve_all(pairs: Mapping[str, tuple[socket.socket, socket.socket]], task: ScoringTask) -> NoReturn:
+    """Start a host for each tool and hold the folder that they share, until the trajectory's process ends."""
     try:
-        own_user()
-        os.chdir(SCRATCH)
+        for ours, _ in pairs.values():
+            ours.close()
+        try:
+            own_scratch(task.readable)
+            for name, (_, channel) in pairs.items():
+                if fork_within() == 0:
+                    _serve(name, channel, [held for _, held in pairs.values() if held is not channel], task)
+        except OSError as error:
+            for _, channel in pairs.values():
+                channel.sendall(line_of({"said": str(error)}))
+        for _, channel in pairs.values():
+            channel.close()
+        while True:
+            signal.pause()
+    finally:
+        os._exit(0)
+
+
+def _serve(name: str, channel: socket.socket, others: Sequence[socket.socket], task: ScoringTask) -> NoReturn:
+    """Say that the host is ready, or why not, and run what is asked for until the channel ends."""
+    try:
+        for other in others:
+            other.close()
+        refusal = ""
+        try:
+            own_user()
+            os.chdir(SCRATCH)
+        except OSError as error:
+            refusal = str(error)
+        channel.sendall(line_of({"said": refusal}))
         runner = _Python(task) if name == "python" else _Shell(task)
         with channel.makefile("rb") as requests:
             for line in requests:
@@ -138,7 +164,7 @@ class _Shell:
 
 
 class _Python:
-    """Runs code in one Python, which is started anew when it ended or took too long."""
+    """Runs code in one Python, which is started again when it ended or took too long."""
 
     def __init__(self, task: ScoringTask) -> None:
         self._task = task

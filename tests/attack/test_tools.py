@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.core.messages import Ended, Reply, ToolCall
 from antiphon.environments.scoring.conversations import ConversationPool
-from antiphon.environments.scoring.messages import ScoringTask
+from antiphon.environments.scoring.messages import Failed, ScoringTask
 from antiphon.environments.scoring.tool_processes import MOST_WRITTEN, OUTPUT_BYTES, PROCESSES
 from tests.support.attempts import outside
 from tests.support.bubblewrap import needs_bubblewrap
@@ -69,10 +69,10 @@ def run(story: Awaitable[None]) -> None:
     asyncio.run(body())
 
 
-def make_pool() -> ConversationPool:
+def make_pool(factory: str = FACTORY) -> ConversationPool:
     needs_bubblewrap()
     task = ScoringTask(
-        *("tooled", {}, 0, 8, 8, ANSWER_S, 1 << 30, FACTORY, (FOLDER,), (FOLDER,)),
+        *("tooled", {}, 0, 8, 8, ANSWER_S, 1 << 30, factory, (FOLDER,), (FOLDER,)),
         secrets={"JUDGE_KEY": "sk1"},
     )
     return ConversationPool(Talking("tooled"), task, processes=1, attempts=3, sandbox=True, patience_s=10.0)
@@ -178,5 +178,37 @@ def test_an_answer_of_many_calls_takes_no_longer_than_its_time() -> None:
             assert isinstance(turn, tuple)
             assert ["stopped after" in message.content for message in turn] == [True] * 4
             assert turn[-1].content == "[stopped after 0.0 s]"
+
+    run(story())
+
+
+@pytest.mark.parametrize("tool", ["shell", "python"])
+def test_a_host_that_is_killed_is_no_mistake_of_the_environment(tool: str) -> None:
+    async def story() -> None:
+        async with make_pool() as pool:
+            one = Trajectory(pool, "one")
+            await one.run(tool, "1" if tool == "python" else "true")
+            (inside,) = psutil.Process(pool.processes[0].pid).children()
+            (conversation,) = inside.children()
+            (keeper,) = conversation.children()
+            assert len(keeper.children()) == 2
+            for host in keeper.children():
+                host.kill()
+            arguments = {"command": "true", "code": "1"}
+            del arguments["code" if tool == "shell" else "command"]
+            asked = [*one.replies, Reply("", tool_calls=(ToolCall(tool, arguments),))]
+            found = await pool.answer("one", KEY, 1, asked)
+            assert found == Failed(f"the process of the tool {tool} has ended", infrastructure=True)
+            assert isinstance(await pool.answer("one", KEY, 1, asked), tuple)
+
+    run(story())
+
+
+def test_a_kernel_that_makes_no_user_namespace_is_named() -> None:
+    async def story() -> None:
+        async with make_pool("talking:without_user_namespaces") as pool:
+            reason = "a trajectory's processes could not be started: the tool shell: [Errno 28] No space"
+            found = await pool.answer("one", KEY, 1, [Reply("7")])
+            assert isinstance(found, Failed) and found.infrastructure and found.reason.startswith(reason)
 
     run(story())

@@ -1,5 +1,6 @@
 """Environments with turns: a guessing game, an adder with tools, an echo, a shell, and bad ones."""
 
+import errno
 import os
 import signal
 import sys
@@ -128,3 +129,14 @@ def make_environment(
 ) -> Talking:
     """Build the one that `name` says."""
     return Talking(name, **parameters)
+
+
+def without_user_namespaces(*arguments: Any) -> Talking:
+    """Build one as on a machine whose kernel makes no further user namespace."""
+    from antiphon.environments.scoring import tool_processes
+
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tool_processes.own_user = refuse
+    return make_environment(*arguments)
