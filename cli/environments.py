@@ -48,7 +48,8 @@ def lines(found: "Description") -> list[str]:
     said += [f"  {line}" for line in (columns(rows) if rows else ["none"])]
     said += ["", "a prompt:", *(f"  {line}" for line in found.prompt.splitlines())]
     said += ["", "its answer:", *(f"  {line}" for line in (found.answer or "(there are many)").splitlines())]
-    scoring = ["scoring: its own `reward` gives each answer a number in 0..1"]
+    low, high = found.reward_range
+    scoring = [f"scoring: its own `reward` gives each answer a number in {low:g}..{high:g}"]
     if found.name.startswith("reasoning/"):
         scoring = [
             "scoring: 1 when the text between <answer> and </answer> at the very end is right, else 0;",

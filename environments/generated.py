@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.seeds import derive_seed, generator
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, key_of
 
@@ -27,6 +28,8 @@ class GeneratedEnvironment(SplitEnvironment):
     """Whether `score` does no more with a text than compare it; all else is done in a sandbox."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """The parameters that the task takes, with their values where `environment.parameters` names none."""
+    reward_range: RewardRange = UNIT_RANGE
+    """The least and the largest that a completion may be worth."""
 
     def __init__(self, parameters: Mapping[str, Any], seed: int, train_size: int, heldout_size: int) -> None:
         """Check the parameters; no problem is drawn yet.
@@ -58,7 +61,7 @@ class GeneratedEnvironment(SplitEnvironment):
 
     @abstractmethod
     def score(self, problem: Problem, completion: str) -> float:
-        """Return what one completion is worth, in [0, 1]. What it raises is an answer that failed."""
+        """Return what one completion is worth. What it raises is an answer that failed."""
 
     def make(self, split: str, index: int) -> Problem:
         """Return a problem, drawn when it is first asked for.

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError
-from antiphon.environments.environment import Problem
+from antiphon.environments.environment import Problem, reward_range_of
 from antiphon.environments.scoring.messages import Failed, checked_reward
 from antiphon.system.packages import (
     ENVIRONMENTS,
@@ -112,6 +112,7 @@ class OutsideEnvironment:
                     f"{', '.join(METHODS)}"
                 )
         self.only_compares = getattr(self._inner, "only_compares", False) is True
+        self.reward_range = self._tried("reward_range", lambda: reward_range_of(self._inner))
         if callable(explain := getattr(self._inner, "explain", None)):
             self.explain = explain  # why a completion got its reward, where the class can say so
         self.about = (inspect.getdoc(made) or "").partition("\n")[0]
@@ -162,7 +163,7 @@ class OutsideEnvironment:
                 f"{self._called}: reward(...) returned {rewards!r:.80}, not one number for each answer"
             )
         for reward in rewards:
-            if isinstance(verdict := checked_reward(reward), Failed):
+            if isinstance(verdict := checked_reward(reward, self.reward_range), Failed):
                 raise ConfigError(f"{self._called}: {verdict.reason.replace('the scorer', 'reward(...)')}")
         self._check_elsewhere()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from antiphon.core.config_sections import EnvironmentSection
 from antiphon.core.errors import ConfigError
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.environments.environment import Environment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
 from antiphon.system.packages import find_package, reference_of
@@ -32,6 +33,7 @@ class Description:
     """A right answer to it."""
     package: str = ""
     """Where it comes from, such as `dice 0.1`; empty for those that come with Antiphon."""
+    reward_range: RewardRange = UNIT_RANGE
 
 
 def environment_names() -> list[str]:
@@ -91,7 +93,13 @@ def describe(name: str) -> Description:
         package = find_package(environment.reference)
         origin = "" if package is None else package.release or str(package.path)
         return Description(
-            name, environment.about, environment.defaults, problem.text, problem.answer, origin
+            name,
+            environment.about,
+            environment.defaults,
+            problem.text,
+            problem.answer,
+            origin,
+            environment.reward_range,
         )
     from antiphon.environments.reasoning import prompts as reasoning
 

@@ -7,7 +7,7 @@ from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import Prompt
-from antiphon.environments.environment import Environment
+from antiphon.environments.environment import Environment, reward_range_of
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import end_tokens
 from antiphon.services.coordinator.journal.pinned import input_files
@@ -27,6 +27,7 @@ class EnvironmentPrompts:
         self.rules = rules
         self.files = files
         """What `input_files` found."""
+        self.reward_range = reward_range_of(environment)
         self._environment = environment
         self._codec = codec
         self._max_prompt_tokens = max_prompt_tokens

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from antiphon.core.config import RunConfig
-from antiphon.environments.environment import Environment
+from antiphon.environments.environment import Environment, reward_range_of
 from antiphon.environments.outside import folders_of, secret_values
 from antiphon.environments.scoring.messages import ScoringTask
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
@@ -44,6 +44,7 @@ def scorer_of(config: RunConfig, environment: Environment) -> contextlib.Abstrac
         folders=folders,
         readable=readable,
         secrets=secret_values(section.secrets),
+        reward_range=reward_range_of(environment),
     )
     if environment.only_compares and reward.sandbox != "always":
         return contextlib.nullcontext(InProcess(environment, task.without_secrets))
