@@ -88,7 +88,7 @@ class Coordinator(Protocol):
         """Take the rewards of groups; return the ids of those that had none yet and were not gone.
 
         Raises:
-            ContractError: when a reward is missing or outside [0, 1]; other groups of the call count.
+            ContractError: when a reward is missing or outside of its range; other groups of the call count.
         """
 
     async def answer_turn(self, request: TurnRequest) -> TurnReply:

@@ -71,9 +71,9 @@ def lines(found: "Description") -> list[str]:
             for tool in found.tools
         ]
         said += [f"  {line}" for line in (columns(told) if told else ["none"])]
-    least, most = found.reward_range
+    low, high = found.reward_range
     by = "conversation" if found.opening else "reward"
-    scoring = [f"scoring: its own `{by}` gives each answer a number in {least:g}..{most:g}"]
+    scoring = [f"scoring: its own `{by}` gives each answer a number in {low:g}..{high:g}"]
     if found.name.startswith("reasoning/"):
         scoring = [
             "scoring: 1 when the text between <answer> and </answer> at the very end is right, else 0;",

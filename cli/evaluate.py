@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from antiphon.cli.arguments import Json
 from antiphon.core.errors import ConfigError
-from antiphon.core.reporting.figures import interval
+from antiphon.core.reporting.figures import interval, score_name
 from antiphon.core.reporting.plain_text import plain
 from antiphon.lineage.samples import Sample
 from antiphon.runs.attach import held_out_scores, plain_scores, write_scores
@@ -65,9 +65,10 @@ def evaluate(
         print(json.dumps(plain_scores(scores), indent=2))
         return
     for score in scores:
+        by_chance = interval(score.reward_mean, score.prompts, score.reward_range)
         print(
-            f"version {score.version}: held-out pass@1 {score.reward_mean:.4f} "
-            f"± {interval(score.reward_mean, score.prompts):.4f} (95%) over {score.prompts} prompts"
+            f"version {score.version}: held-out {score_name(score.reward_range)} {score.reward_mean:.4f} "
+            f"± {by_chance:.4f} (95%) over {score.prompts} prompts"
         )
     if not scores:
         print("nothing was evaluated yet")

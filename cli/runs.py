@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from antiphon.cli.arguments import Json, columns
-from antiphon.core.reporting.figures import seconds, share
+from antiphon.core.reporting.figures import seconds
 from antiphon.lineage.run_overview import RunSummary, overview
 from antiphon.runs.directory import home_directory, known_homes, list_runs
 from antiphon.system.set_up import command
@@ -64,10 +64,10 @@ _HEAD = ("run", "state", "steps", "before", "after", "best", "began", "time")
 
 def _cells(run: RunSummary) -> tuple[str, ...]:
     figures = run.figures
-    best = share(figures.reward_best)
+    best = figures.text("reward_best")
     return (
         *(run.run_id, run.state, f"{figures.steps}/{run.steps_total}"),
-        *(share(figures.reward_first), share(figures.reward_last)),
+        *(figures.text("reward_first"), figures.text("reward_last")),
         best if figures.best_version is None else f"{best} v{figures.best_version}",
         *(_ago(run.begun_at), seconds(figures.wall_s)),
     )

@@ -75,7 +75,7 @@ def status(
         return _show_resting(directory, as_json)
     if watch:
         return _watch(address, directory.name, credentials)
-    shown = StepAlarms(asyncio.run(commits_of(address, credentials)))
+    shown = StepAlarms(asyncio.run(commits_of(address, credentials)), found.reward_range)
     alarms, figures = current_alarms(shown, found, config, directory), read_figures(directory)
     if as_json:
         _print_json(dataclasses.asdict(found), alarms, figures)

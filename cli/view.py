@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.core.reporting.figures import share
+from antiphon.core.reporting.figures import score, score_name
 from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_display import (
     PlaneView,
@@ -72,7 +72,7 @@ class RunHistory:
     rewards: dict[int, float] = field(default_factory=dict)
     """Step -> mean training reward."""
     scores: dict[int, float] = field(default_factory=dict)
-    """Version -> held-out pass@1."""
+    """Version -> held-out score."""
     first_step: int | None = None
     """Steps done at the first look; a run that continues does not start at 0."""
 
@@ -108,7 +108,7 @@ def picture(
         time_said = f"   {clock(elapsed_s)}" + (
             "" if remaining is None else f", about {clock(remaining)} left"
         )
-    courses = {"reward": history.rewards, "held-out pass@1": history.scores}
+    courses = {"reward": history.rewards, f"held-out {score_name(status.reward_range)}": history.scores}
     for row in status_rows(status):
         said = Text(plain(row.text))
         if row.label == "step":
@@ -201,7 +201,7 @@ class PlainView(RunDisplay):
         self._step = status.committed_steps
         waits = [f"{p.name} waits for {p.waits_for}" for p in planes.values() if p.waits_for]
         rates = [f"{p.name} {p.rate:,.0f} tokens/s" for p in planes.values() if p.rate]
-        reward = share(reward_of(status.last_commit))
+        reward = score(reward_of(status.last_commit), status.reward_range)
         stale = max(status.staleness_histogram, default=0)
         head = f"{clock(now - self._started_s)} step {status.committed_steps}/{status.steps_total}"
         drafts = [words.partition(",")[0]] if (words := drafting_words(status.last_commit)) else []
@@ -210,7 +210,8 @@ class PlainView(RunDisplay):
 
     def _say_scores(self, status: RunStatus) -> None:
         for version in self._history.take(status):
-            self.message(f"held-out pass@1 of version {version}: {share(self._history.scores[version])}")
+            within, found = status.reward_range, self._history.scores[version]
+            self.message(f"held-out {score_name(within)} of version {version}: {score(found, within)}")
 
     def message(self, text: str) -> None:
         self._said_s = time.perf_counter()

@@ -13,6 +13,7 @@ import numpy as np
 from blake3 import blake3
 
 from antiphon.core.errors import ContractError
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import (
     Completion,
     FinishReason,
@@ -293,7 +294,7 @@ def check_rewards(
     group_id: str,
     sample_rewards: Sequence[SampleReward],
     samples: int,
-    within: tuple[float, float] = (0.0, 1.0),
+    within: RewardRange = UNIT_RANGE,
 ) -> tuple[SampleReward, ...]:
     """Return the rewards [G] of a group by sample; the reasons of failures are cut to one short line.
 
@@ -311,7 +312,7 @@ def check_rewards(
         low, high = (0.0, 0.0) if given.failure else within
         if not low <= given.reward <= high:  # what is no number is outside too
             raise ContractError(
-                f"group {group_id}: the reward of sample {index} is {given.reward}; its environment must "
+                f"group {group_id}: the reward of sample {index} is {given.reward}; environments must "
                 f"score in [{within[0]:g}, {within[1]:g}], and what could not be scored has 0"
             )
     ordered = (by_sample[index] for index in range(samples))

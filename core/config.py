@@ -104,12 +104,13 @@ class RunConfig(Section):
                 f"sampling.max_tokens={self.sampling.max_tokens} leaves no room for a prompt in "
                 f"rollout.max_model_tokens={self.rollout.max_model_tokens}; raise the latter"
             )
-        group = group_bytes(
-            loop.group_size, loop.group_size * self.sampling.max_tokens, self.rollout.max_model_tokens
-        )
+        samples, held = loop.group_size, self.evaluation.samples
+        name = "loop.group_size" if samples >= held else "evaluation.samples"
+        samples = max(samples, held)
+        group = group_bytes(samples, samples * self.sampling.max_tokens, self.rollout.max_model_tokens)
         if not fits(group):
             raise ValueError(
-                f"loop.group_size={loop.group_size} times sampling.max_tokens={self.sampling.max_tokens} "
+                f"{name}={samples} times sampling.max_tokens={self.sampling.max_tokens} "
                 f"makes groups of up to {group / (1 << 20):.1f} MiB, but one message carries at most "
                 f"{(MESSAGE_BYTES - MARGIN_BYTES) >> 20} MiB; lower either"
             )

@@ -11,6 +11,10 @@ from typing import Any, Literal
 from antiphon.core.frozen import frozen
 
 Role = Literal["system", "user", "assistant", "tool"]
+RewardRange = tuple[float, float]
+"""The least and the largest reward of an environment."""
+UNIT_RANGE: RewardRange = (0.0, 1.0)
+"""That of an environment which states none."""
 
 
 @frozen

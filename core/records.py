@@ -328,7 +328,7 @@ class SampleReward:
     """The environment's score of one trajectory."""
 
     sample_index: int
-    reward: float  # in [0, 1]; 0 where there is none
+    reward: float  # within its environment's range; 0 where there is none
     failure: str = ""  # why the trajectory could not be scored, in a line; empty where it was
 
 

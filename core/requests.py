@@ -110,8 +110,8 @@ class LeaseRequest:
     held_version: int | None
     """The gate counts with the version the worker holds, not the learner's."""
     groups: int
-    """Most groups it can take now; an evaluation's lease has one sample and counts as the
-    1 / loop.group_size of a group, so the reply may hold more leases than this number."""
+    """Most groups it can take now; an evaluation's lease counts as the evaluation.samples / loop.group_size
+    of a group, so the reply may hold more leases than this number."""
     wait_s: float
     """Longest time to hold the call open when nothing can be leased; at most 30."""
     wants_history: bool = False

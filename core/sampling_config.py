@@ -80,7 +80,9 @@ class EvaluationSection(Section):
     interval: int = Field(default=10, ge=0, le=MOST_STEPS)
     """Versions between evaluations; 0 evaluates only the first and the last version."""
     prompts: int = Field(default=192, ge=1, le=MOST_PROMPTS)
-    """Held-out prompts per evaluation, one sample each."""
+    """Held-out prompts per evaluation."""
+    samples: int = Field(default=1, ge=1, le=64)
+    """Samples of each held-out prompt; a score is the mean over prompts of the mean over samples."""
     temperature: float | None = Field(default=None, ge=0.0, le=10.0)
     """Divides the logits of held-out samples; 0 means greedy; null takes sampling.temperature."""
     top_k: int = Field(default=0, ge=0, le=MOST_TOKENS)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from antiphon.core.dissemination.reports import DeliveryRecord
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import StepCommit
 from antiphon.core.voided_batch import VoidedBatch
 
@@ -26,10 +27,11 @@ class EvaluationRecord:
     rewarded: int
     """Equal to prompts when the evaluation is complete and what is kept of its answers is in the store."""
     reward_mean: float
-    """pass@1 where rewards are 0 or 1; over the rewarded prompts."""
+    """pass@1 where rewards are 0 or 1; over the rewarded prompts, of each the mean of its samples."""
     completion_tokens_mean: float
     samples_digest: str = ""
     """blake3 of the file of kept answers; empty where none are kept."""
+    reward_range: RewardRange = UNIT_RANGE
 
     @property
     def complete(self) -> bool:
@@ -187,6 +189,8 @@ class RunStatus:
     """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
     deliveries: tuple[DeliveryRecord, ...] = ()
     """How versions came to the workers, newest last; the journal's events `snapshot.delivered` are all."""
+    reward_range: RewardRange = UNIT_RANGE
+    """Of the environment."""
 
     @property
     def evaluated(self) -> frozenset[int]:

@@ -5,14 +5,18 @@ the same problem on every machine, so a prompt key is enough to reward an answer
 """
 
 import difflib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 
 SPLITS = ("train", "heldout")
+LARGEST_REWARD = 1e9
+"""Sums of squares of larger ones could be no float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,9 @@ class Problem:
 
 
 class Problems(Protocol):
-    """Where prompts come from."""
+    """Where prompts come from; where rewards lie elsewhere than in [0, 1], it also has an attribute
+    `reward_range`: see `reward_range_of`.
+    """
 
     name: str
     only_compares: bool
@@ -57,7 +63,26 @@ class Environment(Problems, Protocol):
     """What a task of one turn must provide to be trained on; `conversation` has that of several."""
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
-        """Score each completion's text in [0, 1]; never raises for what a model wrote."""
+        """Score each completion's text within its range; never raises for what a model wrote."""
+
+
+def reward_range_of(environment: object) -> RewardRange:
+    """Return the least and the largest reward that an environment states; 0 and 1 where it states none.
+
+    Raises:
+        ConfigError: when what it states is no range.
+    """
+    stated = getattr(environment, "reward_range", UNIT_RANGE)
+    try:
+        low, high = map(float, stated)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not -LARGEST_REWARD <= low < high <= LARGEST_REWARD:
+        raise ConfigError(
+            f"reward_range={stated!r:.80} is no pair (low, high) with low below high, each a number of at "
+            f"most {LARGEST_REWARD:g}; state the least and the largest reward"
+        )
+    return low, high
 
 
 class SplitEnvironment(ABC):
@@ -137,4 +162,5 @@ def explain(environment: Environment, problem: Problem, completion: str, reward:
     """Say why a completion got its reward; of an environment that does not know, what was expected."""
     if isinstance(environment, Explains):
         return environment.explain(problem, completion, reward)
-    return "" if reward >= 1.0 or not problem.answer else f"the reference answer is {problem.answer!r}"
+    best = reward >= reward_range_of(environment)[1]
+    return "" if best or not problem.answer else f"the reference answer is {problem.answer!r}"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.messages import Tool
+from antiphon.core.messages import UNIT_RANGE, RewardRange, Tool
 from antiphon.core.seeds import derive_seed, generator
 from antiphon.environments.conversation import Conversation
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
@@ -29,6 +29,8 @@ class GeneratedProblems(SplitEnvironment):
     """Whether the task does no more with a text than compare it; all else is done in a sandbox."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """The parameters that the task takes, with their values where `environment.parameters` names none."""
+    reward_range: RewardRange = UNIT_RANGE
+    """The least and the largest that a completion may be worth."""
 
     def __init__(self, parameters: Mapping[str, Any], seed: int, train_size: int, heldout_size: int) -> None:
         """Check the parameters; no problem is drawn yet.

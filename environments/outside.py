@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import inspect
 import json
-import math
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError
 from antiphon.core.messages import Reply, Tool
 from antiphon.environments.conversation import Conversation, opening
-from antiphon.environments.environment import Problem
+from antiphon.environments.environment import Problem, reward_range_of
 from antiphon.environments.scoring.messages import Failed, attempt, checked_reward, turn_line
 from antiphon.system.packages import (
     ENVIRONMENTS,
@@ -127,6 +126,7 @@ class OutsideEnvironment:
         if self.has_turns:
             self._take_turns()
         self.only_compares = getattr(self._inner, "only_compares", False) is True
+        self.reward_range = self._tried("reward_range", lambda: reward_range_of(self._inner))
         if callable(explain := getattr(self._inner, "explain", None)):
             self.explain = explain  # why a completion got its reward, where the class can say so
         self.about = (inspect.getdoc(made) or "").partition("\n")[0]
@@ -187,7 +187,7 @@ class OutsideEnvironment:
                 f"{self._called}: reward(...) returned {rewards!r:.80}, not one number for each answer"
             )
         for reward in rewards:
-            if isinstance(verdict := checked_reward(reward), Failed):
+            if isinstance(verdict := checked_reward(reward, self.reward_range), Failed):
                 raise ConfigError(f"{self._called}: {verdict.reason.replace('the scorer', 'reward(...)')}")
 
     def _try_conversation(self, problem: Problem) -> None:
@@ -209,16 +209,6 @@ class OutsideEnvironment:
         self.rebuildable = getattr(self._inner, "rebuildable", True)
         if not isinstance(self.rebuildable, bool):
             raise ConfigError(f"{self._called}: rebuildable={self.rebuildable!r:.40} must be True or False")
-        found = getattr(self._inner, "reward_range", (0.0, 1.0))
-        try:
-            least, most = (float(end) for end in found)
-        except (TypeError, ValueError):
-            least, most = 0.0, 0.0
-        if not -math.inf < least < most < math.inf:
-            raise ConfigError(
-                f"{self._called}: reward_range={found!r:.60} must be two finite numbers, the smaller first"
-            )
-        self.reward_range = least, most
         self.tools = tuple(self._tried("tools", lambda: getattr(self._inner, "tools", ())))
         for tool in self.tools:
             if not isinstance(tool, Tool):

@@ -14,7 +14,7 @@ from typing import Any
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.config_sections import FILE, MOST_PROMPTS, EnvironmentSection
 from antiphon.core.errors import ConfigError
-from antiphon.core.messages import Message, Tool
+from antiphon.core.messages import UNIT_RANGE, Message, RewardRange, Tool
 from antiphon.environments.conversation import opening
 from antiphon.environments.environment import SPLITS, Environment
 from antiphon.environments.file import FileEnvironment
@@ -41,7 +41,7 @@ class Description:
     opening: tuple[Message, ...] = ()
     """Of one with turns: the first messages of the prompt's conversation."""
     tools: tuple[Tool, ...] = ()
-    reward_range: tuple[float, float] = (0.0, 1.0)
+    reward_range: RewardRange = UNIT_RANGE
 
 
 def environment_names() -> list[str]:
@@ -142,11 +142,17 @@ def describe(name: str, parameters: Mapping[str, Any] | None = None) -> Descript
         package = find_package(environment.reference)
         origin = "" if package is None else package.release or str(package.path)
         found = Description(
-            name, environment.about, environment.defaults, problem.text, problem.answer, origin
+            name,
+            environment.about,
+            environment.defaults,
+            problem.text,
+            problem.answer,
+            origin,
+            reward_range=environment.reward_range,
         )
         if environment.has_turns:
             begun, tools = opening(environment, problem, 1), tuple(environment.tools)
-            return replace(found, opening=begun, tools=tools, reward_range=environment.reward_range)
+            return replace(found, opening=begun, tools=tools)
         return found
     from antiphon.environments.reasoning import prompts as reasoning
 

@@ -23,8 +23,9 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 
 from antiphon.core.errors import AntiphonError
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.figures import RunFigures, figures_of, share
+from antiphon.core.reporting.figures import RunFigures, figures_of, score, score_name
 from antiphon.core.reporting.run_display import status_rows
 from antiphon.core.reporting.run_view import RunView
 from antiphon.flows.told import ToldView
@@ -129,10 +130,11 @@ class RunPage:
         view = self._run.view
         for step in view.steps[self._steps :]:
             self._steps += 1
-            self._told.say(step_line(step.commit, self._run.config.run.steps))
-        for score in view.evaluations[self._scores :]:
+            self._told.say(step_line(step.commit, self._run.config.run.steps, view.reward_range))
+        for found in view.evaluations[self._scores :]:
             self._scores += 1
-            self._told.say(f"held-out pass@1 of version {score.version}: {share(score.reward_mean)}")
+            said, name = score(found.reward_mean, view.reward_range), score_name(view.reward_range)
+            self._told.say(f"held-out {name} of version {found.version}: {said}")
 
     def _send(self, client: SyncPrefectClient) -> None:
         lines = self._told.lines
@@ -194,7 +196,7 @@ def artifact_key(name: str, run_id: str) -> str:
 
 def versions_of(view: RunView) -> list[dict[str, Any]]:
     """Return the rows of the newest versions, the newest first."""
-    scores = {score.version: score.reward_mean for score in view.evaluations}
+    scores, within = {found.version: found.reward_mean for found in view.evaluations}, view.reward_range
     rows = []
     for commit in (step.commit for step in reversed(view.steps[-TABLE_VERSIONS:])):
         metrics = commit.metrics
@@ -202,8 +204,8 @@ def versions_of(view: RunView) -> list[dict[str, Any]]:
         rows.append(
             {
                 "version": commit.version,
-                "reward": share(metrics.get("reward_mean")),
-                "held-out pass@1": share(scores.get(commit.version)),
+                "reward": score(metrics.get("reward_mean"), within),
+                f"held-out {score_name(within)}": score(scores.get(commit.version), within),
                 "loss": None if loss is None else round(loss, 4),
                 "largest staleness": int(metrics.get("staleness_max", 0)),
                 "tokens": int(metrics.get("completion_tokens", 0)),
@@ -251,14 +253,15 @@ def plan_of(run: LiveRun, figures: RunFigures, told: ToldView) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def step_line(commit: StepCommit, steps: int) -> str:
-    """Say in one line what a step did.
+def step_line(commit: StepCommit, steps: int, within: RewardRange = UNIT_RANGE) -> str:
+    """Say in one line what a step did; `within` is the range of rewards.
 
     >>> step_line(StepCommit(0, 1, "", "", {"reward_mean": 0.25, "staleness_max": 1.0, "train_s": 2.0}), 9)
     'step 1 of 9: training reward 25.0%, staleness at most 1, 2.0 s of training'
     """
     metrics = commit.metrics
-    parts = [f"step {commit.step + 1} of {steps}: training reward {share(metrics.get('reward_mean'))}"]
+    reward = score(metrics.get("reward_mean"), within)
+    parts = [f"step {commit.step + 1} of {steps}: training reward {reward}"]
     parts += [f"staleness at most {metrics.get('staleness_max', 0.0):.0f}"]
     return ", ".join([*parts, f"{metrics.get('train_s', 0.0):.1f} s of training"])
 

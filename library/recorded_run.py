@@ -82,7 +82,7 @@ class RecordedRun:
     def evaluations(self) -> pd.DataFrame:
         """One row an evaluated version, indexed by `version`.
 
-        Columns: `reward_mean` (0..1), `prompts`, `completion_tokens_mean`, and what the version had cost:
+        Columns: `reward_mean`, `prompts`, `completion_tokens_mean`, and what the version had cost:
         `wall_s` (seconds), `tokens_sampled`, `tokens_trained`, `dollars`.
         """
         names = ["version", "reward_mean", "prompts", "completion_tokens_mean"]
@@ -173,10 +173,13 @@ class RecordedRun:
             heldout_group_id(chosen or 0, index): index for index in range(self.config.evaluation.prompts)
         }
         found: dict[int, float] = {}
+        low, _ = self.figures.reward_range
         for body in event_bodies(journal_place(self.config, self.folder), self.id):
             event = json.loads(body)
             if "rewards" in event and event.get("group_id") in known:
-                found[known[event["group_id"]]] = sum(event["rewards"]) / len(event["rewards"])
+                failed = dict(event.get("failures", ()))
+                rewards = [low if i in failed else r for i, r in enumerate(event["rewards"])]
+                found[known[event["group_id"]]] = sum(rewards) / len(rewards)
         if not found:
             raise ConfigError(
                 f"run {self.id} did not evaluate version {chosen}; `evaluations` lists those it did"

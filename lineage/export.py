@@ -18,8 +18,9 @@ import yaml
 from antiphon.api.policy_file import copy_policy
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.reporting.config_differences import flatten, set_by_hand
-from antiphon.core.reporting.figures import interval
+from antiphon.core.reporting.figures import interval, range_of_line, score_name
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.names import MODEL_FILES
 from antiphon.models.codec import HUB_NAME, local_model_directory
@@ -39,17 +40,21 @@ class Export:
     version: int
     weights_digest: str
     reward: float | None
-    """Held-out score, 0..1; None when it was not evaluated."""
+    """Held-out score; None when it was not evaluated."""
     prompts: int
     """Held-out prompts it was scored on."""
+    reward_range: RewardRange = UNIT_RANGE
 
     @property
     def score(self) -> str:
         """The held-out score in words, with what chance may add to it or take from it."""
         if self.reward is None:
             return "not evaluated"
-        by_chance = interval(self.reward, self.prompts)
-        return f"{self.reward:.4f} ± {by_chance:.4f} (95%), pass@1 on {self.prompts} held-out prompts"
+        by_chance, name = (
+            interval(self.reward, self.prompts, self.reward_range),
+            score_name(self.reward_range),
+        )
+        return f"{self.reward:.4f} ± {by_chance:.4f} (95%), {name} on {self.prompts} held-out prompts"
 
 
 def choose_version(copy: ReplayCopy, wanted: str) -> int:
@@ -127,7 +132,8 @@ def _fill(folder: Path, copy: ReplayCopy, version: int, source: Path | None, lin
     scored = {found["version"]: found for found in copy.evaluations()}
     score, recorded = scored.get(version, {}), copy.weights_digest(version)
     reward = float(score["reward_mean"]) if score else None
-    export = Export(copy.run_id, version, recorded, reward, int(score.get("prompts", 0)))
+    prompts, within = int(score.get("prompts", 0)), range_of_line(score)
+    export = Export(copy.run_id, version, recorded, reward, prompts, within)
     for name, body in _model_files(copy).items():
         (folder / name).write_bytes(body)
     if link and _linked(source, folder / WEIGHTS):

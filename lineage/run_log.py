@@ -16,6 +16,7 @@ from typing import Any
 from antiphon.api.sink import LogRecord, RunEnd
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.loop.events import EvaluationFinished, StepCommitted
+from antiphon.core.messages import UNIT_RANGE
 from antiphon.core.metrics import DRAFTING_METRICS, ORDER_METRICS, find_metric
 from antiphon.core.records import BatchRef
 from antiphon.core.run_clock import RunTimes
@@ -153,6 +154,8 @@ def evaluation_line(finished: EvaluationFinished, prompts: int, at: float) -> di
         "prompts": prompts,
         "reward_mean": finished.reward_mean,
         "completion_tokens_mean": finished.completion_tokens_mean,
+        **({"samples": finished.samples, "best_of_k": finished.best_of_k} if finished.samples > 1 else {}),
+        **({"reward_range": list(finished.reward_range)} if finished.reward_range != UNIT_RANGE else {}),
         **kept_samples(finished),
         "timings": {"at": at},
     }

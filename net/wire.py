@@ -28,6 +28,7 @@ from antiphon.core.drafting.history_codec import EncodedHistory, decode_history,
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.partials import KeptGroup, KeptSample
 from antiphon.core.message_sizes import MOST_SPANS
+from antiphon.core.messages import UNIT_RANGE
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
@@ -350,11 +351,16 @@ codec(SampleStatistics, records_pb2.SampleStatistics, _check_statistics)
 # What a run, its services and its journal say of themselves.
 
 
-codec(core_status.EvaluationRecord, coordinator_pb2.EvaluationRecord)
+def _check_range(m: Any) -> None:
+    if not m.reward_range:  # an older coordinator says none
+        m.reward_range.extend(UNIT_RANGE)
+
+
+codec(core_status.EvaluationRecord, coordinator_pb2.EvaluationRecord, _check_range)
 codec(core_status.CapacityRecord, coordinator_pb2.CapacityRecord)
 codec(core_status.WorkerRecord, coordinator_pb2.WorkerRecord)
 codec(core_requests.StageReply, coordinator_pb2.StageReply)
-codec(core_status.RunStatus, coordinator_pb2.RunStatus)
+codec(core_status.RunStatus, coordinator_pb2.RunStatus, _check_range)
 codec(core_requests.CommitsReply, coordinator_pb2.CommitsReply)
 event_to_proto, event_from_proto = codec(core_status.Event, coordinator_pb2.Event)
 codec(core_status.LearnerProgress, learner_pb2.LearnerProgress)

@@ -171,20 +171,22 @@ class CommitsReply(_message.Message):
     def __init__(self, commits: _Optional[_Iterable[_Union[_records_pb2.StepCommit, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class EvaluationRecord(_message.Message):
-    __slots__ = ("version", "prompts", "rewarded", "reward_mean", "completion_tokens_mean", "samples_digest")
+    __slots__ = ("version", "prompts", "rewarded", "reward_mean", "completion_tokens_mean", "samples_digest", "reward_range")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     REWARDED_FIELD_NUMBER: _ClassVar[int]
     REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_MEAN_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REWARD_RANGE_FIELD_NUMBER: _ClassVar[int]
     version: int
     prompts: int
     rewarded: int
     reward_mean: float
     completion_tokens_mean: float
     samples_digest: str
-    def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., rewarded: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ..., samples_digest: _Optional[str] = ...) -> None: ...
+    reward_range: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., rewarded: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ..., samples_digest: _Optional[str] = ..., reward_range: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StageRequest(_message.Message):
     __slots__ = ("stage", "number", "wait_s")
@@ -275,7 +277,7 @@ class CapacityRecord(_message.Message):
     def __init__(self, need_tokens_per_s: _Optional[float] = ..., supply_tokens_per_s: _Optional[float] = ..., acceptance: _Optional[float] = ..., train_s: _Optional[float] = ..., broadcast_s: _Optional[float] = ..., group_s: _Optional[float] = ..., regime: _Optional[str] = ..., step_s: _Optional[float] = ..., measured_step_s: _Optional[float] = ..., publish_interval: _Optional[int] = ..., least_staleness: _Optional[int] = ..., place_s: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "capacity", "dollars_by_use", "seconds_by_class", "dollars_by_class", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries", "order", "length_correlation", "last_failure")
+    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "capacity", "dollars_by_use", "seconds_by_class", "dollars_by_class", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries", "order", "length_correlation", "last_failure", "reward_range")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +365,7 @@ class RunStatus(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     LENGTH_CORRELATION_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    REWARD_RANGE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     steps_total: int
     committed_steps: int
@@ -401,7 +404,8 @@ class RunStatus(_message.Message):
     order: str
     length_correlation: float
     last_failure: str
-    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., capacity: _Optional[_Union[CapacityRecord, _Mapping]] = ..., dollars_by_use: _Optional[_Mapping[str, float]] = ..., seconds_by_class: _Optional[_Mapping[str, float]] = ..., dollars_by_class: _Optional[_Mapping[str, float]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ..., voided: _Optional[_Iterable[_Union[_records_pb2.VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., unaudited: _Optional[int] = ..., unaudited_reason: _Optional[str] = ..., unaudited_tokens: _Optional[int] = ..., deliveries: _Optional[_Iterable[_Union[_rollout_pb2.DeliveryRecord, _Mapping]]] = ..., order: _Optional[str] = ..., length_correlation: _Optional[float] = ..., last_failure: _Optional[str] = ...) -> None: ...
+    reward_range: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., capacity: _Optional[_Union[CapacityRecord, _Mapping]] = ..., dollars_by_use: _Optional[_Mapping[str, float]] = ..., seconds_by_class: _Optional[_Mapping[str, float]] = ..., dollars_by_class: _Optional[_Mapping[str, float]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ..., voided: _Optional[_Iterable[_Union[_records_pb2.VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., unaudited: _Optional[int] = ..., unaudited_reason: _Optional[str] = ..., unaudited_tokens: _Optional[int] = ..., deliveries: _Optional[_Iterable[_Union[_rollout_pb2.DeliveryRecord, _Mapping]]] = ..., order: _Optional[str] = ..., length_correlation: _Optional[float] = ..., last_failure: _Optional[str] = ..., reward_range: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after_seq", "follow")

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from antiphon.core.messages import UNIT_RANGE, RewardRange
+
 PALETTE: Mapping[str, str] = {
     "ink": "#1d2329",
     "muted": "#5d6873",
@@ -84,6 +86,16 @@ class Panel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "marks", tuple(self.marks[:: -(-len(self.marks) // MOST_MARKS) or 1]))
+
+
+def frame(rewards: Sequence[float], within: RewardRange) -> tuple[float, float]:
+    """Return what an axis of rewards shows: all of 0..1, and of another range what occurs and 0.
+
+    >>> frame([0.25, 0.5], (0.0, 1.0)), frame([-3.5, 2.0], (-100.0, 100.0))
+    ((0.0, 1.0), (-3.5, 2.0))
+    """
+    values = [0.0, *(within if within == UNIT_RANGE else ()), *rewards]
+    return min(values), max(values) if min(values) < max(values) else within[1]
 
 
 class Box(NamedTuple):

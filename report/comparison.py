@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from antiphon.core.config import RunConfig, dump_config, load_config
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.reporting.config_differences import differing
 from antiphon.core.reporting.figures import (
     FIGURES,
@@ -21,12 +22,22 @@ from antiphon.core.reporting.figures import (
     VersionTotals,
     figures_of,
     interval,
-    share,
+    score,
+    score_name,
     totals_of,
 )
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.starts import read_starts
-from antiphon.report.charts import CYCLE, SMOOTHING_STEPS, Chart, Panel, Series, plain_charts, smoothed
+from antiphon.report.charts import (
+    CYCLE,
+    SMOOTHING_STEPS,
+    Chart,
+    Panel,
+    Series,
+    frame,
+    plain_charts,
+    smoothed,
+)
 from antiphon.report.render import render
 from antiphon.system.files import write_atomically
 
@@ -80,10 +91,20 @@ class Comparison:
         return differing([run.config for run in self.runs])
 
     @property
+    def reward_range(self) -> RewardRange:
+        """What all rewards lie in; 0..1 where nothing was evaluated."""
+        ranges = [run.figures.reward_range for run in self.runs] or [UNIT_RANGE]
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+    @property
     def figures(self) -> list[tuple[str, str, list[str]]]:
         """Return (label, unit, texts) of every figure that at least one run can say."""
         return [
-            (figure.label, figure.unit, [run.figures.text(figure.name) for run in self.runs])
+            (
+                figure.title(self.reward_range),
+                figure.unit,
+                [run.figures.text(figure.name) for run in self.runs],
+            )
             for figure in FIGURES
             if any(getattr(run.figures, figure.name) is not None for run in self.runs)
         ]
@@ -192,7 +213,9 @@ def seed_rows(comparison: Comparison) -> list[tuple[str, ...]]:
             f"{group.runs[0].run_id} and {len(group.runs) - 1} more",
             ", ".join(str(run.config.run.seed) for run in group.runs),
             *(
-                " ± ".join(map(share, group.scores[name])) if name in group.scores else UNKNOWN
+                " ± ".join(score(x, group.runs[0].figures.reward_range) for x in group.scores[name])
+                if name in group.scores
+                else UNKNOWN
                 for name in SCORES
             ),
         )
@@ -209,20 +232,22 @@ def draw_curves(runs: Sequence[ComparedRun], name: str, label: str, place: Place
     places = [{totals.version: place(totals) for totals in run.totals} for run in runs]
     if not any(known.values() and max(known.values()) > 0 for known in places):
         return None
-    training, held = [], []
+    training, held, within = [], [], Comparison(runs).reward_range
     for index, (run, known) in enumerate(zip(runs, places, strict=True)):
         colour = CYCLE[index % len(CYCLE)]
         rewards = [(line["version"], line["metrics"].get("reward_mean")) for line in run.steps]
         points = [(known[at], float(y)) for at, y in rewards if at in known and y is not None]
         training.append(Series(run.run_id, colour, smoothed(points)))
         scored = [line for line in run.evaluations if line["version"] in known]
-        spread = [interval(line["reward_mean"], line["prompts"]) for line in scored]
+        spread = [interval(line["reward_mean"], line["prompts"], run.figures.reward_range) for line in scored]
         points = [(known[line["version"]], float(line["reward_mean"])) for line in scored]
         held.append(Series(run.run_id, colour, points, spread, style="dots"))
-    words = (f"training reward, mean of {SMOOTHING_STEPS} batches", "held-out pass@1, 95% interval")
+    called = f"held-out {score_name(within)}"
+    words = (f"training reward, mean of {SMOOTHING_STEPS} batches", f"{called}, 95% interval")
+    low, high = frame([y for one in (*training, *held) for _, y in one.points], within)
     panels = [
-        Panel(label, series, y=y, low=0.0, high=1.0, left=0.0, whole=name == "steps")
+        Panel(label, series, y=y, low=low, high=high, left=0.0, whole=name == "steps")
         for series, y in zip((training, held), words, strict=True)
     ]
-    label = f"Training reward and held-out pass@1 of each run over {name}"
+    label = f"Training reward and {called} of each run over {name}"
     return Chart(f"reward-{name}", label, panels, height=280)

@@ -6,6 +6,7 @@ by digest, every version came from.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from antiphon.core.dissemination.plan import ORIGIN
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import AntiphonError, InfeasibleError
 from antiphon.core.loop.work_account import Use
+from antiphon.core.reporting.figures import score, score_name
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
@@ -87,6 +89,9 @@ def build_report(
         view=view,
         figures=figures,
         say=figures.text,
+        score=partial(score, within=view.reward_range),
+        score_name=score_name(view.reward_range),
+        heldout_samples=config.get("evaluation", {}).get("samples", 1),
         bound=bound,
         drawn=drawn,
         charts=plain_charts(charts),
@@ -99,7 +104,7 @@ def build_report(
         cpu=cpu_rows(run_dir),
         deliveries=[*view.deliveries.newest][: -DELIVERY_ROWS - 1 : -1],
         origin=ORIGIN,
-        scores={score.version: score.reward_mean for score in view.evaluations},
+        scores={found.version: found.reward_mean for found in view.evaluations},
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         missing=[step for step, digest in batches.items() if not store.has(digest)],
     )

@@ -10,8 +10,8 @@ from antiphon.core.drafting.statistics import drafting_rates
 from antiphon.core.loop.work_account import Use
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.reporting.deliveries import Deliveries
-from antiphon.core.reporting.figures import interval
-from antiphon.core.reporting.run_view import Bar, EvaluationFacts, RunView, StepFacts, merge
+from antiphon.core.reporting.figures import interval, score_name
+from antiphon.core.reporting.run_view import Bar, RunView, StepFacts, merge
 from antiphon.report.charts import (
     SECONDS,
     SMOOTHING_STEPS,
@@ -25,6 +25,7 @@ from antiphon.report.charts import (
     Part,
     Point,
     Series,
+    frame,
     smooth,
     smoothed,
 )
@@ -70,7 +71,7 @@ def learning_curve(view: RunView) -> Chart | None:
     held = view.evaluations
     if not rewards and not held:
         return None
-    values = [0.0, 1.0, *(reward for _, _, reward in rewards), *(e.reward_mean for e in held)]
+    values = [*(reward for _, _, reward in rewards), *(e.reward_mean for e in held)]
 
     def series(place: int, evaluated_at: Sequence[float]) -> list[Series]:
         points = [(float(reward[place]), reward[2]) for reward in rewards]
@@ -78,23 +79,24 @@ def learning_curve(view: RunView) -> Chart | None:
             Series("training reward of one batch", "orange", points, style="faint"),
             Series(f"mean of the last {SMOOTHING_STEPS} batches", "orange", smoothed(points)),
         ]
-        return [*(training if points else ()), *([_held_out(evaluated_at, held)] if held else ())]
+        return [*(training if points else ()), *([_held_out(evaluated_at, view)] if held else ())]
 
-    low, high = min(values), max(values)
+    low, high = frame(values, view.reward_range)
     steps, seconds = series(0, [e.version for e in held]), series(1, [e.at_s for e in held])
     marks = break_marks(view, *view.window)
     panels = [
         Panel("learner step, policy version", steps, y="reward", low=low, high=high, whole=True),
         Panel(SECONDS, seconds, y="reward", low=low, high=high, left=0.0, marks=marks),
     ]
-    label = "Training reward and held-out pass@1 over steps and over seconds"
+    label = f"Training reward and held-out {score_name(view.reward_range)} over steps and over seconds"
     return Chart("learning", label, panels, height=290)
 
 
-def _held_out(places: Sequence[float], held: Sequence[EvaluationFacts]) -> Series:
+def _held_out(places: Sequence[float], view: RunView) -> Series:
+    held, within = view.evaluations, view.reward_range
     points = [(float(x), e.reward_mean) for x, e in zip(places, held, strict=True)]
-    spread = [interval(e.reward_mean, e.prompts) for e in held]
-    return Series("held-out pass@1, 95% interval", "blue", points, spread, style="dots")
+    spread = [interval(e.reward_mean, e.prompts, within) for e in held]
+    return Series(f"held-out {score_name(within)}, 95% interval", "blue", points, spread, style="dots")
 
 
 def break_marks(view: RunView, start_s: float, stop_s: float) -> list[tuple[float, str]]:

@@ -180,7 +180,7 @@ def write_scores(run_id: str, scores: Sequence[EvaluationRecord], path: Path) ->
 
 
 def plain_scores(scores: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
-    """Return scores as plain values; pass@1 is in 0..1."""
+    """Return scores as plain values; pass@1 is the mean reward."""
     return [{"version": e.version, "pass_at_1": e.reward_mean, "prompts": e.prompts} for e in scores]
 
 

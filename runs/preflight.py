@@ -13,11 +13,11 @@ import numpy as np
 from antiphon.api.sink import SinkRun
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.core.messages import Reply
+from antiphon.core.messages import UNIT_RANGE, Reply, RewardRange
 from antiphon.core.seeds import conversation_seed, generator
 from antiphon.cpu.compiler import check_compiler
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
-from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.environment import Environment, Problem, reward_range_of
 from antiphon.environments.file import FileEnvironment
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import environment_of
@@ -216,12 +216,15 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
                     "folders in PYTHONPATH and what is installed beside Antiphon; change it, or see "
                     "reward.sandbox"
                 )
-            return await best_decoy(scorer.score, problems, section.max_constant_share)
+            within = reward_range_of(environment)
+            return await best_decoy(scorer.score, problems, section.max_constant_share, within)
 
     decoy, share, pays_references = asyncio.run(tried())
+    low, high = reward_range_of(environment)
+    paid = f"{share:.2f}" + ("" if (low, high) == UNIT_RANGE else f" of the way from {low:g} to {high:g}")
     if share > section.max_constant_share and len(problems) >= FEWEST:
         raise ConfigError(
-            f"environment.name={section.name} pays {share:.2f} on average for the answer {decoy!r}, whatever "
+            f"environment.name={section.name} pays {paid} on average for the answer {decoy!r}, whatever "
             f"is asked, more than environment.max_constant_share={section.max_constant_share:g} allows: a "
             "policy would learn it alone; take another task or parameters, or raise that share, up to 1"
         )
@@ -322,9 +325,11 @@ def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float
         )
 
 
-async def best_decoy(score: Score, problems: Sequence[Problem], limit: float) -> tuple[str, float, bool]:
+async def best_decoy(
+    score: Score, problems: Sequence[Problem], limit: float, within: RewardRange = UNIT_RANGE
+) -> tuple[str, float, bool]:
     """Return the decoy that is paid most for some problems, its mean reward, and whether any reference answer
-    to its own problem is paid.
+    to its own problem is paid. Rewards count as shares of the way through the range `within`.
 
     A policy finds within steps an answer that is paid regardless of the question, and learns nothing else. So
     constants and right answers to other problems are handed in before a run. A task of yes and no pays half
@@ -332,7 +337,7 @@ async def best_decoy(score: Score, problems: Sequence[Problem], limit: float) ->
     others, and what cannot be scored is paid nothing. Of a scorer that is too slow for the fewest problems
     nothing is known: it pays 0, and references.
     """
-    tried, pays_references = 0, False
+    tried, pays_references, (low, high) = 0, False, within
     answers = dict.fromkeys(problem.answer for problem in problems[:FIRST])
     paid = {form.format(text): 0.0 for text in (*CONSTANTS, *answers) for form in FORMS}
     try:
@@ -344,7 +349,7 @@ async def best_decoy(score: Score, problems: Sequence[Problem], limit: float) ->
                 paid = likely if tried >= FIRST else paid
                 own = [form.format(problem.answer) for form in FORMS if problem.answer]
                 for text, verdict in zip(paid, await score(problem.key, list(paid)), strict=True):
-                    reward = 0.0 if isinstance(verdict, Failed) else verdict
+                    reward = 0.0 if isinstance(verdict, Failed) else (verdict - low) / (high - low)
                     paid[text] += reward
                     pays_references |= reward > 0.0 and text in own
                 tried += 1

@@ -134,7 +134,7 @@ def take_rewards(
     `submission` is what was handed in, where the history keeps it.
 
     Raises:
-        ContractError: when a reward is missing or outside [0, 1].
+        ContractError: when a reward is missing or outside of the environment's range.
     """
     group_id = rewards.group_id
     rewarding = loop.rewarding.pop(group_id, None)
@@ -146,7 +146,7 @@ def take_rewards(
     author = acceptance.author_of_failures(loop.run, group_id, given, most)
     yield from acceptance.accept_rewards(loop.run, group_id, given, client_id, now, most)
     if submission is not None:
-        by_sample = tuple(sample.reward for sample in given)
+        by_sample = tuple(loop.reward_range[0] if sample.failure else sample.reward for sample in given)
         yield KeepHistory(loop.prompt_of(group).key, group, submission, by_sample)
     if group.evaluation is not None:
         # A held-out answer is over now; its payload stays until the evaluation's file is written.

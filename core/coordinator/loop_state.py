@@ -22,7 +22,8 @@ from antiphon.core.loop import admission
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
-from antiphon.core.loop.run_state import new_state
+from antiphon.core.loop.run_state import new_state, range_of
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import GroupSubmission, Prompt, SnapshotManifest, TurnLimits, TurnToAnswer
 from antiphon.core.status import EvaluationRecord
 
@@ -144,10 +145,10 @@ class LoopState:
         return limits if isinstance(limits, TurnLimits) else None
 
     @property
-    def reward_range(self) -> tuple[float, float]:
+    def reward_range(self) -> RewardRange:
         """Return the least and the largest reward of the environment."""
-        low, high = getattr(self.prompts, "reward_range", (0.0, 1.0))
-        return float(low), float(high)
+        known = range_of(self.run.pinned)  # all there is of a run that is only looked at
+        return known if known != UNIT_RANGE else getattr(self.prompts, "reward_range", known)
 
     def limits_of(self, group: GroupState) -> TurnLimits | None:
         """Return the limits of a group: a longer prompt leaves its row less room in the engine."""

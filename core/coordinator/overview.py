@@ -18,15 +18,15 @@ from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
 from antiphon.core.trust.worker_names import name_of_worker
 
 
-def evaluation_record(version: int, evaluation: EvaluationState) -> EvaluationRecord:
+def evaluation_record(loop: LoopState, version: int, evaluation: EvaluationState) -> EvaluationRecord:
     """Return an evaluation with its means so far."""
+    within = loop.reward_range
     # It is complete once its kept answers are in the store: a recorder finds them there.
     rewarded = (
         evaluation.rewarded if evaluation.finished else min(evaluation.rewarded, evaluation.prompts - 1)
     )
-    return EvaluationRecord(
-        version, evaluation.prompts, rewarded, *evaluation.means(), evaluation.samples_digest
-    )
+    means, digest = evaluation.means(within[0]), evaluation.samples_digest
+    return EvaluationRecord(version, evaluation.prompts, rewarded, *means, digest, within)
 
 
 def status_of(loop: LoopState, now: float, blocked: str) -> RunStatus:
@@ -75,6 +75,7 @@ def status_of(loop: LoopState, now: float, blocked: str) -> RunStatus:
         deliveries=tuple(loop.fleet.transfers.deliveries),
         order=loop.planner.order.describe(),
         length_correlation=loop.planner.order.correlation or 0.0,
+        reward_range=loop.reward_range,
     )
 
 
@@ -89,7 +90,7 @@ def _other_dollars(loop: LoopState) -> dict[str, float]:
 def _evaluations(loop: LoopState) -> tuple[EvaluationRecord, ...]:
     found = []
     for version, evaluation in sorted(loop.run.evaluations.items()):
-        record = loop.evaluation_records.get(version) or evaluation_record(version, evaluation)
+        record = loop.evaluation_records.get(version) or evaluation_record(loop, version, evaluation)
         if record.complete:
             loop.evaluation_records[version] = record
         found.append(record)
@@ -242,7 +243,7 @@ def _evaluated(loop: LoopState, version: int) -> StageReply:
     evaluation = loop.run.evaluations.get(version)
     if evaluation is None or not evaluation.finished:
         return StageReply(False, progress=evaluation.rewarded / evaluation.prompts if evaluation else 0.0)
-    return StageReply(True, evaluation=evaluation_record(version, evaluation))
+    return StageReply(True, evaluation=evaluation_record(loop, version, evaluation))
 
 
 _STAGES: dict[str, Callable[[LoopState, int], StageReply]] = {

@@ -56,7 +56,7 @@ def open_evaluation(loop: LoopState, version: int) -> Decision[None]:
             f"version {version} cannot be evaluated any more: {loop.run.opened_steps} steps are opened, and "
             f"only the newest {config.broadcast.snapshots_kept} snapshots are kept (broadcast.snapshots_kept)"
         )
-    yield e.EvaluationOpened(version, config.evaluation.prompts)
+    yield e.EvaluationOpened(version, config.evaluation.prompts, config.evaluation.samples)
 
 
 def commit(loop: LoopState, commit: StepCommit, now: float) -> Decision[None]:

@@ -75,7 +75,8 @@ def group_seeds(config: RunConfig, group: GroupState, prompt_key: str) -> tuple[
     """Return the sampler seeds of a group, one per sample; no lease or attempt takes part."""
     seed = config.run.seed
     if group.evaluation is not None:
-        return (derive_seed("evaluation", seed, prompt_key, group.evaluation),)
+        place = ("evaluation", seed, prompt_key, group.evaluation)
+        return (derive_seed(*place), *(derive_seed(*place, index) for index in range(1, group.samples)))
     if group.refill:
         # A spare prompt may also be a primary one of the same epoch; it must not repeat its tokens. After
         # voided batches a step may come to the same prompt twice.
@@ -177,7 +178,8 @@ def plan_leases(
     """Decide what a worker may be given: one that samples with `held_version`, None before its first.
 
     Evaluations come first. `groups`, the most that it can take, counts whole groups of `loop.group_size`
-    samples; an evaluation lease has one sample and counts as that share of a group. `held_elsewhere` are
+    samples; an evaluation lease has `evaluation.samples` and counts as that share of a group, also where it
+    is more than one: then the worker takes it alone and samples some later. `held_elsewhere` are
     the versions that other living workers hold. Elastic mode opens at most `openings` new groups
     (`core.capacity.run_ahead`); None: as many as the gate allows. With an `ordering` it opens them all at
     once, in the order of the prompts, so that their places are what they are in the order of arrival, and
@@ -220,15 +222,18 @@ def _steps_beside_evaluations(state: RunState, config: RunConfig) -> float:
 
 
 def _pack(candidates: list[GroupState], groups: int, group_size: int) -> tuple[list[str], int]:
-    """Take groups until `groups` * `group_size` samples are used; return ids and samples left."""
+    """Take groups until `groups` * `group_size` samples are used; return ids and samples left.
+
+    A group of more samples than that is taken alone.
+    """
     left = groups * group_size
-    taken = []
+    taken: list[str] = []
     for group in candidates:
-        if group.samples > left:
+        if group.samples > left and (taken or not groups):
             break
         left -= group.samples
         taken.append(group.group_id)
-    return taken, left
+    return taken, max(0, left)
 
 
 def _plan_elastic(

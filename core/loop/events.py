@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError
 from antiphon.core.frozen import frozen
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import DraftingStatistics
 
 _KINDS: dict[str, type["JournalEvent"]] = {}
@@ -270,6 +271,7 @@ class EvaluationOpened(JournalEvent):
 
     version: int
     prompts: int
+    samples: int = 1  # of each prompt
 
 
 @_event("evaluation.finished")
@@ -280,6 +282,9 @@ class EvaluationFinished(JournalEvent):
     reward_mean: float
     completion_tokens_mean: float
     samples_digest: str = ""  # of the file of kept answers; "" where none are kept
+    samples: int = 1  # of each prompt; reward_mean is the mean over prompts of the mean over these
+    best_of_k: float | None = None  # mean over prompts of the best of several samples
+    reward_range: RewardRange = UNIT_RANGE
 
 
 @_event("worker.registered")

@@ -130,11 +130,13 @@ class EvaluationState:
     """Held-out results of one version, by prompt."""
 
     prompts: int
-    rewards: dict[int, float] = field(default_factory=dict)
-    """0 for an answer that could not be scored: it solved nothing."""
-    tokens: dict[int, int] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
-    """Why an answer could not be scored."""
+    samples: int = 1
+    """Of each prompt."""
+    rewards: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Of its samples; 0 where one could not be scored."""
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    failures: dict[int, dict[int, str]] = field(default_factory=dict)
+    """Sample -> why it could not be scored."""
     finished: bool = False
     """All are rewarded, and the file of kept answers is in the store."""
     samples_digest: str = ""
@@ -144,10 +146,26 @@ class EvaluationState:
     def rewarded(self) -> int:
         return len(self.rewards)
 
-    def means(self) -> tuple[float, float]:
-        """Return mean reward and mean completion tokens, whatever the order of rewarding."""
+    def counted(self, low: float = 0.0) -> list[tuple[float, ...]]:
+        """Return the rewards of each prompt's samples, where what could not be scored has the least reward
+        `low`: it solved nothing.
+        """
+        return [
+            tuple(low if sample in self.failures.get(index, ()) else r for sample, r in enumerate(rewards))
+            for index, rewards in self.rewards.items()
+        ]
+
+    def means(self, low: float = 0.0) -> tuple[float, float]:
+        """Return the means over the prompts of their samples' mean reward, as `counted`, and mean completion
+        tokens, whatever the order of rewarding.
+        """
         count = max(1, self.rewarded)
-        return math.fsum(self.rewards.values()) / count, math.fsum(self.tokens.values()) / count
+        rewards = math.fsum(math.fsum(one) / self.samples for one in self.counted(low))
+        return rewards / count, math.fsum(sum(one) / self.samples for one in self.tokens.values()) / count
+
+    def best_of_k(self, low: float = 0.0) -> float:
+        """Return the mean over the prompts of the best reward among their samples, as `counted`."""
+        return math.fsum(max(one) for one in self.counted(low)) / max(1, self.rewarded)
 
 
 @frozen
@@ -204,15 +222,15 @@ def heldout_group_id(version: int, prompt_index: int) -> str:
     return f"v{version:06d}-e{prompt_index:04d}"
 
 
-def heldout_group(version: int, prompt_index: int) -> GroupState:
-    """Return the group of a held-out prompt that waits to be sampled for an evaluation."""
+def heldout_group(version: int, prompt_index: int, samples: int = 1) -> GroupState:
+    """Return the group of a held-out prompt that waits to be sampled, this often, for an evaluation."""
     return GroupState(
         group_id=heldout_group_id(version, prompt_index),
         number=prompt_index,
         split="heldout",
         prompt_index=prompt_index,
         epoch=0,
-        samples=1,
+        samples=samples,
         version=version,
         evaluation=version,
     )

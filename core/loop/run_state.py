@@ -5,6 +5,7 @@ was lost. What may be done is decided in `core.loop.admission` and `core.loop.as
 """
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,12 +31,16 @@ from antiphon.core.loop.group_state import (
 )
 from antiphon.core.loop.turns import answer_key
 from antiphon.core.loop.work_account import Use, WorkAccounts
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.run_clock import RunClock
 from antiphon.core.trust.audit import Sums
 from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.core.voided_batch import VoidedBatch
+
+REWARD_RANGE = "the reward range of environment.name"
+"""Under this name a run keeps its environment's range for good, where that is not 0..1."""
 
 
 @dataclass(slots=True)
@@ -148,6 +153,12 @@ class RunState:
             state = "is not known" if group is None else f"is {group.phase}"
             raise IntegrityError(f"the journal contradicts itself: group {group_id} {state}, not {phases}")
         return group
+
+
+def range_of(pinned: Mapping[str, str]) -> RewardRange:
+    """Return the range of rewards among the values that a run keeps for good."""
+    low, high = json.loads(pinned[REWARD_RANGE]) if REWARD_RANGE in pinned else UNIT_RANGE
+    return low, high
 
 
 def new_state(config: RunConfig) -> RunState:
@@ -275,9 +286,9 @@ def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
         group.failures = dict(event.failures)
         return
     evaluation = state.evaluations[group.evaluation]
-    evaluation.rewards[group.prompt_index] = event.rewards[0]
-    evaluation.tokens[group.prompt_index] = group.token_counts[0]
-    evaluation.failures |= {group.prompt_index: event.failures[0][1]} if event.failures else {}
+    evaluation.rewards[group.prompt_index] = event.rewards
+    evaluation.tokens[group.prompt_index] = group.token_counts
+    evaluation.failures |= {group.prompt_index: dict(event.failures)} if event.failures else {}
     state.work_accounts.close_group(event.group_id, Use.USEFUL)
     del state.groups[event.group_id]
     state.evaluating -= 1
@@ -357,10 +368,10 @@ def _snapshot_announced(event: e.SnapshotAnnounced, state: RunState) -> None:
 
 
 def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
-    state.evaluations[event.version] = EvaluationState(prompts=event.prompts)
+    state.evaluations[event.version] = EvaluationState(event.prompts, event.samples)
     state.evaluating += event.prompts
     for index in range(event.prompts):
-        group = heldout_group(event.version, index)
+        group = heldout_group(event.version, index, event.samples)
         state.groups[group.group_id] = state.open_groups[group.group_id] = group
 
 

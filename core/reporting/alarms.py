@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.figures import score
 from antiphon.core.status import EvaluationRecord, LearnerProgress, RunStatus, WorkerRecord, WorkerState
 
 WINDOW = 50
@@ -134,6 +136,12 @@ ALARMS: tuple[AlarmKind, ...] = (
         "read the reason; raise broadcast.snapshots_kept if versions were gone, else see the learner's log",
     ),
     AlarmKind(
+        "unscored",
+        "answers could not be scored: they train nothing, and solved nothing in held-out scores",
+        "read the reason, and the reward service's log; raise reward.answer_timeout_s or reward.memory_mib "
+        "where answers need more",
+    ),
+    AlarmKind(
         "records_late",
         "MLflow, the ledger or another sink has not answered for a minute, refused records, or stopped",
         "read the reason; what it lacks waits in the journal and follows, else `antiphon keep RUN --records`",
@@ -144,7 +152,8 @@ ALARMS: tuple[AlarmKind, ...] = (
 class StepAlarms:
     """What a run's commits show, taken in one by one; of those that are past a few numbers are kept."""
 
-    def __init__(self, commits: Iterable[StepCommit] = ()) -> None:
+    def __init__(self, commits: Iterable[StepCommit] = (), reward_range: RewardRange = UNIT_RANGE) -> None:
+        self.reward_range = reward_range
         self.count = 0
         """Commits so far, which come in step order."""
         self.last: StepCommit | None = None
@@ -154,7 +163,7 @@ class StepAlarms:
         self._trained = array("d")
         """Rewards of the steps that trained."""
         self._rewards = array("d")
-        """Of every step, 0 where none was reported."""
+        """Of every step, how far they lie above the least one; 0 where none was reported."""
         for commit in commits:
             self.add(commit)
 
@@ -168,7 +177,8 @@ class StepAlarms:
         self.count, self.last = self.count + 1, commit
         self._recent.append(commit)
         self._trained.extend(_values([commit], "reward_mean"))
-        self._rewards.append(commit.metrics.get("reward_mean", 0.0))
+        least = self.reward_range[0]
+        self._rewards.append(commit.metrics.get("reward_mean", least) - least)
 
     def find(
         self,
@@ -231,7 +241,7 @@ class StepAlarms:
         count = len(self.idle)
         rewards = [c.metrics["reward_mean"] for c, _ in self.idle if "reward_mean" in c.metrics]
         level = f"; the mean reward is {rewards[-1]:.3g}" if rewards else ""
-        if set(rewards) in ({0.0}, {1.0}):
+        if set(rewards) in [{end} for end in self.reward_range]:
             level = f"; all rewards were {rewards[-1]:.3g}"
         tokens = sum(commit.metrics.get("completion_tokens_mean", 0.0) for commit, _ in self.idle)
         if max_tokens is not None and count and tokens >= CUT_SHARE * max_tokens * count:
@@ -254,7 +264,9 @@ class StepAlarms:
         earned = float(rows.min(axis=1).max())
         step, said = self.idle[-1][0].step, self.idle_words(max_tokens)
         if sum(self._rewards[-count:]) / count < COLLAPSED_SHARE * earned:
-            return [Alarm("reward_collapse", step, f"{said}, after {earned:.3g} before")]
+            return [
+                Alarm("reward_collapse", step, f"{said}, after {earned + self.reward_range[0]:.3g} before")
+            ]
         return [Alarm("no_signal", step, said)]
 
     def _reward(self, window: int) -> list[Alarm]:
@@ -349,31 +361,34 @@ def short_of_space(learner: LearnerProgress | None) -> Alarm | None:
 def status_alarms(status: RunStatus) -> tuple[Alarm, ...]:
     """Return what a run's state at this moment shows, and no commit."""
     unaudited = f"{status.unaudited} groups could not be audited; one of them: {status.unaudited_reason}"
+    unscored = f"{status.trajectories_failed} answers could not be scored; the last: {status.last_failure}"
     said = {
+        "unscored": unscored if status.trajectories_failed else "",
         "unaudited": unaudited if status.unaudited else "",
         "swap_failed": _swap_words(status),
-        "heldout_fall": _heldout_words(status.scores),
+        "heldout_fall": _heldout_words(status.scores, status.reward_range),
     }
     return tuple(Alarm(name, -1, text) for name, text in said.items() if text)
 
 
-def _heldout_words(scores: Sequence[EvaluationRecord]) -> str:
+def _heldout_words(scores: Sequence[EvaluationRecord], within: RewardRange) -> str:
     """Say that the last held-out score fell further below an earlier one than chance explains; "" if not.
 
-    A score of n rewards in [0, 1] with mean p has a standard error of at most sqrt(p (1 - p) / n). Both
+    A score of n rewards in [a, b] with mean p has a standard error of at most sqrt((p - a) (b - p) / n). Both
     are taken with the p of both together: all of a few right and then none would have no error by their own.
     """
     if not scores:
         return ""
-    last, best = scores[-1], max(scores, key=lambda score: score.reward_mean)
-    sizes = [max(1, score.prompts) for score in (last, best)]
+    last, best = scores[-1], max(scores, key=lambda known: known.reward_mean)
+    sizes = [max(1, known.prompts) for known in (last, best)]
     mean = (last.reward_mean * sizes[0] + best.reward_mean * sizes[1]) / sum(sizes)
-    error = math.sqrt(mean * (1.0 - mean) * sum(1.0 / size for size in sizes))
+    low, high = within
+    error = math.sqrt(max(0.0, (mean - low) * (high - mean)) * sum(1.0 / size for size in sizes))
     if best.reward_mean - last.reward_mean <= FALLEN_ERRORS * error:
         return ""
     return (
-        f"the held-out score of version {last.version} is {last.reward_mean:.1%}, "
-        f"after {best.reward_mean:.1%} of version {best.version}"
+        f"the held-out score of version {last.version} is {score(last.reward_mean, within)}, "
+        f"after {score(best.reward_mean, within)} of version {best.version}"
     )
 
 

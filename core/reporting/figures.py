@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import StatisticsSum, drafting_rates
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import DraftingStatistics
 from antiphon.core.trust.worker_names import name_of_worker
 
@@ -25,6 +26,8 @@ UNKNOWN = "–"
 
 _S, _SHARE, _COUNT, _TWO = "{:,.1f} s", "{:.1%}", "{:,.0f}", "{:,.2f}"
 """How values of one kind are written."""
+_SCORE = "{}"
+"""Of a figure in the unit of rewards, which `score` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,13 @@ class Figure:
     name: str = ""
     """Field of `RunFigures`; in MLflow `summary/` stands before it."""
 
-    def write(self, value: float) -> str:
-        return self.form.format(value)
+    def write(self, value: float, within: RewardRange = UNIT_RANGE) -> str:
+        """Return the value as text; `within` is the range of rewards."""
+        return self.form.format(score(value, within) if self.unit == "reward" else value)
+
+    def title(self, within: RewardRange) -> str:
+        """Return the label for a run of this range of rewards."""
+        return self.label.replace("pass@1", score_name(within))
 
 
 def _figure(label: str, unit: str, form: str, meaning: str, default: Any = None) -> Any:
@@ -124,16 +132,16 @@ class RunFigures:
         "gain by drafting", "1", "{:.2f}x", "drafting_gain, its mean weighted by tokens"
     )
     reward_first: float | None = _figure(
-        "pass@1 before", "reward", _SHARE, "held-out reward of the first evaluated version"
+        "pass@1 before", "reward", _SCORE, "held-out reward of the first evaluated version"
     )
     reward_last: float | None = _figure(
-        "pass@1 after", "reward", _SHARE, "held-out reward of the last evaluated version"
+        "pass@1 after", "reward", _SCORE, "held-out reward of the last evaluated version"
     )
     reward_best: float | None = _figure(
-        "best pass@1", "reward", _SHARE, "best held-out reward of an evaluated version"
+        "best pass@1", "reward", _SCORE, "best held-out reward of an evaluated version"
     )
     reward_best_error: float | None = _figure(
-        "best pass@1, 95% interval", "reward", "± {:.1%}", "half of the 95% interval of reward_best"
+        "best pass@1, 95% interval", "reward", "± {}", "half of the 95% interval of reward_best"
     )
     best_version: int | None = None
     """The oldest version that scored `reward_best`."""
@@ -141,6 +149,8 @@ class RunFigures:
     """The last version's score differs from it by no more than chance may."""
     staleness_histogram: dict[int, int] = field(default_factory=dict)
     """Staleness in versions -> trajectories trained on."""
+    reward_range: RewardRange = UNIT_RANGE
+    """Of the environment."""
 
     def text(self, name: str) -> str:
         """Return a figure as every view writes it, with its unit.
@@ -149,11 +159,12 @@ class RunFigures:
         '33.3%'
         """
         value = getattr(self, name)
-        return UNKNOWN if value is None else _BY_NAME[name].write(value)
+        return UNKNOWN if value is None else _BY_NAME[name].write(value, self.reward_range)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return (label, text) of every figure that can be said, in the order of `FIGURES`."""
-        return [(f.label, self.text(f.name)) for f in FIGURES if getattr(self, f.name) is not None]
+        found = [f for f in FIGURES if getattr(self, f.name) is not None]
+        return [(f.title(self.reward_range), self.text(f.name)) for f in found]
 
     def numbers(self) -> dict[str, float]:
         """Return name -> value of every figure that can be said."""
@@ -167,7 +178,8 @@ class RunFigures:
         templates = [clock + ("; breaks {breaks}, {break_s}" if self.breaks else "")]
         if self.reward_first is not None:
             templates.append(
-                "held-out pass@1 went from {reward_first} to {reward_last}; the best is {reward_best} "
+                f"held-out {score_name(self.reward_range)} went from "
+                "{reward_first} to {reward_last}; the best is {reward_best} "
                 f"{{reward_best_error}} (95%), of version {self.best_version}"
                 + (", which is within noise of the last one" if self.best_is_noise else "")
             )
@@ -193,13 +205,14 @@ class RunFigures:
     def plain(self) -> dict[str, Any]:
         """Return values that JSON keeps."""
         histogram = {str(k): v for k, v in sorted(self.staleness_histogram.items())}
-        return dataclasses.asdict(self) | {"staleness_histogram": histogram}
+        found = dataclasses.asdict(self) | {"staleness_histogram": histogram}
+        return {k: v for k, v in found.items() if k != "reward_range" or v != UNIT_RANGE}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Rebuild what `plain` returned."""
         histogram = {int(k): v for k, v in plain["staleness_histogram"].items()}
-        return cls(**{**plain, "staleness_histogram": histogram})
+        return cls(**{**plain, "staleness_histogram": histogram, "reward_range": range_of_line(plain)})
 
 
 FIGURES: tuple[Figure, ...] = tuple(
@@ -212,7 +225,7 @@ _BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def share(value: float | None) -> str:
-    """Write a share, a reward or a score, as every view does.
+    """Write a share, as every view does.
 
     >>> share(0.625), share(None)
     ('62.5%', '–')
@@ -220,13 +233,34 @@ def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.1%}"
 
 
-def interval(share: float, count: int) -> float:
-    """Return the half-width of a 95% interval of a mean of `count` values in 0..1, at most.
+def score(value: float | None, within: RewardRange) -> str:
+    """Write a reward or a mean of rewards, as every view does: a share of 1, or a number of another range.
 
-    >>> round(interval(0.5, 256), 3)
-    0.061
+    >>> score(0.625, (0.0, 1.0)), score(-12.5, (-100.0, 100.0)), score(None, (0.0, 1.0))
+    ('62.5%', '-12.5', '–')
     """
-    return 1.96 * math.sqrt(max(share * (1 - share), 0.0) / count) if count else 0.0
+    return share(value) if value is None or within == UNIT_RANGE else f"{value:,.4g}"
+
+
+def score_name(within: RewardRange) -> str:
+    """Return what a held-out score is called: pass@1 says something of shares alone."""
+    return "pass@1" if within == UNIT_RANGE else "reward"
+
+
+def interval(mean: float, count: int, within: RewardRange = UNIT_RANGE) -> float:
+    """Return the half-width of a 95% interval of a mean of `count` values of a range, at most.
+
+    >>> round(interval(0.5, 256), 3), round(interval(0.0, 256, (-1.0, 1.0)), 3)
+    (0.061, 0.122)
+    """
+    low, high = within
+    return 1.96 * math.sqrt(max((mean - low) * (high - mean), 0.0) / count) if count else 0.0
+
+
+def range_of_line(evaluation: Mapping[str, Any]) -> RewardRange:
+    """Return the range of rewards by a line of the run log, which says it where it is not 0..1."""
+    low, high = evaluation.get("reward_range", UNIT_RANGE)
+    return low, high
 
 
 def seconds(value: float | None) -> str:
@@ -313,7 +347,9 @@ def figures_of(
         groups_filtered_share=_ratio(counts["groups_filtered"], finished),
         groups_dropped_stale_share=_ratio(counts["groups_dropped_stale"], finished),
         tokens_sampled=last.tokens_sampled,
-        tokens_evaluated=sum(round(e["completion_tokens_mean"] * e["prompts"]) for e in evaluations),
+        tokens_evaluated=sum(
+            round(e["completion_tokens_mean"] * e["prompts"] * e.get("samples", 1)) for e in evaluations
+        ),
         tokens_per_s=_ratio(last.tokens_sampled, last.wall_s),
         staleness_mean=_ratio(sum(age * n for age, n in staleness.items()), staleness.total()),
         staleness_max=max((age for age, n in staleness.items() if n), default=None),
@@ -359,7 +395,8 @@ def _rewards(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not evaluations:
         return {}
     best, last = max(evaluations, key=lambda line: float(line["reward_mean"])), evaluations[-1]
-    errors = [interval(float(line["reward_mean"]), int(line["prompts"])) for line in (best, last)]
+    within = range_of_line(last)
+    errors = [interval(float(line["reward_mean"]), int(line["prompts"]), within) for line in (best, last)]
     ahead = float(best["reward_mean"]) - float(last["reward_mean"])
     return {
         "reward_best_error": errors[0],
@@ -368,4 +405,5 @@ def _rewards(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "reward_last": float(evaluations[-1]["reward_mean"]),
         "reward_best": float(best["reward_mean"]),
         "best_version": int(best["version"]),
+        "reward_range": within,
     }

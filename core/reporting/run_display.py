@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import failing_swaps
-from antiphon.core.reporting.figures import UNKNOWN, share
+from antiphon.core.reporting.figures import UNKNOWN, score, score_name, share
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 
 
@@ -111,13 +111,14 @@ def status_rows(status: RunStatus) -> list[Row]:
     """Say how a run goes; what did not happen has no row."""
     commit, scores = status.last_commit, status.scores
     of_step = "" if commit is None else f" (step {commit.step})"
-    score = share(scores[-1].reward_mean if scores else None)
+    within = status.reward_range
+    held_out = score(scores[-1].reward_mean if scores else None, within)
     if len(scores) > 1:
-        score += f", from {share(scores[0].reward_mean)} at version {scores[0].version}"
+        held_out += f", from {score(scores[0].reward_mean, within)} at version {scores[0].version}"
     rows = [
         Row("step", f"{status.committed_steps} of {status.steps_total}", "steps"),
-        Row("reward", share(reward_of(commit)) + of_step),
-        Row("held-out pass@1", score),
+        Row("reward", score(reward_of(commit), within) + of_step),
+        Row(f"held-out {score_name(within)}", held_out),
         Row("staleness", staleness_words(status.staleness_histogram), "in all steps"),
     ]
     if drafts := drafting_words(commit):
@@ -159,8 +160,8 @@ def unscored_words(status: RunStatus) -> str:
     if not status.trajectories_failed:
         return ""
     return (
-        f"{status.trajectories_failed} answers could not be scored, which train nothing and count as 0 in "
-        f"held-out scores; the last: {status.last_failure}"
+        f"{status.trajectories_failed} answers could not be scored, which train nothing and count as "
+        f"{status.reward_range[0]:g} in held-out scores; the last: {status.last_failure}"
     )
 
 

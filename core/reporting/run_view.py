@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.drafting.statistics import StatisticsSum
+from antiphon.core.loop.run_state import range_of
+from antiphon.core.messages import UNIT_RANGE
 from antiphon.core.records import DraftingStatistics, StepCommit
 from antiphon.core.reporting.alarms import StepAlarms
 from antiphon.core.reporting.deliveries import Deliveries
@@ -119,6 +121,7 @@ class RunView:
         self.steps: list[StepFacts] = []
         self.alarms = StepAlarms()
         """What the steps' metrics show."""
+        self.reward_range = UNIT_RANGE
         self.evaluations: list[EvaluationFacts] = []
         """In the order in which they finished."""
         self.rollout: dict[str, Rows[Bar]] = {}
@@ -221,6 +224,9 @@ class RunView:
         lanes |= {"broadcast": [*self.publishing, *self.broadcast]}
         total = max(stop - start, 1e-9)
         return {name: sum(b - a for a, b in merge(bars, start, stop)) / total for name, bars in lanes.items()}
+
+    def _on_run_opened(self, at: float, data: Mapping[str, Any]) -> None:
+        self.reward_range = self.alarms.reward_range = range_of(data["pinned"])
 
     def _on_group_opened(self, at: float, data: Mapping[str, Any]) -> None:
         self._epochs[data["group_id"]] = int(data["epoch"])

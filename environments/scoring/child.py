@@ -146,7 +146,7 @@ def _parsed(found: bytes, task: ScoringTask) -> Verdict | None:
     if len(found) == _RESULT.size:
         kind, reward, reason = _RESULT.unpack(found)
         if kind == b"r":
-            return checked_reward(reward)
+            return checked_reward(reward, task.reward_range)
         if kind == b"f":
             return Failed(task.without_secrets(reason.rstrip(b"\0").decode(errors="replace")))
     return None
@@ -164,7 +164,7 @@ def _score(
     limit_this_process(cpu_s=cpu_s, memory_bytes=task.memory_bytes, open_files=OPEN_FILES)
     for text in texts:
         try:
-            reward = checked_reward(environment.reward(problem, [text])[0])
+            reward = checked_reward(environment.reward(problem, [text])[0], task.reward_range)
         except BaseException as error:  # noqa: BLE001 - also SystemExit: an answer may have raised it
             reward = failure_of(error, task.without_secrets)
         if isinstance(reward, Failed):

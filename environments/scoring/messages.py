@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.core.messages import Ended, Message, Reply, Role, ToolCall
+from antiphon.core.messages import UNIT_RANGE, Ended, Message, Reply, RewardRange, Role, ToolCall
 from antiphon.core.reporting.plain_text import plain
 
 LINE_BYTES = 4096
@@ -27,7 +27,8 @@ TURN_BYTES = 8 * TURN_CHARS
 """Longest line that is read of a scoring process that holds conversations: JSON may take six for each."""
 REASON_CHARS = 200
 ROUNDING = 1e-6
-"""So far outside of 0..1 a reward is the nearer end: parts that were added up as floats."""
+"""So far outside of its range, in widths of that, a reward is the nearer end: parts that were added up as
+floats."""
 READY = b'{"ready": true}\n'
 _HALF = re.compile("[\\ud800-\\udfff]")
 
@@ -54,6 +55,7 @@ class ScoringTask:
     """Files and folders of them that the sandbox shows."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables that the environment's class may read."""
+    reward_range: RewardRange = UNIT_RANGE
 
     def without_secrets(self, text: str) -> str:
         """Return `text` with the names of secrets in place of their values."""
@@ -82,7 +84,7 @@ class Lost:
 
 
 Verdict = float | Failed
-"""A reward in [0, 1], or why there is none."""
+"""A reward within the environment's range, or why there is none."""
 Turn = tuple[Message, ...] | Ended | Failed
 """What came of a reply: the environment's messages, the end of the trajectory, or why there is neither."""
 
@@ -99,8 +101,8 @@ def result_line(result: Verdict) -> bytes:
     return line_of({"reward": result})
 
 
-def parse_result(line: bytes) -> Verdict:
-    """Read what `result_line` wrote, or an answer has forged.
+def parse_result(line: bytes, within: RewardRange = UNIT_RANGE) -> Verdict:
+    """Read what `result_line` wrote, or an answer has forged; `within` is the environment's range.
 
     Raises:
         ContractError: when it is none.
@@ -112,26 +114,28 @@ def parse_result(line: bytes) -> Verdict:
     if isinstance(found, dict) and len(found) == 1:
         ((name, value),) = found.items()
         if name == "reward":
-            return checked_reward(value)
+            return checked_reward(value, within)
         if name == "failed" and isinstance(value, str):
             return Failed(plain(" ".join(value[:REASON_CHARS].split())))
     raise ContractError("a scoring process wrote something that is no result")
 
 
-def checked_reward(value: object) -> Verdict:
-    """Return a scorer's answer as a reward, or why it is none.
+def checked_reward(value: object, within: RewardRange = UNIT_RANGE) -> Verdict:
+    """Return a scorer's answer as a reward, or why it is none; `within` is the environment's range.
 
     >>> checked_reward(True), checked_reward(0.5), checked_reward(0.4 + 0.2 + 0.3 + 0.1 + 2e-16)
     (1.0, 0.5, 1.0)
     >>> checked_reward(1e9).reason
     'the scorer returned 1000000000.0, which lies outside 0..1'
     """
+    low, high = within
+    margin = ROUNDING * (high - low)
     if not isinstance(value, (int, float)):
         return Failed(f"the scorer returned {type(value).__name__} instead of a number")
-    if not -ROUNDING <= value <= 1.0 + ROUNDING:  # what is no number is outside too
+    if not low - margin <= value <= high + margin:  # what is no number is outside too
         shown = "a huge number" if abs(value) > 1e300 else f"{float(value)}"
-        return Failed(f"the scorer returned {shown}, which lies outside 0..1")
-    return min(1.0, max(0.0, float(value)))
+        return Failed(f"the scorer returned {shown}, which lies outside {low:g}..{high:g}")
+    return min(high, max(low, float(value)))
 
 
 def failure_of(error: BaseException, hide: Callable[[str], str], what: str = "the scorer failed:") -> Failed:

@@ -23,7 +23,7 @@ import structlog
 
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.reporting.plain_text import plain
-from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.environment import Environment, Problem, reward_range_of
 from antiphon.environments.scoring.messages import (
     LINE_BYTES,
     READY,
@@ -59,7 +59,7 @@ class InProcess:
 
     def __init__(self, environment: Environment, hide: Callable[[str], str] = str) -> None:
         """Prepare; `hide` takes the secrets out of a text."""
-        self._environment = environment
+        self._environment, self._within = environment, reward_range_of(environment)
         self._hide = hide
 
     async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
@@ -71,7 +71,7 @@ class InProcess:
         found: list[Verdict] = []
         for text in texts:
             try:
-                found.append(checked_reward(self._environment.reward(problem, [text])[0]))
+                found.append(checked_reward(self._environment.reward(problem, [text])[0], self._within))
             except Exception as error:  # noqa: BLE001 - a model may have written what raised it
                 failure = failure_of(error, self._hide)
                 _log.warning("scoring.failed", prompt=problem.key, reason=failure.reason)
@@ -276,7 +276,7 @@ class ScoringProcess:
             except TimeoutError:
                 raise ContractError("a scoring process fell silent") from None
             request = b""
-            yield parse_result(line)
+            yield parse_result(line, self._task.reward_range)
 
     async def turn(
         self, request: Mapping[str, Any], answers: int, reward_range: tuple[float, float]

@@ -76,7 +76,8 @@ def step_metrics(line: Mapping[str, Any]) -> dict[str, float]:
 
 def heldout_metrics(line: Mapping[str, Any]) -> dict[str, float]:
     """Return what there is to draw of an evaluation, by chart, from its line of the run log."""
-    return {HELDOUT: line["reward_mean"], "heldout/tokens_mean": line["completion_tokens_mean"]}
+    found = {HELDOUT: line["reward_mean"], "heldout/tokens_mean": line["completion_tokens_mean"]}
+    return found | ({"heldout/best_of_k": line["best_of_k"]} if "best_of_k" in line else {})
 
 
 def experiment_link(base: str, experiment_id: str) -> str:

@@ -85,6 +85,7 @@ class _RunCollector(Collector):
 
     async def _ask(self) -> list[Metric]:
         status = await self._coordinator.status()
+        self._shown.reward_range = status.reward_range
         for commit in await self._coordinator.commits(self._shown.count - 1):
             if commit.step == self._shown.count:  # another scrape at the same time may have added it
                 self._shown.add(commit)

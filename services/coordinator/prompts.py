@@ -11,7 +11,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.records import Prompt, TurnLimits
 from antiphon.core.seeds import conversation_seed
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment, opening
-from antiphon.environments.environment import Problem
+from antiphon.environments.environment import Problem, reward_range_of
 from antiphon.environments.file import FileEnvironment
 from antiphon.models.codec import resolve_model_path
 from antiphon.models.directory import end_tokens
@@ -43,6 +43,7 @@ class EnvironmentPrompts:
         self.limits, self._seed = limits, seed
         self.files = files
         """What `input_files` found."""
+        self.reward_range = reward_range_of(environment)
         self._environment = environment
         self._renderer = renderer
         self._max_prompt_tokens = max_prompt_tokens
@@ -66,11 +67,6 @@ class EnvironmentPrompts:
             del self._known[next(iter(self._known))]
         self._known[split, index] = prompt
         return prompt
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """Return the least and the largest reward."""
-        return getattr(self._environment, "reward_range", (0.0, 1.0))
 
     def _token_ids(self, problem: Problem) -> tuple[int, ...]:
         if not isinstance(self._environment, ConversationEnvironment):

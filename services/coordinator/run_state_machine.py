@@ -126,7 +126,8 @@ class RunStateMachine:
             ConfigError: when the configuration differs from the one the run was opened with.
             IntegrityError: when the journal contradicts itself.
         """
-        pinned = pinned_values(self.config, getattr(self.prompts, "files", None))
+        files = getattr(self.prompts, "files", None)
+        pinned = pinned_values(self.config, files, self.loop.reward_range)
         if self.journal.empty:
             opening: list[e.JournalEvent] = [e.RunOpened(self.run_id, pinned, self.clock())]
         else:
@@ -384,7 +385,9 @@ class RunStateMachine:
                 found, keeps = self.state.evaluations[version], self.config.record.samples > 0
                 await self.written()  # until the last of them can be read again
                 rows = await answers_of(version, found, self.submissions, self.prompts) if keeps else []
-                event = await self._until_stored(partial(finish_evaluation, version, found, rows, self.store))
+                within = self.loop.reward_range
+                finishing = partial(finish_evaluation, version, found, rows, self.store, within)
+                event = await self._until_stored(finishing)
                 held = tuple(heldout_group_id(version, index) for index in range(found.prompts))
                 await self.do(_all(event, Forget(held)))
 

@@ -25,6 +25,7 @@ from antiphon.core.loop.group_state import (
     Tally,
     heldout_group_id,
 )
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming, Trajectory
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -102,9 +103,10 @@ async def left_out_rows(
     rows = []
     filtered = [*map(GroupOutcome.of, plan.filtered), *since_seal.filtered]
     for group in sorted(filtered, key=lambda group: group.group_id):
-        reward = group.rewards[0] if group.rewards else 0.0  # all that were scored have the same
+        # All that were scored have the same reward.
+        rewards = (group.rewards[0] if group.rewards else 0.0,) * len(group.token_counts)
         prompt = prompts.prompt("train", group.prompt_index)
-        rows += await _kept_rows(group.group_id, prompt, reward, group.failures, submissions)
+        rows += await _kept_rows(group.group_id, prompt, rewards, group.failures, submissions)
     return rows
 
 
@@ -113,33 +115,48 @@ async def answers_of(
 ) -> list[BatchRow]:
     """Return the held-out answers of a version, in the order of their prompts."""
     rows = []
-    for index, reward in sorted(evaluation.rewards.items()):
-        failures = {0: evaluation.failures[index]} if index in evaluation.failures else {}
+    for index, rewards in sorted(evaluation.rewards.items()):
         group_id, prompt = heldout_group_id(version, index), prompts.prompt("heldout", index)
-        rows += await _kept_rows(group_id, prompt, reward, failures, submissions)
+        rows += await _kept_rows(group_id, prompt, rewards, evaluation.failures.get(index, {}), submissions)
     return rows
 
 
 def finish_evaluation(
-    version: int, evaluation: EvaluationState, rows: Sequence[BatchRow], store: ArtifactStore
+    version: int,
+    evaluation: EvaluationState,
+    rows: Sequence[BatchRow],
+    store: ArtifactStore,
+    within: RewardRange = UNIT_RANGE,
 ) -> EvaluationFinished:
-    """Write the answers of an evaluation and return the event that ends it.
+    """Write the answers of an evaluation and return the event that ends it; `within` is the range of rewards.
 
     Raises:
         UnavailableError: when the store cannot be written.
     """
     digest = store.put(encode_batch(rows)) if rows else ""
-    return EvaluationFinished(version, *evaluation.means(), samples_digest=digest)
+    return EvaluationFinished(
+        version,
+        *evaluation.means(within[0]),
+        samples_digest=digest,
+        samples=evaluation.samples,
+        best_of_k=evaluation.best_of_k(within[0]) if evaluation.samples > 1 else None,
+        reward_range=within,
+    )
 
 
 async def _kept_rows(
-    group_id: str, prompt: Prompt, reward: float, failures: Mapping[int, str], submissions: Submissions
+    group_id: str,
+    prompt: Prompt,
+    rewards: Sequence[float],
+    failures: Mapping[int, str],
+    submissions: Submissions,
 ) -> list[BatchRow]:
     submission = await submissions.find(group_id)
     if submission is None:
         return []  # an older version kept only some
+    given = [0.0 if index in failures else reward for index, reward in enumerate(rewards)]
     return [
-        _row(group_id, prompt, trajectory, 0.0 if index in failures else reward, 0.0, failures.get(index, ""))
+        _row(group_id, prompt, trajectory, given[index], 0.0, failures.get(index, ""))
         for index, trajectory in enumerate(submission.trajectories)
     ]
 

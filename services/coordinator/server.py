@@ -91,7 +91,8 @@ def largest_message(config: RunConfig) -> int:
     That is a group of the longest completions, at 8 bytes a token and a version span for each, or a
     manifest.
     """
-    group = config.loop.group_size * (config.sampling.max_tokens * _TOKEN_BYTES + TRAJECTORY_BYTES)
+    samples = max(config.loop.group_size, config.evaluation.samples)
+    group = samples * (config.sampling.max_tokens * _TOKEN_BYTES + TRAJECTORY_BYTES)
     return min(MESSAGE_BYTES, max(_SMALLEST_LIMIT, group))
 
 

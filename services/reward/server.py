@@ -10,7 +10,7 @@ from typing import Any
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import FILE
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
-from antiphon.environments.environment import Environment
+from antiphon.environments.environment import Environment, reward_range_of
 from antiphon.environments.file import located
 from antiphon.environments.outside import folders_of, secret_values
 from antiphon.environments.scoring.conversations import ConversationPool, InProcessConversations
@@ -36,7 +36,7 @@ def _configured(config: RunConfig) -> tuple[AnyEnvironment, Decoder]:
     return environment_of(config.environment), TextCodec.load(resolve_model_path(config.model.path))
 
 
-def _task_of(config: RunConfig) -> ScoringTask:
+def _task_of(config: RunConfig, environment: AnyEnvironment) -> ScoringTask:
     section, reward = config.environment, config.reward
     folders, readable = folders_of(scored_by(section))
     parameters = section.parameters
@@ -54,6 +54,7 @@ def _task_of(config: RunConfig) -> ScoringTask:
         folders=folders,
         readable=readable,
         secrets=secret_values(section.secrets),
+        reward_range=reward_range_of(environment),
     )
 
 
@@ -69,7 +70,7 @@ def _options(config: RunConfig) -> dict[str, Any]:
 
 def scorer_of(config: RunConfig, environment: Environment) -> contextlib.AbstractAsyncContextManager[Scorer]:
     """Return what scores answers, as `reward.sandbox` says; nothing is started before it is entered."""
-    task = _task_of(config)
+    task = _task_of(config, environment)
     if environment.only_compares and config.reward.sandbox != "always":
         return contextlib.nullcontext(InProcess(environment, task.without_secrets))
     return ScoringPool(task, **_options(config))
@@ -79,7 +80,7 @@ def conversations_of(
     config: RunConfig, environment: ConversationEnvironment
 ) -> ConversationPool | InProcessConversations:
     """Return what answers replies, as `reward.sandbox` says; nothing is started before it is entered."""
-    task = _task_of(config)
+    task = _task_of(config, environment)
     if environment.only_compares and config.reward.sandbox != "always":
         return InProcessConversations(environment, task.without_secrets)
     return ConversationPool(environment, task, **_options(config))

@@ -389,7 +389,9 @@ class RolloutWorker:
             self._change.notify()
 
     async def _leases(self, samples: int, group_size: int) -> None:
-        """Keep up to `samples` requests in flight; an evaluation's group has one, others `group_size`."""
+        """Keep up to `samples` requests in flight, or one group of an evaluation that has more; training
+        groups have `group_size`.
+        """
         weights, work, pause_s = self._weights, self._work, FIRST_PAUSE_S
         while not self._stopping.is_set():
             room = (samples - work.samples) // group_size

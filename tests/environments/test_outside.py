@@ -290,6 +290,42 @@ def test_a_reward_outside_of_the_range_is_a_failed_answer(
     assert isinstance(failed, Failed) and "5.0, which lies outside 0..1" in failed.reason and scored == 0.5
 
 
+def test_a_class_may_state_another_range_of_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = HEAD.replace("return 1.0", "return {'lost': -1.0, 'won': 2.5}.get(completion, 3.0)")
+    body = body.replace("    def draw", "    reward_range = (-1, 2.5)\n    only_compares = {}\n    def draw")
+    tree = {"environment": {"name": "mine:Task"}, "reward": {"sandbox": "process", "processes": 1}}
+    for only_compares in (True, False):
+        write(tmp_path, body.replace("{}", f"{only_compares}"), monkeypatch)
+        environment = outside("mine:Task")
+        assert environment.reward_range == (-1.0, 2.5)
+        with pytest.raises(ConfigError, match=r"returned 3\.0, which lies outside -1\.\.2\.5"):
+            environment.try_out()
+
+        async def score(environment: OutsideEnvironment = environment) -> list[Verdict]:
+            async with asyncio.timeout(60.0), scorer_of(build_config(tree), environment) as scorer:
+                return await scorer.score("train-0-0", ["lost", "won", "other"])
+
+        lost, won, failed = asyncio.run(score())
+        assert (lost, won) == (-1.0, 2.5)
+        assert failed == Failed("the scorer returned 3.0, which lies outside -1..2.5")
+    assert describe("mine:Task").reward_range == (-1.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    ["(1, 0)", "(0, 0)", "(0,)", "(0, 1, 2)", "5", "None", "'ab'", "(0, float('inf'))", "(-1e10, 1)"],
+)
+def test_what_is_no_range_of_rewards_is_a_sentence(
+    stated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, f"{HEAD}    reward_range = {stated}\n", monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"^environment\.name=mine:Task: reward_range=.* is no pair"
+    ) as caught:
+        outside("mine:Task")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_class_may_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, f"print('loading', flush=True)\n{HEAD}", monkeypatch)
     tree = {"environment": {"name": "mine:Task"}, "reward": {"sandbox": "process", "processes": 1}}

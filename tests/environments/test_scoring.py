@@ -390,6 +390,40 @@ def test_an_environment_that_cannot_be_built_is_a_sentence() -> None:
     run(story())
 
 
+RANGES = st.tuples(st.floats(-1e9, 1e9), st.floats(1e-3, 1e9)).map(lambda pair: (pair[0], sum(pair)))
+
+
+@given(RANGES, st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.booleans())
+def test_a_reward_lies_within_the_range_or_is_a_failure_that_names_it(
+    within: tuple[float, float], value: float
+) -> None:
+    low, high = within
+    found = checked_reward(value, within)
+    if isinstance(found, Failed):
+        margin = 1e-6 * (high - low)
+        assert not low - margin <= value <= high + margin
+        assert found.reason.endswith(f"lies outside {low:g}..{high:g}") and "\n" not in found.reason
+    else:
+        assert low <= found <= high
+        assert found == value or not low <= value <= high
+        assert parse_result(result_line(found), within) == found
+        assert checked_reward(found, within) == found
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_a_scoring_process_holds_to_the_range_of_its_environment(sandbox: bool) -> None:
+    async def story() -> None:
+        wide = replace(RETURNING, reward_range=(-2.0, 3.0))
+        async with make_pool(wide, sandbox=sandbox) as pool:
+            texts = [f"reward = {value}" for value in ("-2.0", "3", "0.25", "3.1", "-2.000001", "'no'")]
+            least, most, some, over, rounded, no = await pool.score("train-0-0", texts)
+        assert (least, most, some, rounded) == (-2.0, 3.0, 0.25, -2.0)
+        assert over == Failed("the scorer returned 3.1, which lies outside -2..3")
+        assert no == Failed("the scorer returned str instead of a number")
+
+    run(story())
+
+
 @given(st.one_of(st.floats(0.0, 1.0), st.builds(Failed, st.just("one reason"))))
 def test_results_cross_the_pipe_as_they_are(result: float | Failed) -> None:
     assert parse_result(result_line(result)) == result

@@ -7,10 +7,13 @@ import pytest
 
 from antiphon.api.sink import LogRecord
 from antiphon.core.errors import UnavailableError
+from antiphon.core.loop.events import EvaluationFinished
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import EvaluationRecord
+from antiphon.lineage.documents.graph import line_facts
 from antiphon.lineage.log_fold import LogFold
-from antiphon.lineage.run_log import RunLog, read_evaluations, read_steps
+from antiphon.lineage.run_log import RunLog, evaluation_line, read_evaluations, read_steps
+from antiphon.lineage.tracking.charts import heldout_metrics
 from tests.support.made_log import MadeLog
 
 
@@ -70,3 +73,17 @@ def test_evaluations_have_their_own_file(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="cannot write"):
         open_log(tmp_path / "gone").write(records(0))
+
+
+def test_an_evaluation_says_its_samples_and_its_range_only_where_they_are_not_usual() -> None:
+    usual = EvaluationFinished(3, 0.5, 60.0)
+    assert set(evaluation_line(usual, 8, 1.0)) == {
+        *("version", "prompts", "reward_mean", "completion_tokens_mean", "timings")
+    }
+    wide = EvaluationFinished(3, -0.5, 60.0, samples=4, best_of_k=0.75, reward_range=(-1.0, 1.0))
+    line = evaluation_line(wide, 8, 1.0)
+    assert (line["samples"], line["best_of_k"], line["reward_range"]) == (4, 0.75, [-1.0, 1.0])
+    (document,) = line_facts("run-1", line).values()
+    assert document["reward_range"] == [-1.0, 1.0] and document["prompts"] == 8
+    assert heldout_metrics(line)["heldout/best_of_k"] == 0.75 and len(heldout_metrics(line)) == 3
+    assert len(heldout_metrics(evaluation_line(usual, 8, 1.0))) == 2

@@ -271,3 +271,15 @@ def test_each_plot_of_a_page_stands_by_itself(tmp_path: Path) -> None:
         assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
         assert f'data-chart="{name.removesuffix(".svg")}"' in page or name == "busy.svg"
     assert files == build_report(tmp_path, store, view_of(journal(6)), status(6), tmp_path / "again.html")
+
+
+def test_rewards_of_another_range_are_numbers(make: Callable[..., str]) -> None:
+    view = view_of(journal(10))
+    view.reward_range = (-5.0, 5.0)
+    page = make(10, view, trajectories_failed=2, last_failure="it hung")
+    assert "pass@1" not in page.partition("Configuration")[0].partition('class="cards"')[0]
+    assert "solved nothing and count as -5" in page
+    panel = charts_of(page)["learning"]["drawn"][0]
+    assert panel["low"] == 0.0 and panel["high"] < 1.0, "what occurs, not the whole range"
+    assert "held-out reward, 95% interval" in page
+    assert "20.0%" not in page.partition("Versions and what they came from")[2].partition("</table>")[0]

@@ -9,7 +9,7 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
 from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
-from antiphon.environments.scoring.messages import Verdict
+from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.runs.preflight import CONSTANTS, FIRST, FORMS, best_decoy, check_scoring
 from antiphon.simulator.virtual.loop import VirtualLoop
@@ -126,3 +126,16 @@ def test_a_scorer_that_always_raises_is_no_scorer_that_pays_nothing() -> None:
         ConfigError, match=r"train-0-0 was not scored where the run scores .*ZeroDivisionError"
     ):
         check_scoring(configured("chain_sum"), Paying(lambda number, text: 1 / 0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("within", [(0.0, 1.0), (-1.0, 1.0), (100.0, 300.0)])
+def test_what_a_constant_earns_is_a_share_of_the_range(within: tuple[float, float]) -> None:
+    low, high = within
+
+    async def score(key: str, texts: Sequence[str]) -> Sequence[Verdict]:
+        rewards = [low + (high - low) * (0.75 if "yes" in text else 0.25) for text in texts]
+        return [Failed("no") if "nan" in text else r for text, r in zip(texts, rewards, strict=True)]
+
+    problems = [Paying(right).problem("train", index) for index in range(64)]
+    constant, share, _ = asyncio.run(best_decoy(score, problems, 0.85, within))
+    assert "yes" in constant and share == pytest.approx(0.75)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
-from antiphon.core.coordinator.loop_state import Decision
+from antiphon.core.coordinator.loop_state import Decision, PromptSource
 from antiphon.core.errors import UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.records import (
@@ -37,6 +37,9 @@ from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from tests.support.loop_model import RUN_ID, light_manifest, light_reward, light_trajectory
+
+Score = Callable[[int, np.ndarray], SampleReward]
+"""Sample and its tokens -> what a judge says."""
 
 
 class LightPrompts:
@@ -88,12 +91,19 @@ async def served(
     place: Path | str | None = None,
     port: int = 0,
     snapshot_every: int = SNAPSHOT_EVERY,
+    prompts: PromptSource | None = None,
 ) -> AsyncIterator[Served]:
     """Serve a coordinator on loopback."""
     store = open_store(folder / "store", config.record)
     journal = Journal(place or folder / JOURNAL_NAME, run_id)
     state_machine = RunStateMachine(
-        config, run_id, journal, store, LightPrompts(), asyncio.get_running_loop().time, snapshot_every
+        config,
+        run_id,
+        journal,
+        store,
+        prompts or LightPrompts(),
+        asyncio.get_running_loop().time,
+        snapshot_every,
     )
     await state_machine.start()
     service = CoordinatorService(state_machine)
@@ -166,7 +176,14 @@ class LightWorker:
             self.acknowledged[lease.group_id] = submission
 
 
-async def reward_all(coordinator: Coordinator, rng: np.random.Generator, delay_s: float = 0.0) -> None:
+def light_score(index: int, token_ids: np.ndarray) -> SampleReward:
+    """Reward a sample as `light_reward`."""
+    return SampleReward(index, light_reward(token_ids))
+
+
+async def reward_all(
+    coordinator: Coordinator, rng: np.random.Generator, delay_s: float = 0.0, score: Score = light_score
+) -> None:
     """Judge until cancelled."""
     while True:
         try:
@@ -174,9 +191,7 @@ async def reward_all(coordinator: Coordinator, rng: np.random.Generator, delay_s
             for group in reply.groups:
                 if delay_s:
                     await asyncio.sleep(delay_s * float(rng.random()))
-                rewards = (
-                    SampleReward(i, light_reward(one.token_ids)) for i, one in enumerate(group.trajectories)
-                )
+                rewards = (score(i, one.token_ids) for i, one in enumerate(group.trajectories))
                 await coordinator.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
         except UnavailableError:
             await asyncio.sleep(0.05)
@@ -230,6 +245,7 @@ async def run_parties(
     lose_share: float = 0.0,
     store: ArtifactStore | None = None,
     limit_s: float = 60.0,
+    score: Score = light_score,
 ) -> tuple[list[BatchRef], list[LightWorker]]:
     """Run a whole run against a coordinator."""
     rng = np.random.default_rng(seed)
@@ -240,7 +256,7 @@ async def run_parties(
         worker.elastic = config.loop.mode == "elastic"
         crew.append(worker)
     tasks = [asyncio.ensure_future(worker.run()) for worker in crew]
-    tasks += [asyncio.ensure_future(reward_all(client, rng, delay_s)) for _ in range(2)]
+    tasks += [asyncio.ensure_future(reward_all(client, rng, delay_s, score)) for _ in range(2)]
     training = asyncio.ensure_future(train_all(client, config, store))
     try:
         async with asyncio.timeout(limit_s):

@@ -45,6 +45,7 @@ def make_config(
     steps: int = 8,
     train_size: int = 10,
     evaluation_prompts: int = 3,
+    evaluation_samples: int = 1,
     lease_s: float = 60.0,
     heartbeat_s: float = 2.0,
     group_size: int = 2,
@@ -56,7 +57,7 @@ def make_config(
         {
             "run": {"steps": steps, "seed": 7},
             "environment": {"train_size": train_size, "heldout_size": evaluation_prompts},
-            "evaluation": {"prompts": evaluation_prompts},
+            "evaluation": {"prompts": evaluation_prompts, "samples": evaluation_samples},
             "loop": {
                 "mode": mode,
                 "max_staleness": max_staleness,
@@ -174,7 +175,8 @@ class LoopModel:
     def open_evaluation(self, version: int) -> bool:
         if version in self.state.evaluations or version not in self.state.snapshots:
             return False
-        self.record(e.EvaluationOpened(version, self.config.evaluation.prompts))
+        evaluation = self.config.evaluation
+        self.record(e.EvaluationOpened(version, evaluation.prompts, evaluation.samples))
         return True
 
     def load(self, worker: ModelWorker, version: int) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from antiphon.core.config import ORDER_OF_RETIRED, RETIRED_ORDERS, RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.run_state import REWARD_RANGE, RunState
+from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.models.codec import model_folder
 from antiphon.models.directory import model_digest
 from antiphon.services.coordinator.journal.store import StoreTotals
@@ -13,6 +14,8 @@ from antiphon.system.packages import environment_facts
 
 MODEL_FILES, ENVIRONMENT_FILES = "the digest of model.path's files", "the digest of environment.name's files"
 """What a run keeps for good besides fields of its configuration, where the files are on the machine."""
+UNPINNED = {REWARD_RANGE: "[0.0, 1.0]", "evaluation.samples": "1"}
+"""What runs keep only where it has another value than this."""
 
 
 def input_files(config: RunConfig) -> dict[str, str]:
@@ -25,8 +28,12 @@ def input_files(config: RunConfig) -> dict[str, str]:
     return found | ({ENVIRONMENT_FILES: package["digest"]} if package else {})
 
 
-def pinned_values(config: RunConfig, files: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the configuration that a run keeps for good, as JSON by field, and what `input_files` found."""
+def pinned_values(
+    config: RunConfig, files: Mapping[str, str] | None = None, reward_range: RewardRange = UNIT_RANGE
+) -> dict[str, str]:
+    """Return the configuration that a run keeps for good, as JSON by field, what `input_files` found, and the
+    environment's range of rewards.
+    """
     tree = config.model_dump(mode="json")
     found = {"run.seed": tree["run"]["seed"]}
     found |= {f"model.{name}": tree["model"][name] for name in ("path", "renderer", "template_arguments")}
@@ -34,8 +41,10 @@ def pinned_values(config: RunConfig, files: Mapping[str, str] | None = None) -> 
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
     for name in ("objective", "baseline", "normalise_advantages", "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
-    found["evaluation.prompts"] = tree["evaluation"]["prompts"]
-    return {name: json.dumps(value, sort_keys=True) for name, value in found.items()} | dict(files or {})
+    found |= {f"evaluation.{name}": tree["evaluation"][name] for name in ("prompts", "samples")}
+    found[REWARD_RANGE] = reward_range
+    texts = {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
+    return {name: text for name, text in texts.items() if UNPINNED.get(name) != text} | dict(files or {})
 
 
 def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -44,14 +53,14 @@ def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str
     Raises:
         ConfigError: when one differs.
     """
-    for name, value in before.items():
-        if name in (MODEL_FILES, ENVIRONMENT_FILES) and name not in now:
+    for name, value in (UNPINNED | dict(before)).items():
+        if name in (MODEL_FILES, ENVIRONMENT_FILES, REWARD_RANGE) and name not in now:
             continue  # not on this machine, or not asked for
         if name == "loop.order" and json.loads(value) in RETIRED_ORDERS:
             value = json.dumps(ORDER_OF_RETIRED)
-        if now.get(name) != value:
+        if (found := now.get(name, UNPINNED.get(name))) != value:
             raise ConfigError(
-                f"{name}={now.get(name)} differs from {value}, with which run {run_id} was opened; "
+                f"{name}={found} differs from {value}, with which run {run_id} was opened; "
                 "put it back, or start a new run (--fresh)"
             )
 

@@ -170,5 +170,6 @@ def test_a_held_out_answer_that_failed_solved_nothing() -> None:
         model.open_evaluation(0)
     group = waiting[0]
     reward(model, group.group_id, 1, 1.0)
-    assert model.state.evaluations[0].rewards[group.prompt_index] == 0.0
+    assert model.state.evaluations[0].counted()[0] == (0.0,)
+    assert model.state.evaluations[0].means(-1.0)[0] == -1.0
     assert model.state.trajectories_failed == 1

@@ -1,8 +1,10 @@
 """Alarms fire where something is lost, and not where a run is only noisy."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -208,3 +210,41 @@ def test_every_alarm_has_a_meaning_and_a_mend():
     assert len({kind.name for kind in ALARMS}) == len(ALARMS)
     assert all(kind.meaning and kind.fix for kind in ALARMS)
     assert space_alarm(1 << 40, "runs") is None
+
+
+@pytest.mark.parametrize("low", [-1.0, -50.0, 7.0])
+def test_alarms_are_the_same_in_a_range_that_lies_elsewhere(low: float) -> None:
+    """The rewards of a run, all of them lower or higher by the same, raise the same alarms."""
+    rng = np.random.default_rng(3)
+    kinds = set()
+    for _ in range(60):
+        rewards = rng.random(60) * rng.choice([1.0, 0.02])
+        rewards[rng.integers(20, 60) :] *= rng.choice([1.0, 0.0])
+        idle = rng.random(60) < rng.choice([0.0, 0.9])
+        facts = [
+            {"trajectories": float(not idle[i]) * 8.0, "gradient_norm": 0.1, "reward_mean": rewards[i]}
+            for i in range(60)
+        ]
+        moved = [{**one, "reward_mean": one["reward_mean"] + low} for one in facts]
+        names, others = (
+            [alarm.name for alarm in StepAlarms(commits_of(one), within).find(2)]
+            for one, within in ((facts, (0.0, 1.0)), (moved, (low, low + 1.0)))
+        )
+        assert names == others
+        kinds |= set(names)
+    assert "no_signal" in kinds and "reward_collapse" in kinds
+
+
+def test_a_held_out_score_of_another_range_falls_as_a_share_of_it() -> None:
+    for scores in ((0.89, 0.86), (0.2, 0.79, 0.6), (0.145, 0.0)):
+        moved = [200.0 * score - 100.0 for score in scores]
+        status = dataclasses.replace(scored(*moved), reward_range=(-100.0, 100.0))
+        assert bool(status_alarms(status)) == bool(status_alarms(scored(*scores)))
+        for alarm in status_alarms(status):
+            assert f"is {moved[-1]:,.4g}, after {max(moved):,.4g} of version" in alarm.text
+
+
+def test_answers_that_could_not_be_scored_are_counted_apart_from_wrong_ones() -> None:
+    status = dataclasses.replace(scored(0.0), trajectories_failed=3, last_failure="it hung")
+    (alarm,) = status_alarms(status)
+    assert alarm.name == "unscored" and alarm.text == "3 answers could not be scored; the last: it hung"

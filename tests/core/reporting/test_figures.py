@@ -145,3 +145,17 @@ def test_a_best_score_is_told_with_its_interval_and_when_it_is_noise() -> None:
     assert "the best is 50.0% ± 6.1% (95%), of version 1, which is within noise of the last one" in words
     assert "noise" not in said(0.1, 0.5, 0.3)[1], "the last one is worse"
     assert "noise" not in said(0.1, 0.3, 0.5)[1], "the last one is the best"
+
+
+def test_rewards_of_another_range_are_numbers_everywhere() -> None:
+    held = [evaluation(0, -12.5) | {"reward_range": [-100.0, 100.0], "samples": 4, "best_of_k": 3.0}]
+    held.append(held[0] | {"version": 2, "reward_mean": 37.0})
+    found = figures_of([line(0), line(1)], held, config())
+    assert found.reward_range == (-100.0, 100.0) and found.tokens_evaluated == 2 * 8 * 4 * 12.5
+    assert (found.text("reward_first"), found.text("reward_best")) == ("-12.5", "37")
+    assert found.text("reward_best_error") == f"± {1.96 * (137.0 * 63.0 / 8) ** 0.5:,.4g}"
+    said = "\n".join([*found.lines(), *(" ".join(row) for row in found.rows())])
+    assert "held-out reward went from -12.5 to 37" in said and "pass@1" not in said
+    assert RunFigures.from_plain(json.loads(json.dumps(found.plain()))) == found
+    usual = figures_of([line(0)], HELD, config())
+    assert "reward_range" not in usual.plain() and RunFigures.from_plain(usual.plain()) == usual

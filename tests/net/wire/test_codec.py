@@ -40,6 +40,13 @@ def test_tuples_maps_nested_and_absent_fields_come_back_as_they_were() -> None:
     assert again(COMMIT, records_pb2.StepCommit) == COMMIT
 
 
+def test_a_status_says_its_range_of_rewards_and_an_older_one_the_usual() -> None:
+    wide = EvaluationRecord(0, 4, 4, -0.5, 8.0, reward_range=(-1.0, 1.0))
+    assert again(wide, coordinator_pb2.EvaluationRecord) == wide
+    assert read(coordinator_pb2.EvaluationRecord(version=3)).reward_range == (0.0, 1.0)
+    assert read(coordinator_pb2.RunStatus(run_id="r")).reward_range == (0.0, 1.0)
+
+
 def test_a_message_that_is_invalid_is_refused() -> None:
     good = SampleStatistics(0, 5, 1, 0, 0.1)
     assert again(good, records_pb2.SampleStatistics) == good

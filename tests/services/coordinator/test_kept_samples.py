@@ -66,6 +66,22 @@ def test_an_evaluation_keeps_its_answers_and_the_journal_none(tmp_path: Path) ->
     assert not [name for name in payloads_left(tmp_path) if name.startswith("v000000-e")]
 
 
+@pytest.mark.parametrize("mode", ["elastic", "fixed"])
+def test_an_evaluation_of_several_samples_begins_with_those_of_one(tmp_path: Path, mode: str) -> None:
+    found: dict[int, EvaluationRecord] = {}
+    answers: dict[int, dict[tuple[str, int], tuple[int, ...]]] = {}
+    for samples in (1, 5):
+        config = make_config(mode=mode, steps=2, evaluation_prompts=4, evaluation_samples=samples)
+        site, _, (found[samples],) = asyncio.run(whole_run(config, tmp_path / str(samples)))
+        rows = decode_batch(site.store.get(found[samples].samples_digest))
+        assert len(rows) == 4 * samples
+        assert [row.reward for row in rows] == [light_reward(row.token_ids) for row in rows]
+        assert np.mean([row.reward for row in rows]) == pytest.approx(found[samples].reward_mean)
+        answers[samples] = {(row.prompt_key, row.sample_index): tuple(row.token_ids) for row in rows}
+    assert {place: ids for place, ids in answers[5].items() if not place[1]} == answers[1]
+    assert found[5].prompts == found[5].rewarded == 4
+
+
 @pytest.mark.parametrize("filter_", ["drop", "refill"])
 def test_a_fixed_run_keeps_the_same_completions_whatever_the_timing(tmp_path: Path, filter_: str) -> None:
     config = make_config(mode="fixed", filter_=filter_, steps=5, evaluation_prompts=6, lease_s=0.4)

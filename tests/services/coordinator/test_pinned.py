@@ -1,0 +1,49 @@
+"""What a run keeps for good: a value that is as ever is not written, and another one is refused."""
+
+import json
+
+import pytest
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.errors import ConfigError
+from antiphon.core.loop.run_state import REWARD_RANGE, range_of
+from antiphon.services.coordinator.journal.pinned import check_same_run, pinned_values
+
+USUAL, WIDE = (0.0, 1.0), (-2.5, 3.0)
+
+
+def config(samples: int = 1) -> RunConfig:
+    return build_config({"evaluation": {"samples": samples}})
+
+
+def test_what_is_usual_leaves_no_trace() -> None:
+    found = pinned_values(config())
+    assert REWARD_RANGE not in found and "evaluation.samples" not in found
+    assert range_of(found) == USUAL and json.loads(found["evaluation.prompts"]) == 192
+
+
+def test_what_is_not_usual_is_kept() -> None:
+    found = pinned_values(config(4), {"files": "digest"}, WIDE)
+    assert range_of(found) == WIDE and found["evaluation.samples"] == "4" and found["files"] == "digest"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ((1, USUAL), (1, USUAL), ""),
+        ((4, WIDE), (4, WIDE), ""),
+        ((1, USUAL), (4, USUAL), r"evaluation\.samples=4 differs from 1"),
+        ((4, USUAL), (1, USUAL), r"evaluation\.samples=1 differs from 4"),
+        ((1, USUAL), (1, WIDE), r"reward range .*=\[-2\.5, 3\.0\] differs from \[0\.0, 1\.0\]"),
+        ((1, WIDE), (1, (0.0, 2.0)), r"=\[0\.0, 2\.0\] differs from \[-2\.5, 3\.0\]"),
+        ((1, WIDE), (1, USUAL), ""),  # who did not build the environment does not know its range
+    ],
+)
+def test_a_run_goes_on_with_the_values_that_it_began_with(
+    before: tuple[int, tuple[float, float]], now: tuple[int, tuple[float, float]], words: str
+) -> None:
+    kept, asked = (pinned_values(config(samples), None, within) for samples, within in (before, now))
+    if not words:
+        return check_same_run("run-1", kept, asked)
+    with pytest.raises(ConfigError, match=words):
+        check_same_run("run-1", kept, asked)
