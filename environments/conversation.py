@@ -15,7 +15,7 @@ from antiphon.environments.scoring.messages import Failed, attempt
 
 
 class Conversation(Protocol):
-    """One trajectory's state; made anew for each, and begun once."""
+    """The state of one trajectory; begun once."""
 
     def begin(self, problem: Problem, seed: int) -> Sequence[Message]:
         """Return the first messages, which become the prompt.

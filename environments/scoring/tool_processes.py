@@ -1,7 +1,7 @@
 """Tool processes: the shell and the Python that a policy uses in a trajectory, and what they may do.
 
 Each has a host that runs nothing of the policy's: process 1 of a namespace of its own, within that of the
-trajectory's process. What the policy wrote is a program that the host starts anew, so it inherits nothing of
+trajectory's process. What the policy wrote is a program of its own (exec), so it inherits nothing of
 the environment: not its memory, its secrets, its files or its pipes. It sees no process but its own, has no
 network, writes to a folder that the tools of one trajectory share, and is one of at most `PROCESSES`. When a
 call is over, all that it started is killed; Python, whose variables stay, may start none and stands still.
@@ -164,7 +164,7 @@ class _Shell:
 
 
 class _Python:
-    """Runs code in one Python, which is started anew when it ended or took too long."""
+    """Runs code in one Python, which is started again when it ended or took too long."""
 
     def __init__(self, task: ScoringTask) -> None:
         self._task = task
