@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import Ended, Message, Reply, Tool, ToolCall
-from antiphon.environments.environment import Environment, Problem, Problems
+from antiphon.environments.environment import Problem, Problems
 from antiphon.environments.scoring.messages import Failed, attempt
 
 
 class Conversation(Protocol):
-    """One trajectory's state; made for it alone, and begun once."""
+    """The state of one trajectory; begun once."""
 
     def begin(self, problem: Problem, seed: int) -> Sequence[Message]:
         """Return the first messages, which become the prompt.
@@ -43,9 +43,6 @@ class ConversationEnvironment(Problems, Protocol):
 
     def conversation(self) -> Conversation:
         """Make the conversation of one trajectory."""
-
-
-AnyEnvironment = Environment | ConversationEnvironment
 
 
 def opening(environment: ConversationEnvironment, problem: Problem, seed: int) -> tuple[Message, ...]:

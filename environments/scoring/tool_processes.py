@@ -1,8 +1,8 @@
 """Tool processes: the shell and the Python that a policy uses in a trajectory, and what they may do.
 
 Each has a host that runs nothing of the policy's: process 1 of a namespace of its own, within that of the
-trajectory's process. What the policy wrote is a program that the host starts each time, so it inherits nothing
-of the environment: not its memory, its secrets, its files or its pipes. It sees no process but its own, has no
+trajectory's process. What the policy wrote is a program of its own (exec), so it inherits nothing of
+the environment: not its memory, its secrets, its files or its pipes. It sees no process but its own, has no
 network, writes to a folder that the tools of one trajectory share, and is one of at most `PROCESSES`. When a
 call is over, all that it started is killed; Python, whose variables stay, may start none and stands still.
 """
