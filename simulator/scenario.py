@@ -139,7 +139,11 @@ def drawn_scenario(seed: int) -> Scenario:
                 # All that the bound allows is what tests the bound; what is measured is what runs do.
                 "run_ahead": ahead,
             },
-            "evaluation": {"prompts": 2, "interval": shape.index(3)},
+            "evaluation": {
+                "prompts": 2,
+                "samples": RandomStream("held-out samples", int(fixed), pattern).choose((1, 1, 2, 5)),
+                "interval": shape.index(3),
+            },
             "rollout": {
                 "concurrent_groups": 1 + random.index(3),
                 "grace_s": random.choose((2.0, 8.0, 20.0)),
