@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import Ended, Message, Reply, Tool, ToolCall
-from antiphon.environments.environment import Problem, Problems
+from antiphon.environments.environment import Environment, Problem, Problems
 from antiphon.environments.scoring.messages import Failed, attempt
 
 
@@ -43,6 +43,9 @@ class ConversationEnvironment(Problems, Protocol):
 
     def conversation(self) -> Conversation:
         """Make the conversation of one trajectory."""
+
+
+AnyEnvironment = Environment | ConversationEnvironment
 
 
 def opening(environment: ConversationEnvironment, problem: Problem, seed: int) -> tuple[Message, ...]:

@@ -101,7 +101,6 @@ class GeneratedConversations(GeneratedProblems):
     """Problems drawn from a seed, each the beginning of a conversation."""
 
     rebuildable: ClassVar[bool] = True
-    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     @abstractmethod
     def conversation(self) -> Conversation:

@@ -41,6 +41,9 @@ class Conversations(Protocol):
     async def answer(self, trajectory: str, key: str, seed: int, replies: Sequence[Reply]) -> Turn:
         """Return what the environment says to the last of a trajectory's replies."""
 
+    async def forget(self, trajectory: str) -> None:
+        """End a trajectory's conversation."""
+
 
 class TurnAnswerer:
     """Has an environment answer the turns of rows."""
@@ -51,6 +54,12 @@ class TurnAnswerer:
 
     async def __call__(self, turn: TurnToAnswer) -> TurnAnswer:
         """Return the answer to a turn; where there is none the trajectory has failed."""
+        answer = await self._answer(turn)
+        if answer.finish_reason is not None:
+            await self._conversations.forget(_name_of(turn))
+        return answer
+
+    async def _answer(self, turn: TurnToAnswer) -> TurnAnswer:
         environment = self._conversations.environment
         answer = partial(TurnAnswer, turn.group_id, turn.sample_index, turn.row_digest)
         row, prompt = turn.token_ids.tolist(), list(turn.prompt_token_ids)
@@ -61,7 +70,7 @@ class TurnAnswerer:
             for start, stop in zip(starts, stops, strict=True)
         ]
         said = await self._conversations.answer(
-            f"{turn.group_id}/{turn.sample_index}",
+            _name_of(turn),
             turn.prompt_key,
             conversation_seed(self._seed, turn.prompt_key),
             replies,
@@ -84,6 +93,11 @@ class TurnAnswerer:
         if len(row) + len(tokens) >= turn.limits.tokens:
             return answer(finish_reason=FinishReason.TOKENS, reward=unfinished)
         return answer(token_ids=tokens)
+
+
+def _name_of(turn: TurnToAnswer) -> str:
+    """Return what a trajectory's conversation is called."""
+    return f"{turn.group_id}/{turn.sample_index}"
 
 
 async def answer_turns(
