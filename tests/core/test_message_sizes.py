@@ -9,9 +9,10 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.message_sizes import PAGE_BYTES, page
 
 
-def config_of(group_size: int, max_tokens: int) -> object:
+def config_of(group_size: int, max_tokens: int, held_out: int = 1) -> object:
     return build_config(
         {
+            "evaluation": {"samples": held_out},
             "loop": {"group_size": group_size},
             "sampling": {"max_tokens": max_tokens},
             "rollout": {"max_model_tokens": max_tokens + 1024},
@@ -27,6 +28,8 @@ def test_a_group_that_cannot_travel_is_refused_before_the_run() -> None:
     )
     with pytest.raises(ConfigError, match=words):
         config_of(1024, 16_384)
+    with pytest.raises(ConfigError, match=r"^evaluation\.samples=64 times sampling\.max_tokens=200000 makes"):
+        config_of(8, 200_000, held_out=64)
 
 
 @given(st.lists(st.integers(0, 2 * PAGE_BYTES), max_size=40))
