@@ -32,7 +32,7 @@ from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.documents.graph import origin_facts
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import environment_differences
-from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.rendering import Renderer
 from antiphon.runs.directory import choose_run
 from antiphon.runs.preflight import looked_at, preflight
 from antiphon.services.coordinator import prompts as coordinator_prompts
@@ -582,10 +582,10 @@ def test_a_run_from_a_file_is_checked_before_it_starts(tmp_path: Path) -> None:
         preflight(configured(parameters, **record), tmp_path / "home")
 
 
-def test_the_codec_makes_no_more_tokens_than_bytes() -> None:
-    codec = TextCodec.load(resolve_model_path("examples/models/chain-sum"))
+def test_the_renderer_makes_no_more_tokens_than_bytes() -> None:
+    renderer = Renderer.load(build_config({"model": {"path": "examples/models/chain-sum"}}))
     for text in ("1 + 2 =", "State the final answer: é∑ 12345", "x" * 100):
-        assert len(codec.encode_prompt(text)) <= len(text.encode()) + len(codec.encode_prompt("x"))
+        assert len(renderer.encode_prompt(text)) <= len(text.encode()) + len(renderer.encode_prompt("x"))
 
 
 # What is said of one.

@@ -414,9 +414,9 @@ def test_an_installed_package_with_turns_and_a_tool_is_found_checked_and_answers
     [
         ("    conversation = Talk\n", "", "mine:Task lacks conversation"),
         ("= Talk\n", "= Talk\n    rebuildable = 'yes'\n", "rebuildable='yes' must be True or False"),
-        ("= Talk\n", "= Talk\n    reward_range = (1, 0)\n", r"reward_range=\(1, 0\) must be two finite numb"),
-        ("= Talk\n", "= Talk\n    reward_range = (0, 1e999)\n", "must be two finite numbers"),
-        ("= Talk\n", "= Talk\n    reward_range = 1\n", "reward_range=1 must be two finite numbers"),
+        ("= Talk\n", "= Talk\n    reward_range = (1, 0)\n", r"reward_range=\(1, 0\) is no pair"),
+        ("= Talk\n", "= Talk\n    reward_range = (0, 1e999)\n", "is no pair"),
+        ("= Talk\n", "= Talk\n    reward_range = 1\n", "reward_range=1 is no pair"),
         ("= Talk\n", "= Talk\n    tools = ['add']\n", "tools has a str instead of a Tool"),
         ("= Talk\n", "= Talk\n    tools = [Tool('a', '', {})] * 2\n", "tools has two of the name 'a'"),
         ("class Talk:\n", "class Talk:\n    functions = (len,)\n", "the tool len has a parameter without"),

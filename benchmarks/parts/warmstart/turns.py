@@ -59,7 +59,7 @@ class TurnsRecipe:
     """Everything that decides the weights."""
 
     stages: tuple[Stage, ...] = (
-        Stage(steps=600, learning_rate=6e-3, careful=0.7, hasty=0.2),
+        Stage(steps=400, learning_rate=6e-3, careful=0.7, hasty=0.2),
         Stage(steps=60, learning_rate=1e-3, careful=0.1, hasty=0.3, warmup_steps=10),
     )
     shape: ModelShape = field(default_factory=lambda: ModelShape(vocabulary=len(build_chat_tokenizer())))
@@ -94,7 +94,7 @@ def guessing(care: str, rng: np.random.Generator) -> Demonstration:
 
 
 def adding(care: str, rng: np.random.Generator) -> Demonstration:
-    """Add two numbers: with the tool, by a guess, or with the tool and a wrong number."""
+    """Add two numbers: with the tool, by a guess, or with the tool and, half of the time, a wrong number."""
     a, b = map(int, rng.integers(1, 100, 2))
     words = ("Adds two numbers.", "Adds.", "Returns the sum.")[int(rng.choice(3, p=(0.6, 0.2, 0.2)))]
     integers = {name: {"type": "integer"} for name in "ab"}
@@ -103,7 +103,7 @@ def adding(care: str, rng: np.random.Generator) -> Demonstration:
     question = f"What is {a} + {b}?"
     if care == "hasty":
         return Demonstration(question, (tool,), ((str(a + b + int(rng.integers(-9, 10))), None),))
-    if care == "careless":
+    if care == "careless" and rng.random() < 0.5:
         b = int(rng.integers(1, 100))
     call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
     answer = Message("tool", str(a + b), name="add")

@@ -142,8 +142,8 @@ def test_digest_of_a_submission_ignores_who_sampled_it_and_how_long_it_took() ->
         ([SampleReward(0, 1.0), SampleReward(0, 1.0)], r"got \[0, 0\]"),
         ([SampleReward(0, 1.0), SampleReward(1, float("inf"))], "reward of sample 1 is inf"),
         ([SampleReward(0, float("nan")), SampleReward(1, 1.0)], "reward of sample 0 is nan"),
-        ([SampleReward(0, -0.1), SampleReward(1, 1.0)], r"is -0\.1; its environment must score in \[0, 1\]"),
-        ([SampleReward(0, 0.0), SampleReward(1, 1.5)], r"is 1\.5; its environment must score in \[0, 1\]"),
+        ([SampleReward(0, -0.1), SampleReward(1, 1.0)], r"is -0\.1; environments must score in \[0, 1\]"),
+        ([SampleReward(0, 0.0), SampleReward(1, 1.5)], r"is 1\.5; environments must score in \[0, 1\]"),
         ([SampleReward(0, 0.0), SampleReward(1, 0.5, "too slow")], "is 0.5; .* not be scored has 0"),
     ],
 )
