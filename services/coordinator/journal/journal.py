@@ -8,6 +8,7 @@ that is away) a journal says so and keeps trying; nothing is acknowledged meanwh
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
-from antiphon.core.loop.events import JournalEvent, dump_event, load_event
+from antiphon.core.loop.events import JournalEvent, TurnAnswered, dump_event, load_event
 from antiphon.core.loop.run_state import RunState
 from antiphon.services.coordinator.journal.databases import open_sql_store
 from antiphon.services.coordinator.journal.state_codec import (
@@ -48,6 +49,8 @@ JOURNAL_NAME = "journal.db"
 GATHER_S = 0.02
 """Least pause between two transactions. An event after a quiet time is written at once; while events keep
 coming they share a transaction, each of which costs milliseconds of a core whatever it holds."""
+URGENT, URGENT_S = (TurnAnswered,), 0.004
+"""Events that a sample waits for, and the pause before a transaction with one."""
 RETRY_S = 1.0
 """Pause before a transaction that found no place is tried again."""
 LONGEST_WAIT_S = 3600.0
@@ -114,6 +117,8 @@ class Journal:
         self._writing_for: list[asyncio.Future[None]] | None = None
         """Who waits for the transaction under way; None without one."""
         self._next_write = 0.0
+        self._urgent = asyncio.Event()
+        """A sample waits for what is to be written."""
         self.failure: AntiphonError | None = None
         """Why nothing can be written any more, or None."""
         self.blocked: UnavailableError | None = None
@@ -226,6 +231,8 @@ class Journal:
             if dump.body:
                 batch.snapshots.append(StateRow(self.last_seq, FORM, dump.digest, dump.body))
             batch.entries.update({(name, place): body for name, place, body in dump.entries})
+        if any(type(event) in URGENT for event in events):
+            self._urgent.set()
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         self._pending_for.append(done)
@@ -288,7 +295,8 @@ class Journal:
         loop = asyncio.get_running_loop()
         try:
             while self._pending_for:
-                await asyncio.sleep(max(0.0, self._next_write - loop.time()))
+                await self._gather(loop)
+                self._urgent.clear()
                 batch, self._pending = self._pending, WriteBatch()
                 self._writing_for, self._pending_for = self._pending_for, []
                 try:
@@ -309,6 +317,13 @@ class Journal:
                 self.grown.notify()
         finally:
             self._flushing = None
+
+    async def _gather(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for the time of the next transaction, which comes earlier when a sample waits for it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._next_write - loop.time())):
+                await self._urgent.wait()
+        await asyncio.sleep(max(0.0, self._next_write - GATHER_S + URGENT_S - loop.time()))
 
     async def _write(self, batch: WriteBatch) -> None:
         loop = asyncio.get_running_loop()
