@@ -300,7 +300,7 @@ MUTATIONS: dict[Callable[[Patch], None], str] = {
     the_gate_stands_open: "beyond",
     quick_groups_overtake: "overtakes",
     receipts_are_forgotten: "twice|handed in while|contradicts itself",
-    slower_leases_go_on: "under a lease that another one had replaced",
+    slower_leases_go_on: "under a lease that another one had replaced|are held of a run without groups",
     answers_come_before_the_disk: "not on the disk",
     leases_of_the_dead_last_for_ever: "not over|last fault|no progress",
     seeds_depend_on_the_attempt: "other seeds|handed in|but the lease says",
