@@ -8,6 +8,7 @@ import numpy as np
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.core.message_sizes import fits, group_bytes
 from antiphon.core.records import Prompt, TurnLimits
 from antiphon.core.seeds import conversation_seed
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment, opening
@@ -116,7 +117,14 @@ def prompts_of(
     section, limits = config.environment, None
     if isinstance(environment, ConversationEnvironment):
         longest = section.max_trajectory_tokens or config.rollout.max_model_tokens
-        limits = TurnLimits(section.max_turns, longest)
+        limits = TurnLimits(section.max_turns, min(longest, config.rollout.max_model_tokens))
+        samples = max(config.loop.group_size, config.evaluation.samples)
+        size = group_bytes(samples, samples * limits.tokens, config.rollout.max_model_tokens)
+        if not fits(size):
+            raise ConfigError(
+                f"groups of {samples} trajectories of up to {limits.tokens} tokens take {size >> 20} MiB, "
+                "more than one message carries; lower environment.max_trajectory_tokens or loop.group_size"
+            )
     room = config.rollout.max_model_tokens - config.sampling.max_tokens
     return EnvironmentPrompts(environment, renderer, room, rules, files, limits, section.seed)
 

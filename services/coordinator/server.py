@@ -14,6 +14,7 @@ from antiphon.api.coordinator import Coordinator
 from antiphon.core.config import RunConfig
 from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.message_sizes import MESSAGE_BYTES, TRAJECTORY_BYTES
+from antiphon.core.records import TurnLimits
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.net.rpc.calls import serve_contract
 from antiphon.net.rpc.serving import Security, refusing_server, start_server, stop_server
@@ -67,7 +68,7 @@ async def start_coordinator(
         lambda server: register_coordinator(server, service),
         ["antiphon.Coordinator"],
         security,
-        largest_message(service.state_machine.config),
+        largest_message(service.state_machine.config, service.state_machine.loop.limits),
     )
 
 
@@ -85,14 +86,15 @@ def register_coordinator(server: Any, service: Coordinator) -> None:
     serve_contract(server, COORDINATOR, CALLS, service, Work=work, WatchEvents=watch_events)
 
 
-def largest_message(config: RunConfig) -> int:
+def largest_message(config: RunConfig, limits: TurnLimits | None = None) -> int:
     """Return the bytes of the largest message that a coordinator takes in.
 
     That is a group of the longest completions, at 8 bytes a token and a version span for each, or a
-    manifest.
+    manifest. `limits` are those of a task with turns.
     """
+    longest = config.sampling.max_tokens if limits is None else limits.tokens
     samples = max(config.loop.group_size, config.evaluation.samples)
-    group = samples * (config.sampling.max_tokens * _TOKEN_BYTES + TRAJECTORY_BYTES)
+    group = samples * (longest * _TOKEN_BYTES + TRAJECTORY_BYTES)
     return min(MESSAGE_BYTES, max(_SMALLEST_LIMIT, group))
 
 
