@@ -30,7 +30,11 @@ class Conversation(Protocol):
 
 @runtime_checkable
 class ConversationEnvironment(Problems, Protocol):
-    """What a task with turns must provide to be trained on."""
+    """What a task with turns must provide to be trained on.
+
+    It may have an `unfinished_reward` besides: what a trajectory earns that the run's limits ended, instead
+    of the least reward.
+    """
 
     rebuildable: bool
     """Whether a new conversation that is begun alike and gets the same replies reaches the same state."""

@@ -209,6 +209,13 @@ class OutsideEnvironment:
         self.rebuildable = getattr(self._inner, "rebuildable", True)
         if not isinstance(self.rebuildable, bool):
             raise ConfigError(f"{self._called}: rebuildable={self.rebuildable!r:.40} must be True or False")
+        low, high = self._tried("reward_range", lambda: reward_range_of(self._inner))
+        self.unfinished_reward = getattr(self._inner, "unfinished_reward", low)
+        if not (isinstance(self.unfinished_reward, (int, float)) and low <= self.unfinished_reward <= high):
+            raise ConfigError(
+                f"{self._called}: unfinished_reward={self.unfinished_reward!r:.40} is no number from {low:g} "
+                f"to {high:g}, which are its rewards"
+            )
         self.tools = tuple(self._tried("tools", lambda: getattr(self._inner, "tools", ())))
         for tool in self.tools:
             if not isinstance(tool, Tool):

@@ -79,7 +79,6 @@ class TurnAnswerer:
             return answer(finish_reason=FinishReason.ENVIRONMENT, reward=said.reward)
         if isinstance(said, Failed):
             return answer(finish_reason=FinishReason.FAILED, failure=said.reason)
-        # What is cut short earns what the environment says of that, as a rule the least.
         unfinished = getattr(environment, "unfinished_reward", environment.reward_range[0])
         if len(replies) >= turn.limits.turns:
             return answer(finish_reason=FinishReason.TURNS, reward=unfinished)

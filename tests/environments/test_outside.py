@@ -417,6 +417,7 @@ def test_an_installed_package_with_turns_and_a_tool_is_found_checked_and_answers
         ("= Talk\n", "= Talk\n    reward_range = (1, 0)\n", r"reward_range=\(1, 0\) is no pair"),
         ("= Talk\n", "= Talk\n    reward_range = (0, 1e999)\n", "is no pair"),
         ("= Talk\n", "= Talk\n    reward_range = 1\n", "reward_range=1 is no pair"),
+        ("= Talk\n", "= Talk\n    unfinished_reward = 2\n", "unfinished_reward=2 is no number from 0 to 1"),
         ("= Talk\n", "= Talk\n    tools = ['add']\n", "tools has a str instead of a Tool"),
         ("= Talk\n", "= Talk\n    tools = [Tool('a', '', {})] * 2\n", "tools has two of the name 'a'"),
         ("class Talk:\n", "class Talk:\n    functions = (len,)\n", "the tool len has a parameter without"),
