@@ -7,9 +7,15 @@ at once; `throughput_share_slow` with one that takes 200 ms, at twice the places
 lease to the last submission. `turn_p50_ms` and `turn_p99_ms` are from the end of a turn in the engine to its
 next request there, as the worker measured them. Medians of repeated jobs, which take turns.
 
+Before that `--book-steps` steps of the production loop with random tokens, for each of three renderers:
+`turns` of them, `rendered_twice` tokens of requests that were other ones than before, and `rows_different`
+trajectories that trained on another token, mask, version or log-probability than a second account says. The
+script fails when there is any.
+
     .venv/bin/python benchmarks/turns.py
 """
 
+import asyncio
 import re
 from pathlib import Path
 from statistics import median
@@ -17,6 +23,7 @@ from typing import Any
 
 from antiphon.benchmarks.parts.measure import PROJECT, journal_events, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
+from antiphon.benchmarks.parts.turn_bookkeeping import MARKERS, bookkeep
 
 CONFIG = PROJECT / "examples" / "game.yaml"
 TURNS, TURN_TOKENS, PLACES = 4, 32, 8
@@ -79,9 +86,18 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--steps", type=int, default=8, help="learner steps of each job")
     parser.add_argument("--rounds", type=int, default=2, help="jobs of each side")
+    parser.add_argument("--book-steps", type=int, default=4, help="steps with each renderer")
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    booked = {"turns": 0, "rendered_twice": 0, "rows": 0, "rows_different": 0}
     with scratch_home() as home:
+        for renderer in MARKERS:
+            account, rows, different = asyncio.run(bookkeep(home / renderer, renderer, arguments.book_steps))
+            for name, count in zip(
+                booked, (account.turns, account.rendered_twice, rows, different), strict=True
+            ):
+                booked[name] += count
+            print(f"{renderer}: {booked}", flush=True)
         policy = make_policy(home / "policy")
         for number in range(arguments.rounds):
             for side, words in SIDES.items():
@@ -99,7 +115,8 @@ def main() -> int:
         for side, own in found.items()
     }
     result: dict[str, Any] = {
-        "turns": sum(one["turns"] for side in found.values() for one in side),
+        **booked,
+        "turns_of_jobs": sum(one["turns"] for side in found.values() for one in side),
         "throughput_share": round(median(shares["turns"]), 4),
         "throughput_share_slow": round(median(shares["slow"]), 4),
         "throughput_shares": [round(share, 4) for share in shares["turns"]],
@@ -123,7 +140,8 @@ def main() -> int:
         )
         if wrong
     ]
-    return finish(result, record=arguments.record, violated=(), at_size=violated)
+    wrong = [f"{booked[name]} {name}" for name in ("rendered_twice", "rows_different") if booked[name]]
+    return finish(result, record=arguments.record, violated=wrong, at_size=violated)
 
 
 def make_policy(out: Path) -> Path:

@@ -13,6 +13,7 @@ from subprocess import Popen
 from antiphon.benchmarks.parts.imposed_worker import WorkerOrder
 from antiphon.benchmarks.parts.kills.standins import open_light_learner
 from antiphon.core.config import RunConfig
+from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.net.rpc.serving import stop_server
@@ -22,6 +23,7 @@ from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.reward.service import RewardService
+from antiphon.services.reward.turns import Answer
 from antiphon.simulator.processes import Flow
 from antiphon.simulator.standins.engines import ArithmeticEnvironment, ArithmeticPrompts, JsonDecoder
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
@@ -63,6 +65,8 @@ async def served_run(
     train_s: float,
     environment: ArithmeticEnvironment | None = None,
     lease_key: bytes = b"",
+    prompts: PromptSource | None = None,
+    answer: Answer | None = None,
 ) -> AsyncIterator[ServedRun]:
     """Serve a run until the end of the block; version 0 is published.
 
@@ -72,18 +76,21 @@ async def served_run(
         train_s: seconds of a learner step.
         environment: by default the stand-in whose every group has rewards that differ.
         lease_key: what ids of leases are made with; drawn where not given.
+        prompts: by default those of the stand-in.
+        answer: answers turns, where the task has any.
     """
     folder.mkdir(exist_ok=True)
     name, clock = config.run.name, asyncio.get_running_loop().time
     store = open_store(folder / "store", config.record)
     journal = Journal(journal_place(config, folder), name)
-    machine = RunStateMachine(config, name, journal, store, ArithmeticPrompts(), clock, lease_key=lease_key)
+    prompts = prompts or ArithmeticPrompts()
+    machine = RunStateMachine(config, name, journal, store, prompts, clock, lease_key=lease_key)
     await machine.start()
     server, port = await start_coordinator(CoordinatorService(machine), "127.0.0.1", 0)
     address = f"127.0.0.1:{port}"
     client, scoring = CoordinatorClient(address), CoordinatorClient(address)
     scorer = InProcess(environment or ArithmeticEnvironment(config, 1))
-    reward = RewardService(scoring, scorer, JsonDecoder(), name, "reward", JOIN_S)
+    reward = RewardService(scoring, scorer, JsonDecoder(), name, "reward", JOIN_S, answer=answer)
     payloads = PayloadStore(folder / PAYLOADS)
     learner = open_light_learner(config, name, folder, store, payloads, client, train_s)
     learner.origin = "127.0.0.1:1"  # the workers' engines take the digest of a snapshot, so none is fetched
