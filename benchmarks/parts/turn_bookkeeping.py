@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -23,7 +23,7 @@ from antiphon.core.messages import Ended, Message, Reply
 from antiphon.core.records import BatchRow, FinishReason
 from antiphon.core.seeds import generator
 from antiphon.core.spans import sampled_mask, token_versions
-from antiphon.environments.conversation import user
+from antiphon.environments.conversation import ConversationEnvironment, user
 from antiphon.environments.environment import Problem
 from antiphon.environments.generated import GeneratedConversations
 from antiphon.environments.scoring.conversations import InProcessConversations
@@ -123,7 +123,7 @@ class RandomEngine(ArithmeticEngine):
 
     def __init__(self, vocabulary: int, end: int, account: Account) -> None:
         super().__init__()
-        self.vocabulary_size, self._end, self._account = vocabulary, end, account  # type: ignore[misc]
+        self.vocabulary_size, self._end, self._account = vocabulary, end, account
 
     def load_weights(self, version: int, tensors: Any, weights_digest: str) -> None:
         """Serve from the next `step` on: the digest of whatever weights they are is the policy."""
@@ -176,7 +176,8 @@ async def bookkeep(folder: Path, renderer: str, steps: int) -> tuple[Account, in
     """Run the loop; return the account, and how many rows trained and how many of them differ from it."""
     write_model(folder / "model", renderer)
     config = config_of(folder / "model", renderer, steps)
-    environment = Chatter({}, 0, config.environment.train_size, config.environment.heldout_size)
+    made = Chatter({}, 0, config.environment.train_size, config.environment.heldout_size)
+    environment = cast(ConversationEnvironment, made)
     rendering = Renderer.load(config, turns=True)
     account, codec = Account(), rendering.codec
     engine = RandomEngine(codec.vocabulary_size, codec.end_token_id, account)
