@@ -202,6 +202,9 @@ def _check_completions(
             f"{names[index]}: behaviour logprobs must lie in [{LOGPROB_FLOOR:g}, 0] nats, "
             f"but lie in [{row.min():g}, {row.max():g}]; look at the worker's engine"
         )
+    for x, where in zip(completions, names, strict=True):
+        if any(x.logprobs[a - x.start : b - x.start].any() for a, b in x.observed):
+            raise ContractError(f"{where}: observed tokens have no log-probability; theirs must be 0")
     if rules is None:
         return
     if largest >= rules.vocabulary:

@@ -51,7 +51,8 @@ def submit(loop: LoopState, submission: GroupSubmission, now: float) -> Decision
         verdict, events = acceptance.accept_submission(
             run, loop.config, submission, loop.seeds(group), now, given, loop.rules, limits
         )
-        rewards = () if limits is None else rewards_of(submission, group.answers)
+        if limits is not None:
+            rewards_of(submission, group.answers)
     except ContractError as error:
         false = yield from begin_again(loop, group, submission.lease_id, given, now)
         worker_id, reason = false or (submission.worker_id, str(error))
@@ -66,10 +67,15 @@ def submit(loop: LoopState, submission: GroupSubmission, now: float) -> Decision
     if verdict is SubmitVerdict.ACCEPTED:
         yield submission
         loop.fleet.work_done += 1
-        if rewards:  # the environment gave them with its last answers
-            yield from take_rewards(loop, GroupRewards(group.group_id, rewards), submission, now)
-            yield from settle(loop)
     return verdict
+
+
+def reward_at_once(loop: LoopState, submission: GroupSubmission, now: float) -> Decision[None]:
+    """Take the rewards of a group that was just accepted, where its environment gave them with answers."""
+    if loop.limits is not None:
+        rewards = rewards_of(submission, loop.run.groups[submission.group_id].answers)
+        yield from take_rewards(loop, GroupRewards(submission.group_id, rewards), submission, now)
+        yield from settle(loop)
 
 
 def to_reward(loop: LoopState, limit: int, now: float) -> Decision[list[str]]:

@@ -97,6 +97,8 @@ class OpenTurn:
     question: TurnToAnswer
     deadline_s: float
     """Until then a reward service has it."""
+    asked: tuple[str, int]
+    """Lease id and sample index."""
     handed_out: int = 0
     """How often it was given to one."""
 

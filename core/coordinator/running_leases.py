@@ -74,8 +74,13 @@ class RunningLeases(LeaseTable):
             now - held.granted_s,
             group.samples,
             remembered,
-            max((piece.stop for piece in pieces), default=0),
-            [piece.stop for piece in pieces if piece.finish_reason is not None],
+            max((piece.sampled_tokens for piece in pieces), default=0),
+            # Of a sample whose turn is answered, more may come.
+            [
+                piece.sampled_tokens
+                for piece in pieces
+                if (reason := piece.finish_reason) is not None and not (group.answers and reason.ends_turn)
+            ],
         )
         return self._ends.sooner_at(running, worker_id)
 

@@ -7,6 +7,7 @@ in memory alone: after a restart the workers ask again.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from antiphon.core.checks import failure_line
 from antiphon.core.coordinator.consequences import begin_again, check_of, strike
@@ -17,9 +18,19 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.turns import answer_key, check_answered
 from antiphon.core.message_sizes import group_bytes, page
-from antiphon.core.records import FinishReason, LeaseProgress, PartialTrajectory, TurnAnswer, TurnToAnswer
+from antiphon.core.records import (
+    FinishReason,
+    LeaseProgress,
+    PartialTrajectory,
+    TurnAnswer,
+    TurnLimits,
+    TurnToAnswer,
+)
 from antiphon.core.requests import TurnReply, TurnRequest
 from antiphon.core.trust.worker_names import name_of_worker
+
+UNANSWERED = (GroupPhase.OPEN, GroupPhase.LEASED)
+"""Groups whose turns are answered; one that was handed in has no more."""
 
 
 def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply | str]:
@@ -31,7 +42,8 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
     leases, piece = loop.leases, request.piece
     held = leases.get(request.lease_id)
     group = None if held is None else loop.run.groups.get(held.group_id)
-    if held is None or group is None or held.worker_id != request.worker_id or loop.limits is None:
+    limits = None if group is None else loop.limits_of(group)
+    if held is None or group is None or held.worker_id != request.worker_id or limits is None:
         return TurnReply(answered=False, cancelled=True)
     try:
         check = check_of(loop, group)
@@ -41,10 +53,12 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         leases.take_progress(request.worker_id, LeaseProgress(request.lease_id, (piece,)))
         row = _row(loop, request)
         if row is None:
-            kept = dict(enumerate(leases.partial_groups.kept(request.lease_id)))
-            return TurnReply(answered=False, kept=kept.get(piece.sample_index, 0))
+            return TurnReply(answered=False, kept=_kept(loop, request))
+        check(row)  # a piece alone does not show how long its turn is
         where = f"a turn of group {group.group_id}, sample {row.sample_index}"
         digest = check_answered(row, row.sample_index, group.answers, where)
+        name = f"{group.group_id}/{answer_key(row.sample_index, digest)}"
+        _check_number(group, row.sample_index, limits, where)
     except ContractError as error:
         known = leases.partial_groups.snapshot(request.lease_id)
         false = yield from begin_again(loop, group, request.lease_id, known, now)
@@ -54,11 +68,26 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
     answer = group.answers.get(answer_key(row.sample_index, digest))
     if answer is not None:
         over = FinishReason(answer.finish_reason) if answer.finish_reason else None
-        return TurnReply(answered=True, token_ids=answer.token_ids, finish_reason=over)
-    name = f"{group.group_id}/{answer_key(row.sample_index, digest)}"
+        return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request))
     if name not in loop.turns:
-        loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now)
+        # A lease has one row of each sample: another question of it waits for nothing any more.
+        asked = request.lease_id, row.sample_index
+        loop.turns = {other: turn for other, turn in loop.turns.items() if turn.asked != asked}
+        loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now, asked)
     return name
+
+
+def _kept(loop: LoopState, request: TurnRequest) -> int:
+    """Return how many tokens of a sample are kept here."""
+    kept = dict(enumerate(loop.leases.partial_groups.kept(request.lease_id)))
+    return kept.get(request.piece.sample_index, 0)
+
+
+def _check_number(group: GroupState, sample_index: int, limits: TurnLimits, where: str) -> None:
+    """Refuse a sample with more answers than its leases can have asked for, each with a row of its own."""
+    answers = sum(answer.sample_index == sample_index for answer in group.answers.values())
+    if answers > limits.turns * max(1, group.attempt):
+        raise ContractError(f"{where}: {answers} rows of it were answered; a lease has one")
 
 
 def _row(loop: LoopState, request: TurnRequest) -> PartialTrajectory | None:
@@ -67,7 +96,9 @@ def _row(loop: LoopState, request: TurnRequest) -> PartialTrajectory | None:
     if piece.start == 0:
         return piece
     kept = loop.leases.partial_groups.row(request.lease_id, piece.sample_index)
-    return kept if kept is not None and kept.stop == piece.stop else None
+    if kept is None or kept.stop != piece.stop:
+        return None
+    return replace(kept, finish_reason=piece.finish_reason)
 
 
 def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest: str) -> TurnToAnswer:
@@ -91,7 +122,7 @@ def to_answer(loop: LoopState, client_id: str, limit: int, now: float) -> list[T
     groups = loop.run.groups
     for name, turn in list(loop.turns.items()):
         group = groups.get(turn.question.group_id)
-        if group is None or group.phase not in (GroupPhase.OPEN, GroupPhase.LEASED):
+        if group is None or group.phase not in UNANSWERED:
             del loop.turns[name]
     free = [turn for turn in loop.turns.values() if turn.deadline_s <= now][: max(0, limit)]
     free = page(free, lambda t: group_bytes(1, t.question.token_ids.size, len(t.question.prompt_token_ids)))
@@ -111,7 +142,8 @@ def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> 
     for answer in answers:
         name = f"{answer.group_id}/{answer_key(answer.sample_index, answer.row_digest)}"
         turn, group = loop.turns.get(name), loop.run.groups.get(answer.group_id)
-        if turn is None or group is None:
+        if turn is None or group is None or group.phase not in UNANSWERED:
+            loop.turns.pop(name, None)  # its group was handed in meanwhile
             continue
         if problem := _problem(loop, turn.question, answer):
             refused = refused or f"the answer to a turn of group {answer.group_id}: {problem}"

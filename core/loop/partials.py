@@ -16,7 +16,7 @@ import numpy as np
 
 from antiphon.core.errors import ContractError
 from antiphon.core.frozen import frozen_by_identity
-from antiphon.core.records import PartialTrajectory, Trajectory, VersionSpan
+from antiphon.core.records import FinishReason, PartialTrajectory, Trajectory, VersionSpan
 from antiphon.core.spans import (
     beginning_of,
     joined,
@@ -281,10 +281,22 @@ def false_author(
     for sample in () if kept is None else kept.samples:
         for worker_id, stop in sample.authors:
             try:
-                check(beginning_of(sample.whole, stop))
+                _check_beginning(sample.whole, stop, check)
             except ContractError as error:
                 return worker_id, str(error)
     return None
+
+
+def _check_beginning(whole: PartialTrajectory, stop: int, check: Callable[[PartialTrajectory], None]) -> None:
+    """Check what a row has before token `stop`; where a turn ended there, it did so in one of two ways."""
+    beginning = beginning_of(whole, stop)
+    if not any(start == stop for start, _ in whole.observed):
+        check(beginning)
+        return
+    try:
+        check(replace(beginning, finish_reason=FinishReason.STOP))
+    except ContractError:
+        check(replace(beginning, finish_reason=FinishReason.LENGTH))
 
 
 def _held(piece: PartialTrajectory) -> int:

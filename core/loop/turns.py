@@ -27,6 +27,7 @@ def _digests(row: Completion) -> Iterator[str]:
     tokens, hashed, at = np.ascontiguousarray(row.token_ids, dtype="<i4"), blake3(), 0
     for stop in (*(start for start, _ in row.observed), tokens.size):
         hashed.update(tokens[at:stop].tobytes())
+        hashed.update(int(stop).to_bytes(4, "little"))  # so that the ranges are part of it
         yield hashed.hexdigest(DIGEST_BYTES)
         at = stop
 

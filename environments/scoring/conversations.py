@@ -140,9 +140,11 @@ class Conversations(ABC):
         live = [name for name, held in self._held.items() if held.state is not None]
         over = len(live) + 1 - self._most_live
         for name in live:
-            held = self._held[name]
-            if not held.turning.locked() and (
-                held.used_s < since_s or (over > 0 and self.environment.rebuildable)
+            held = self._held.get(name)  # it may have been forgotten while another was dropped
+            if (
+                held is not None
+                and not held.turning.locked()
+                and (held.used_s < since_s or (over > 0 and self.environment.rebuildable))
             ):
                 await self._drop(name, held)
                 over -= 1

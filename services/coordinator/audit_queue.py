@@ -180,7 +180,7 @@ class AuditQueue:
             return
         self._take(group_id)
         band = self.band
-        total = sum(trajectory.token_ids.size for trajectory in waiting.submission.trajectories)
+        total = sum(trajectory.sampled_tokens for trajectory in waiting.submission.trajectories)
         for author, own in by_author(samples, waiting.submission.worker_id).items():
             name, sums = name_of_worker(author), Sums.of(own)
             if not sums.tokens or self._state.barred(name) or self._blame(name, group_id, own, band):

@@ -177,8 +177,10 @@ class CoordinatorService(Coordinator):
 
     def _submit(self, submission: GroupSubmission, now: float) -> Decision[SubmitVerdict]:
         verdict = yield from groups.submit(self._loop, submission, now)
-        if verdict is SubmitVerdict.ACCEPTED and self._audits is not None:
-            yield from self._audits.choose(submission)
+        if verdict is SubmitVerdict.ACCEPTED:
+            if self._audits is not None:
+                yield from self._audits.choose(submission)
+            yield from groups.reward_at_once(self._loop, submission, now)
         return verdict
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> PullReply:

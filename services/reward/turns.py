@@ -24,6 +24,8 @@ from antiphon.net.rpc.retry import retry_unavailable
 
 PULL_TURNS = 64
 """Most turns taken at once."""
+ATTEMPTS = 3
+"""How often a turn is asked whose process could not answer."""
 AT_ONCE = 1024
 """Turns that wait for the environment at the same time."""
 
@@ -69,12 +71,12 @@ class TurnAnswerer:
             self._renderer.reply(prompt + row[:start], row[start:stop], environment.tools)
             for start, stop in zip(starts, stops, strict=True)
         ]
-        said = await self._conversations.answer(
-            _name_of(turn),
-            turn.prompt_key,
-            conversation_seed(self._seed, turn.prompt_key),
-            replies,
-        )
+        seed = conversation_seed(self._seed, turn.prompt_key)
+        for _ in range(ATTEMPTS):
+            said = await self._conversations.answer(_name_of(turn), turn.prompt_key, seed, replies)
+            # A process that was killed says nothing of the trajectory, whose conversation is built again.
+            if not (isinstance(said, Failed) and said.infrastructure and environment.rebuildable):
+                break
         if isinstance(said, Ended):
             return answer(finish_reason=FinishReason.ENVIRONMENT, reward=said.reward)
         if isinstance(said, Failed):

@@ -84,6 +84,14 @@ class GroupInFlight:
         """Note how many tokens of each sample the coordinator says it keeps; of the last ones none."""
         self._kept = dict.fromkeys(range(len(self.lease.seeds)), 0) | dict(enumerate(kept))
 
+    def note_kept_of(self, index: int, kept: int) -> None:
+        """Note how many tokens of one sample the coordinator says it keeps."""
+        self._kept[index] = kept
+
+    def kept_of(self, index: int) -> int:
+        """Return how many tokens of a sample the coordinator said it keeps."""
+        return self._kept[index]
+
     def tokens_left(self, progress: Sequence[LeaseProgress]) -> int:
         """Return the most tokens that the slowest completion can still get."""
         reached = dict(self._kept)
@@ -150,7 +158,9 @@ class GroupInFlight:
             trajectories.append(
                 Trajectory(*part, sample_index=index, seed=seed, observed=whole.observed),
             )
-        drafting = add_statistics(self.drafting)
+        drafting, samples = add_statistics(self.drafting), len(trajectories)
+        if drafting is not None and drafting.with_history > samples:  # each turn counted its sample
+            drafting = replace(drafting, with_history=samples)
         return GroupSubmission(
             lease_id=self.lease.lease_id,
             group_id=self.lease.group_id,
@@ -243,6 +253,7 @@ class WorkInFlight:
         """Go on with a sample behind the environment's answer, or end it."""
         group, now = self.groups[lease_id], asyncio.get_running_loop().time()
         self.turn_waits_s.append(now - group.ended[index])
+        group.note_kept_of(index, reply.kept)
         group.answered(index, reply.token_ids, reply.finish_reason, now)
         if reply.finish_reason is None:
             engine.add([group.request(index)])

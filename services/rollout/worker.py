@@ -466,10 +466,11 @@ class RolloutWorker:
             asking.add_done_callback(lambda _: room.release())
 
     async def _ask_until_answered(self, lease_id: str, index: int) -> None:
-        work, start = self._work, 0
+        work, start = self._work, None
         while (group := work.groups.get(lease_id)) is not None and index in group.waiting:
             row = group.waiting[index]
-            piece = rest_of(piece_of(row, index), start)
+            start = group.kept_of(index) if start is None else start
+            piece = rest_of(piece_of(row, index), min(start, row.stop - 1))
             assert piece is not None, "a turn has ended, so it has tokens"
             asking = partial(self._ask_turn, lease_id, piece)
             try:
@@ -481,8 +482,11 @@ class RolloutWorker:
                 reply = TurnReply(answered=False, cancelled=True)
             if reply.cancelled:  # a heartbeat hears whether that is so: the coordinator may just have begun
                 await self._change.wait(MOST_PAUSE_S)
-            elif reply.answered and work.groups.get(lease_id) is group:
-                work.answer(lease_id, index, reply, self._engine)
+            elif reply.answered:
+                while self._weights.held_version is None:  # nothing can go on here before the next snapshot
+                    await self._change.wait(MOST_PAUSE_S)
+                if work.groups.get(lease_id) is group:
+                    work.answer(lease_id, index, reply, self._engine)
             start = reply.kept if reply.kept < row.stop else 0
 
     async def _ask_turn(self, lease_id: str, piece: PartialTrajectory) -> TurnReply:
