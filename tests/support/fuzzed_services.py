@@ -414,6 +414,7 @@ def _arguments(call: Any) -> list[Any]:
         "after_step": -1,
         "groups": (),
         "samples": (),
+        "answers": (),
         "commit": StepCommit(0, 1, "0" * 64, "0" * 64, {}),
         "manifest": SnapshotManifest(RUN_ID, 10**6, "0" * 64, (), 0, (), ""),
     }
