@@ -483,11 +483,13 @@ class RolloutWorker:
             if reply.cancelled:  # a heartbeat hears whether that is so: the coordinator may just have begun
                 await self._change.wait(MOST_PAUSE_S)
             elif reply.answered:
-                while self._weights.held_version is None:  # nothing can go on here before the next snapshot
+                # Nothing can go on here before the next snapshot, unless the group is handed over.
+                while self._weights.held_version is None and work.groups.get(lease_id) is group:
                     await self._change.wait(MOST_PAUSE_S)
                 if work.groups.get(lease_id) is group:
                     work.answer(lease_id, index, reply, self._engine)
-            start = reply.kept if reply.kept < row.stop else 0
+            # Where the same is missing again, what was sent found no room there: then all of the row is sent.
+            start = reply.kept if reply.kept < row.stop and reply.kept != start else 0
 
     async def _ask_turn(self, lease_id: str, piece: PartialTrajectory) -> TurnReply:
         request = TurnRequest(self._work.worker_id, lease_id, piece, self._lease_wait_s)

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.coordinator import running_leases
 from antiphon.core.coordinator.loop_state import PromptSource
+from antiphon.core.loop.partials import PartialGroups
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.spans import sampled_mask, token_versions
 from antiphon.environments.scoring.pool import InProcess
@@ -267,6 +269,14 @@ def test_elastic_loop_with_turns(tmp_path: Path) -> None:
     config, turns = make_config("elastic"), LightTurnPrompts()
     batches, store = asyncio.run(run_loop(config, tmp_path, workers=2, restart_after=2, turns=turns))
     check_batches(config, batches, store)
+    check_turns(batches, store, turns)
+
+
+def test_turns_go_on_where_no_beginning_finds_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the coordinator cannot keep is sent whole, and not asked for again and again."""
+    monkeypatch.setattr(running_leases, "PartialGroups", lambda most_bytes: PartialGroups(6000))
+    config, turns = make_config("elastic"), LightTurnPrompts()
+    batches, store = asyncio.run(run_loop(config, tmp_path, turns=turns))
     check_turns(batches, store, turns)
 
 
