@@ -300,8 +300,6 @@ class TurnToAnswer:
     token_ids: IntArray
     """[T] int32, after the prompt: what the policy sampled and what it observed."""
     observed: Observed
-    finish_reason: FinishReason
-    """Of the turn."""
     limits: TurnLimits
 
 

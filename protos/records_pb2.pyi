@@ -213,7 +213,7 @@ class TokenRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class TurnToAnswer(_message.Message):
-    __slots__ = ("group_id", "sample_index", "row_digest", "prompt_key", "prompt_token_ids", "token_ids", "observed", "finish_reason", "limits")
+    __slots__ = ("group_id", "sample_index", "row_digest", "prompt_key", "prompt_token_ids", "token_ids", "observed", "limits")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -221,7 +221,6 @@ class TurnToAnswer(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
@@ -230,9 +229,8 @@ class TurnToAnswer(_message.Message):
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     token_ids: bytes
     observed: _containers.RepeatedCompositeFieldContainer[TokenRange]
-    finish_reason: str
     limits: TurnLimits
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ...) -> None: ...
 
 class TurnAnswer(_message.Message):
     __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure")

@@ -103,7 +103,7 @@ def _row(loop: LoopState, request: TurnRequest) -> PartialTrajectory | None:
 
 def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest: str) -> TurnToAnswer:
     prompt, limits = loop.prompt_of(group), loop.limits_of(group)
-    assert row.finish_reason is not None and limits is not None
+    assert limits is not None
     return TurnToAnswer(
         group_id=group.group_id,
         sample_index=row.sample_index,
@@ -112,12 +112,11 @@ def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest
         prompt_token_ids=prompt.token_ids,
         token_ids=row.token_ids,
         observed=row.observed,
-        finish_reason=row.finish_reason,
         limits=limits,
     )
 
 
-def to_answer(loop: LoopState, client_id: str, limit: int, now: float) -> list[TurnToAnswer]:
+def to_answer(loop: LoopState, limit: int, now: float) -> list[TurnToAnswer]:
     """Hand out up to `limit` turns that no reward service has, those that wait longest first."""
     groups = loop.run.groups
     for name, turn in list(loop.turns.items()):

@@ -268,7 +268,7 @@ class CoordinatorService(Coordinator):
         while True:
             machine.check()
             now = machine.clock()
-            found = turns.to_answer(loop, client_id, limit, now)
+            found = turns.to_answer(loop, limit, now)
             if found or now >= deadline:
                 return found
             free_again = min((turn.deadline_s for turn in loop.turns.values()), default=deadline)

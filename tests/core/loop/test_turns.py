@@ -83,7 +83,7 @@ def asked(loop: LoopState, piece: PartialTrajectory) -> TurnReply | str:
 
 
 def answer(loop: LoopState, said: list[int]) -> None:
-    (question,) = to_answer(loop, "reward", 8, 1.0)
+    (question,) = to_answer(loop, 8, 1.0)
     told = TurnAnswer(question.group_id, question.sample_index, question.row_digest, tuple(said))
     assert run(loop, take_answers(loop, [told], 1.0)) == 1
 
@@ -100,7 +100,7 @@ def test_the_same_question_has_the_same_answer_and_is_asked_once() -> None:
 def test_an_answer_to_a_group_that_was_handed_in_meanwhile_changes_nothing() -> None:
     loop = made_loop()
     asked(loop, turn([3, 4]))
-    (question,) = to_answer(loop, "reward", 8, 1.0)
+    (question,) = to_answer(loop, 8, 1.0)
     loop.run.groups[GROUP].phase = GroupPhase.SUBMITTED
     told = TurnAnswer(GROUP, 0, question.row_digest, (5,))
     assert run(loop, take_answers(loop, [told], 1.0)) == 0 and not loop.turns
