@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,8 @@ def _found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def write(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a module `mine` where Python finds it."""
     (folder / "mine.py").write_text(body)
+    # Python takes what it compiled for a text of the same second and length.
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
