@@ -334,7 +334,8 @@ def submission_digest(submission: GroupSubmission) -> str:
         tokens, logprobs = x.token_ids, x.logprobs
         spans = ", ".join([f"[{s.version}, {s.start}, {s.stop}, {s.kept_cache}]" for s in x.spans])
         head = (
-            f"[{x.sample_index}, {x.seed}, {tokens.size}, [{spans}]]{x.finish_reason.value}{x.observed or ''}"
+            f"[{x.sample_index}, {x.seed}, {tokens.size}, [{spans}]]"
+            f"{x.finish_reason.value}{x.observed or ''}{x.breaks or ''}"
         )
         # Nearly always they have the type already, and to ask is cheaper than to convert.
         parts += (

@@ -111,6 +111,9 @@ class Completion:
     _: KW_ONLY
     observed: Observed = ()
     """What the environment wrote: no version, no loss, no part in staleness."""
+    breaks: tuple[int, ...] = ()
+    """Where the context begins anew, ascending; observed tokens stand at each. What a token was sampled after
+    are the tokens from the last break on, or the prompt and all before it where no break comes before."""
 
     @property
     def start(self) -> int:
@@ -301,6 +304,10 @@ class TurnToAnswer:
     """[T] int32, after the prompt: what the policy sampled and what it observed."""
     observed: Observed
     limits: TurnLimits
+    logprobs: FloatArray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    """[T] float32, as in `Completion`; these, spans and breaks are told where a host answers, else empty."""
+    spans: tuple[VersionSpan, ...] = ()
+    breaks: tuple[int, ...] = ()
 
 
 @frozen
@@ -319,6 +326,10 @@ class TurnAnswer:
     """Of the whole trajectory, at its end."""
     failure: str = ""
     """Why it could not be scored, in a line; empty where it was."""
+    anew: bool = False
+    """Whether the tokens begin a branch: the policy sees them alone, and nothing of the row before them."""
+    host: str = ""
+    """Which host of others' environments said it; empty for an environment of the run's own."""
 
 
 @frozen

@@ -162,6 +162,7 @@ def joined(pieces: Sequence[_Piece]) -> _Piece:
         spans=merged(span for piece in pieces for span in piece.spans),
         finish_reason=pieces[-1].finish_reason,
         observed=_merged_ranges([one for piece in pieces for one in piece.observed]),
+        breaks=tuple(place for piece in pieces for place in piece.breaks),
     )
 
 
@@ -193,6 +194,7 @@ def beginning_of(piece: PartialTrajectory, stop: int) -> PartialTrajectory:
         spans=clipped(piece.spans, piece.start, stop),
         finish_reason=None,
         observed=_within(piece.observed, piece.start, stop),
+        breaks=tuple(place for place in piece.breaks if place < stop),
     )
 
 
@@ -209,4 +211,5 @@ def rest_of(piece: _Piece, start: int) -> _Piece | None:
         logprobs=piece.logprobs[skipped:],
         spans=clipped(piece.spans, start, piece.stop),
         observed=_within(piece.observed, start, piece.stop),
+        breaks=tuple(place for place in piece.breaks if place >= start),
     )
