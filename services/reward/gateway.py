@@ -38,7 +38,7 @@ from antiphon.services.reward.chat import ChatMessage, ChatTool, context_of, mes
 from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, Taken
 from antiphon.system.clock import wall_clock
 from antiphon.system.ports import free_port, is_free
-from antiphon.system.wakeup import Wakeup, wait_any
+from antiphon.system.wakeup import Wakeup, end_tasks, wait_any
 
 MODEL = "policy"
 """What the policy is called. Other names are refused: a judge that is asked for here would train."""
@@ -546,30 +546,37 @@ async def open_gateway(
     reached = section.address if context is None else config.services.reached_at
     url = f"{'http' if context is None else 'https'}://{reached}:{port}"
 
+    kept: GatewayRecord | None = None
+
+    def keep() -> None:
+        """Write what is known of the hosts where that has changed."""
+        nonlocal kept
+        for name, heard in sessions.heard.items():
+            sessions.hosts[name].seen_at = round(wall_clock() - (clock() - heard))
+        counts = {name: replace(counts) for name, counts in sessions.hosts.items()}
+        found = GatewayRecord(url, counts, sessions.untaken)
+        if found == kept:
+            return
+        try:
+            write_gateway(run_dir, found)
+            kept = found
+        except OSError as error:  # the next look tries again
+            _log.warning("gateway.unkept", error=str(error))
+
     async def look() -> None:
-        kept = None
         while True:
             gateway.tick()
-            now = clock()
-            for name, heard in sessions.heard.items():
-                sessions.hosts[name].seen_at = round(wall_clock() - (now - heard))
-            found = {name: replace(counts) for name, counts in sessions.hosts.items()}
-            record = GatewayRecord(url, found, sessions.untaken)
-            if record != kept:
-                try:
-                    write_gateway(run_dir, record)
-                    kept = record
-                except OSError as error:  # the next look tries again
-                    _log.warning("gateway.unkept", error=str(error))
+            keep()
             await asyncio.sleep(TICK_S)
 
-    async with asyncio.TaskGroup() as tasks:
-        looking = tasks.create_task(look())
-        try:
-            yield gateway
-        finally:
-            looking.cancel()
-            await runner.cleanup()
+    keep()
+    looking = asyncio.create_task(look())
+    try:
+        yield gateway
+    finally:
+        await end_tasks(looking)
+        await runner.cleanup()
+        keep()
 
 
 def _certificate(config: RunConfig) -> ssl.SSLContext:

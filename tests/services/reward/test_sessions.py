@@ -3,7 +3,7 @@ that was sampled is sampled again, and each trajectory gets the reward that its 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from antiphon.core.config_sections import EnvironmentSection
 from antiphon.core.errors import ContractError
-from antiphon.core.records import FinishReason, TurnAnswer, TurnLimits, TurnToAnswer, VersionSpan
+from antiphon.core.records import FinishReason, VersionSpan
 from antiphon.core.seeds import conversation_seed, derive_seed
 from antiphon.environments.host import HostEnvironment
 from antiphon.services.reward.sessions import Refused, SeatReport, Sessions, Taken, digest_of
+from tests.support.hosted_rows import Row
 
 SEATS, GROUP = 2, 4
 TIMEOUT_S, FORGET_S = 10.0, 100.0
-LIMITS = TurnLimits(turns=8, tokens=400)
 
 
 def environment(**changes: Any) -> HostEnvironment:
@@ -38,53 +38,6 @@ def sessions_at(now: float, **changes: Any) -> Sessions:
         forget_s=FORGET_S,
         now=now,
     )
-
-
-@dataclass
-class Row:
-    """A trajectory at its worker, which samples on whatever it is told."""
-
-    name: str
-    tokens: list[int] = field(default_factory=list)
-    observed: list[tuple[int, int]] = field(default_factory=list)
-    breaks: list[int] = field(default_factory=list)
-    over: TurnAnswer | None = None
-    sampled: list[tuple[int, ...]] = field(default_factory=list)
-    """The context of each turn."""
-
-    def question(self) -> TurnToAnswer:
-        group_id, _, sample = self.name.rpartition("/")
-        sampled = np.ones(len(self.tokens), dtype=bool)
-        for start, stop in self.observed:
-            sampled[start:stop] = False
-        bounds = [*(b for a, b in self.observed), len(self.tokens)]
-        stops = [*(a for a, b in self.observed[1:]), len(self.tokens)]
-        return TurnToAnswer(
-            group_id,
-            int(sample),
-            f"{derive_seed(*self.tokens, 'at', *(x for one in self.observed for x in one)):032x}",
-            f"train-0-{group_id.removeprefix('g')}",
-            (),
-            np.array(self.tokens, dtype=np.int32),
-            tuple(self.observed),
-            LIMITS,
-            logprobs=np.where(sampled, -0.5, 0.0).astype(np.float32),
-            spans=tuple(VersionSpan(3, a, b) for a, b in zip(bounds, stops, strict=False) if a < b),
-            breaks=tuple(self.breaks),
-        )
-
-    def hear(self, answer: TurnAnswer) -> None:
-        if answer.finish_reason is not None:
-            self.over = answer
-            return
-        start = len(self.tokens)
-        if answer.anew:
-            self.breaks.append(start)
-        self.tokens += answer.token_ids
-        self.observed.append((start, len(self.tokens)))
-        context = tuple(self.tokens[self.breaks[-1] if self.breaks else 0 :])
-        self.sampled.append(context)
-        self.tokens += says(self.name, context)
 
 
 def says(name: str, context: Sequence[int]) -> list[int]:
@@ -136,7 +89,7 @@ class World:
     def __init__(self, groups: int) -> None:
         self.now = 0.0
         self.sessions = sessions_at(self.now)
-        self.rows = {f"g{g}/{i}": Row(f"g{g}/{i}") for g in range(groups) for i in range(GROUP)}
+        self.rows = {f"g{g}/{i}": Row(f"g{g}/{i}", says) for g in range(groups) for i in range(GROUP)}
         self.plays: dict[tuple[str, int], tuple[str, Play]] = {}
         self.told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         self.hosts = 0
@@ -450,6 +403,6 @@ def test_what_is_no_request_of_a_trajectory_is_refused_in_a_sentence() -> None:
 
 
 def test_a_key_of_another_environment_is_no_group() -> None:
-    question = Row("g0/0").question()
+    question = Row("g0/0", says).question()
     with pytest.raises(ContractError, match=r"environment\.seed"):
         sessions_at(0.0).asked(replace(question, prompt_key="train-9-0"), 0.0)
