@@ -173,13 +173,18 @@ async def run_loop(
     concurrent_groups: int = 2,
     delays: Delays | None = None,
     restart_after: int | None = None,
+    lose_after: int | None = None,
     turns: LightTurnPrompts | None = None,
 ) -> tuple[list[BatchRef], ArtifactStore]:
     delays = delays or Delays(None)
     house = House(config, folder, turns or LightPrompts())
     await house.open()
 
+    working: list[asyncio.Task[None]] = []
+
     async def after_step(step: int) -> None:
+        if step == lose_after:  # without a word
+            working[0].cancel()
         if step == restart_after:
             await house.shut()
             await house.open()
@@ -206,7 +211,7 @@ async def run_loop(
                 concurrent_groups=concurrent_groups,
                 delay=delays.pace(),
             )
-            tasks.create_task(worker.run(lambda: None))
+            working.append(tasks.create_task(worker.run(lambda: None)))
         tasks.create_task(judge.run(lambda: None))
         batches = await train(config, house.address, after_step)
     for client in clients:
@@ -348,8 +353,17 @@ def test_hosted_batches_with_branches_depend_on_no_timing(tmp_path: Path, test_s
     config, turns = make_config("fixed", steps=5, max_model_tokens=24), LightHostedPrompts(tokens=60)
     calm, store = asyncio.run(run_loop(config, tmp_path / "calm", turns=turns))
     check_hosted(config, calm, store)
-    delays, shaken = Delays(test_seed), tmp_path / "shaken"
-    again, _ = asyncio.run(run_loop(config, shaken, workers=2, delays=delays, restart_after=3, turns=turns))
+    again, _ = asyncio.run(
+        run_loop(
+            config,
+            tmp_path / "shaken",
+            workers=2,
+            delays=Delays(test_seed),
+            restart_after=3,
+            lose_after=1,
+            turns=turns,
+        )
+    )
     assert [batch.digest for batch in again] == [batch.digest for batch in calm]
 
 
