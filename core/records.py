@@ -66,6 +66,20 @@ class TurnLimits:
     """Most turns of the policy."""
     tokens: int
     """Most tokens after the prompt, sampled and observed."""
+    context: int | None = None
+    """Where a host gives the prompts, which are empty here: most tokens between two breaks of a row. None: a
+    prompt and its row are one context."""
+
+    @property
+    def hosted(self) -> bool:
+        """Whether a host of others' environments says what is observed, from the first token on."""
+        return self.context is not None
+
+    def longest(self, breaks: tuple[int, ...]) -> int:
+        """Return how many tokens a row with these breaks may have before it ends or breaks again."""
+        return (
+            self.tokens if self.context is None else min(self.tokens, max(breaks, default=0) + self.context)
+        )
 
 
 @frozen

@@ -157,12 +157,14 @@ class DraftingStatistics(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., passes: _Optional[int] = ..., drafted: _Optional[int] = ..., covered: _Optional[int] = ..., accepted: _Optional[int] = ..., with_history: _Optional[int] = ..., drafter_s: _Optional[float] = ..., sampler_s: _Optional[float] = ..., gain: _Optional[float] = ..., completions: _Optional[int] = ..., promising: _Optional[int] = ..., rested: _Optional[int] = ...) -> None: ...
 
 class TurnLimits(_message.Message):
-    __slots__ = ("turns", "tokens")
+    __slots__ = ("turns", "tokens", "context")
     TURNS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     turns: int
     tokens: int
-    def __init__(self, turns: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+    context: int
+    def __init__(self, turns: _Optional[int] = ..., tokens: _Optional[int] = ..., context: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "group_id", "prompt_key", "prompt_token_ids", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history", "prefix", "limits")

@@ -13,7 +13,6 @@ from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, Ver
 from antiphon.net import wire
 from antiphon.services.coordinator.journal import payloads
 
-
 PLACES = st.sets(st.integers(0, 2**31 - 2), max_size=3).map(lambda places: tuple(sorted(places)))
 
 
