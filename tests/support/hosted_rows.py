@@ -11,7 +11,7 @@ from antiphon.core.records import TurnAnswer, TurnLimits, TurnToAnswer, VersionS
 from antiphon.core.seeds import derive_seed
 from antiphon.system.wakeup import Wakeup
 
-LIMITS = TurnLimits(turns=8, tokens=4000)
+LIMITS = TurnLimits(turns=8, tokens=6000, context=3000)
 
 
 @dataclass
