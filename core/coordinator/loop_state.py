@@ -160,6 +160,10 @@ class LoopState:
         room = self.config.rollout.max_model_tokens - len(self.prompt_of(group).token_ids)
         return TurnLimits(limits.turns, min(limits.tokens, room))
 
+    def places_of(self, worker_id: str) -> int:
+        """Return for how many samples a worker has leases, those of evaluations counted as others."""
+        return self.leases.count_of_worker(worker_id) * self.config.loop.group_size
+
     def prompt_of(self, group: GroupState) -> Prompt:
         return self.prompts.prompt(group.split, group.prompt_index)
 
