@@ -319,6 +319,8 @@ class TurnAnswer:
     """Of the whole trajectory, at its end."""
     failure: str = ""
     """Why it could not be scored, in a line; empty where it was."""
+    service: str = ""
+    """The reward service that says it: it holds the conversation, and gets the trajectory's next turns."""
 
 
 @frozen

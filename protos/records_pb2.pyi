@@ -233,7 +233,7 @@ class TurnToAnswer(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ...) -> None: ...
 
 class TurnAnswer(_message.Message):
-    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure")
+    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure", "service")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class TurnAnswer(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     row_digest: str
@@ -248,7 +249,8 @@ class TurnAnswer(_message.Message):
     finish_reason: str
     reward: float
     failure: str
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
+    service: str
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ..., service: _Optional[str] = ...) -> None: ...
 
 class SampleReward(_message.Message):
     __slots__ = ("sample_index", "reward", "failure")

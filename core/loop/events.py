@@ -180,6 +180,8 @@ class TurnAnswered(JournalEvent):
     failure: str
     """Why there is no reward; empty where there is one."""
     at_s: float
+    service: str = ""
+    """The reward service that said it."""
 
 
 @_event("group.rewarded")

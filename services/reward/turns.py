@@ -7,6 +7,7 @@ again, and the environment's conversation is built again from the row where need
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -121,7 +122,7 @@ async def answer_turns(
 
     async def work(turn: TurnToAnswer) -> None:
         try:
-            answered.put_nowait(await answer(turn))
+            answered.put_nowait(replace(await answer(turn), service=client_id))
         finally:
             room.release()
 

@@ -9,6 +9,7 @@ import pytest
 
 from antiphon.core.config import build_config
 from antiphon.core.coordinator.consequences import check_of
+from antiphon.core.coordinator.groups import hold_until
 from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.coordinator.turns import ask, take_answers, to_answer
 from antiphon.core.errors import ContractError, RefusedError
@@ -82,9 +83,10 @@ def asked(loop: LoopState, piece: PartialTrajectory) -> TurnReply | str:
     return found
 
 
-def answer(loop: LoopState, said: list[int]) -> None:
-    (question,) = to_answer(loop, 8, 1.0)
-    told = TurnAnswer(question.group_id, question.sample_index, question.row_digest, tuple(said))
+def answer(loop: LoopState, said: list[int], service: str = "r-1") -> None:
+    (question,) = to_answer(loop, service, 8, 1.0)
+    named = question.group_id, question.sample_index, question.row_digest
+    told = TurnAnswer(*named, tuple(said), service=service)
     assert run(loop, take_answers(loop, [told], 1.0)) == 1
 
 
@@ -97,10 +99,30 @@ def test_the_same_question_has_the_same_answer_and_is_asked_once() -> None:
     assert isinstance(asked(loop, rest_of(again, 2) or again), str)
 
 
+def test_the_turns_of_a_trajectory_go_to_the_service_that_began_it_until_it_is_gone() -> None:
+    loop, row = made_loop(), turn([3, 4])
+    silent_s = hold_until(loop, 0, 0.0)
+    asked(loop, row)
+    answer(loop, [5, 6], "r-1")
+    asked(loop, go_on(row, [5, 6], [7]))
+
+    def given(service: str, now: float) -> int:
+        return len(to_answer(loop, service, 8, now))
+
+    assert [given("r-2", 2.0), given("r-1", 2.0)] == [0, 1]
+    overdue = 2.0 + silent_s
+    assert [given("r-2", overdue - 0.1), given("r-2", overdue)] == [0, 1]  # the other was silent since
+    restarted = made_loop()  # a coordinator that was started again has not seen it yet
+    restarted.run, restarted.begun_s = loop.run, 100.0
+    asked(restarted, go_on(row, [5, 6], [7]))
+    assert not to_answer(restarted, "r-2", 8, 99.9 + silent_s)
+    assert to_answer(restarted, "r-2", 8, 100.0 + silent_s)
+
+
 def test_an_answer_to_a_group_that_was_handed_in_meanwhile_changes_nothing() -> None:
     loop = made_loop()
     asked(loop, turn([3, 4]))
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     loop.run.groups[GROUP].phase = GroupPhase.SUBMITTED
     told = TurnAnswer(GROUP, 0, question.row_digest, (5,))
     assert run(loop, take_answers(loop, [told], 1.0)) == 0 and not loop.turns
