@@ -116,8 +116,7 @@ def prompts_of(
     """Return the prompts of a run whose environment and renderer are there."""
     section, limits = config.environment, None
     if isinstance(environment, ConversationEnvironment):
-        longest = section.max_trajectory_tokens or config.rollout.max_model_tokens
-        limits = TurnLimits(section.max_turns, min(longest, config.rollout.max_model_tokens))
+        limits = config.turn_limits
         samples = max(config.loop.group_size, config.evaluation.samples)
         size = group_bytes(samples, samples * limits.tokens, config.rollout.max_model_tokens)
         if not fits(size):
