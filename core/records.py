@@ -56,6 +56,7 @@ class SamplingParameters:
     top_k: int = 0  # keep only this many most probable tokens; 0 keeps all
     top_p: float = 1.0  # keep the smallest set of tokens with at least this probability mass
     max_tokens: int = 256  # longest completion or, where there are several, turn; the end token included
+    stop: tuple[str, ...] = ()  # a turn ends with the token that completes one of these texts
 
 
 @frozen

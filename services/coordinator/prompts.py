@@ -141,7 +141,8 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     folder = Path(resolve_model_path(config.model.path))
     # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
     ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
-    rules = TokenRules(renderer.codec.vocabulary_size, ends)
+    stop = None if renderer.stops is None else renderer.stops.end
+    rules = TokenRules(renderer.codec.vocabulary_size, ends, stop)
     prompts = prompts_of(config, environment, renderer, rules, input_files(config))
     prompts.check_all(config.environment.train_size, config.evaluation.prompts)
     return prompts

@@ -112,6 +112,7 @@ class GroupInFlight:
             group=lease.lease_id,
             history=lease.history,
             prefix_token_ids=() if prefix is None else tuple(prefix.token_ids.tolist()),
+            turn_begin=_turn_begin(prefix),
         )
 
     def pieces(self, progress: Mapping[str, EngineProgress]) -> list[PartialTrajectory]:
@@ -184,8 +185,11 @@ def longest_turn(lease: Lease, row: Completion | None) -> int:
     """Return how many tokens a row may have at the end of the turn that it is in."""
     if lease.limits is None:
         return lease.sampling.max_tokens
-    begun = row.observed[-1][1] if row is not None and row.observed else 0
-    return min(begun + lease.sampling.max_tokens, lease.limits.tokens)
+    return min(_turn_begin(row) + lease.sampling.max_tokens, lease.limits.tokens)
+
+
+def _turn_begin(row: Completion | None) -> int:
+    return row.observed[-1][1] if row is not None and row.observed else 0
 
 
 def continued(prefix: PartialTrajectory, sampled: EngineOutput | EngineProgress) -> Completion:

@@ -14,7 +14,7 @@ from antiphon.system.packages import environment_facts
 
 MODEL_FILES, ENVIRONMENT_FILES = "the digest of model.path's files", "the digest of environment.name's files"
 """What a run keeps for good besides fields of its configuration, where the files are on the machine."""
-UNPINNED = {REWARD_RANGE: "[0.0, 1.0]", "evaluation.samples": "1"}
+UNPINNED = {REWARD_RANGE: "[0.0, 1.0]", "evaluation.samples": "1", "sampling.stop": "[]"}
 """What runs keep only where it has another value than this."""
 
 

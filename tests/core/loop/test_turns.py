@@ -1,12 +1,13 @@
 """Turns are answered once, and what a worker makes of them is found and blamed on the one who did it."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from antiphon.core.checks import TokenRules
 from antiphon.core.config import build_config
 from antiphon.core.coordinator.consequences import check_of
 from antiphon.core.coordinator.groups import hold_until
@@ -163,6 +164,39 @@ def test_a_turn_that_is_cut_short_in_two_pieces_is_seen() -> None:
     loop.leases.partial_groups.take(LEASE, WORKER, replace(turn([3, 4]), finish_reason=None))
     with pytest.raises(RefusedError, match="finish_reason=length after a turn of 3 tokens"):
         asked(loop, turn([5], FinishReason.LENGTH, start=2))
+
+
+def test_a_row_that_goes_on_behind_a_text_that_stops_is_refused() -> None:
+    """Tokens 5 and 6 are the text, 1 is the end token."""
+
+    def stop(tokens: Sequence[int]) -> int | None:
+        return next((n for n in range(2, len(tokens) + 1) if tuple(tokens[n - 2 : n]) == (5, 6)), None)
+
+    loop = made_loop()
+    loop.prompts.rules = TokenRules(64, frozenset({1}), stop)  # type: ignore[attr-defined]
+    check = check_of(loop, loop.run.groups[GROUP])
+    open_end = replace(turn([3, 5, 6]), finish_reason=None)
+    for good in (turn([3, 5, 6]), turn([5, 6]), turn([5, 1]), replace(turn([3, 5]), finish_reason=None)):
+        check(good)
+    check(turn([6], start=2))  # whether it completes the text shows in the whole row
+    for bad, words in (
+        (turn([5, 6, 7, 1]), "continues after an end token or a text of sampling.stop at 1 of 4"),
+        (open_end, "token 6 ends it, but it has no finish_reason"),
+        (turn([3, 4]), "token 4 is no end token and completes no text"),
+        (turn([7, 5, 6, 1], start=2), "continues after"),
+    ):
+        with pytest.raises(ContractError, match=words):
+            check(bad)
+    loop.leases.partial_groups.take(LEASE, WORKER, replace(turn([3, 5]), finish_reason=None))
+    row = turn([3, 5, 6])
+    assert isinstance(asked(loop, rest_of(row, 2) or row), str)
+    answer(loop, [5, 6, 5])  # what is observed stops nothing, nor does it begin what does
+    assert isinstance(asked(loop, go_on(row, [5, 6, 5], [6, 1])), str)
+    other = made_loop()
+    other.prompts.rules = loop.prompts.rules  # type: ignore[attr-defined]
+    other.leases.partial_groups.take(LEASE, WORKER, replace(turn([3, 5]), finish_reason=None))
+    with pytest.raises(RefusedError, match="continues after"):
+        asked(other, turn([6, 7, 1], start=2))
 
 
 def test_who_handed_over_between_two_turns_is_not_blamed_for_what_came_after() -> None:
