@@ -41,6 +41,8 @@ from antiphon.core.voided_batch import VoidedBatch
 
 REWARD_RANGE = "the reward range of environment.name"
 """Under this name a run keeps its environment's range for good, where that is not 0..1."""
+ENVIRONMENT_FILES = "the digest of environment.name's files"
+"""The same of these, where there are any on the coordinator's machine."""
 
 
 @dataclass(slots=True)

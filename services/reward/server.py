@@ -24,7 +24,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.service import Decoder, RewardService, Scorer
 from antiphon.services.reward.turns import Answer, TurnAnswerer
 from antiphon.system.clock import wall_clock
-from antiphon.system.packages import reference_of, scored_by
+from antiphon.system.packages import environment_facts, reference_of, scored_by
 from antiphon.system.processes import StopRequest
 
 
@@ -104,11 +104,14 @@ async def serve_reward(
     encryption, on loopback alone.
 
     Raises:
-        ConfigError: when the environment, the sandbox, the tokenizer or the port cannot be used.
+        ConfigError: when the environment, the sandbox, the tokenizer or the port cannot be used, or the
+            environment's files are not those that the run was opened with.
         ContractError: when the coordinator serves another run.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
     environment, codec = reward_with or _configured(config)
+    facts = {} if reward_with else await asyncio.to_thread(environment_facts, config.environment)
+    digest = facts.get("digest", "")
     coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     client_id = f"{socket.gethostname()}-{os.getpid()}"
     security = None
@@ -133,6 +136,7 @@ async def serve_reward(
             config.services.stall_timeout_s,
             at_once=config.reward.processes if isinstance(scorer, ScoringPool) else 1,
             answer=answer,
+            environment_digest=digest,
         )
         if stop is not None:
             stop.tell(service.stop)
