@@ -82,7 +82,8 @@ def conversations_of(
     """Return what answers replies, as `reward.sandbox` says; nothing is started before it is entered."""
     task = _task_of(config, environment)
     if environment.only_compares and config.reward.sandbox != "always":
-        return InProcessConversations(environment, task.without_secrets)
+        limit_s = task.answer_timeout_s
+        return InProcessConversations(environment, task.without_secrets, answer_timeout_s=limit_s)
     return ConversationPool(environment, task, **_options(config))
 
 
