@@ -381,6 +381,10 @@ class VllmEngine:
         finally:
             self._rehearsing = False
 
+    def drop_prefixes(self) -> None:
+        """Forget the caches that are kept for later requests."""
+        drop_caches(self._core)
+
     def distribution(self, prompt_token_ids: Sequence[int]) -> npt.NDArray[np.float64]:
         """Return vLLM's own log-probabilities of the token after a prompt, [V], temperature 1.
 
