@@ -78,7 +78,7 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         # A lease has one row of each sample: another question of it waits for nothing any more.
         asked = request.lease_id, row.sample_index
         loop.turns = {other: turn for other, turn in loop.turns.items() if turn.asked != asked}
-        loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now, asked)
+        loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now, asked, _home(group, row))
     return name
 
 
@@ -106,6 +106,12 @@ def _row(loop: LoopState, request: TurnRequest) -> PartialTrajectory | None:
     return replace(kept, finish_reason=piece.finish_reason)
 
 
+def _home(group: GroupState, row: PartialTrajectory) -> str:
+    """Return the reward service that holds a row's conversation: who answered its sample last."""
+    answers = reversed(group.answers.values()) if row.observed else ()
+    return next((answer.service for answer in answers if answer.sample_index == row.sample_index), "")
+
+
 def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest: str) -> TurnToAnswer:
     prompt, limits = loop.prompt_of(group), loop.limits_of(group)
     assert limits is not None
@@ -125,14 +131,25 @@ def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest
     )
 
 
-def to_answer(loop: LoopState, limit: int, now: float) -> list[TurnToAnswer]:
-    """Hand out up to `limit` turns that no reward service has, those that wait longest first."""
+def to_answer(loop: LoopState, client_id: str, limit: int, now: float) -> list[TurnToAnswer]:
+    """Hand a reward service up to `limit` turns that none has, those that wait longest first.
+
+    The turns of one trajectory go to the service that holds its conversation, until that was silent for a
+    deadline: another one begins the conversation again, or says that it cannot be.
+    """
     groups = loop.run.groups
+    loop.answering[client_id] = now
     for name, turn in list(loop.turns.items()):
         group = groups.get(turn.question.group_id)
         if group is None or group.phase not in UNANSWERED:
             del loop.turns[name]
-    free = [turn for turn in loop.turns.values() if turn.deadline_s <= now][: max(0, limit)]
+
+    def is_for(turn: OpenTurn) -> bool:
+        seen_s = loop.answering.get(turn.home, loop.begun_s)
+        return turn.home in ("", client_id) or hold_until(loop, 0, seen_s) <= now
+
+    free = [turn for turn in loop.turns.values() if turn.deadline_s <= now and is_for(turn)]
+    free = free[: max(0, limit)]
     free = page(free, lambda t: group_bytes(1, t.question.token_ids.size, len(t.question.prompt_token_ids)))
     for turn in free:
         # A question that waits for a host is no sign of a slow service: one that starts again soon hears it.
@@ -170,7 +187,11 @@ def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> 
             at_s=now,
             anew=answer.anew,
             host=answer.host[:LONGEST_TEXT],
+            service=answer.service,
+            parts=answer.parts,
+            reason=answer.reason,
         )
+        loop.answering[answer.service] = now
         loop.fleet.work_done += 1
         taken += 1
     if refused:

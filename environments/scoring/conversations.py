@@ -10,8 +10,9 @@ same turn. `ConversationPool` holds conversations in scoring processes, each in 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
@@ -168,25 +169,27 @@ class Conversations(ABC):
 
 
 class InProcessConversations(Conversations):
-    """Conversations of an environment that only compares, each turn in a thread of this process."""
+    """Conversations of an environment that only compares, each turn in a thread of this process.
+
+    No one can end a thread: one that takes too long is left to itself, and its trajectory has failed.
+    """
 
     def __init__(
         self,
         environment: ConversationEnvironment,
         hide: Callable[[str], str] = str,
         *,
+        answer_timeout_s: float = 5.0,
         most_live: int = REMEMBERED,
         idle_s: float = IDLE_S,
     ) -> None:
-        """Prepare; `hide` takes the secrets out of a text.
+        """Prepare; `hide` takes the secrets out of a text, and an answer may take `answer_timeout_s`.
 
         Raises:
             ConfigError: when the environment has tools that run in the sandbox alone.
         """
         super().__init__(environment, most_live=most_live, idle_s=idle_s)
-        self._hide = hide
-        # A thread for each: one that waits, such as for a judge, delays no other.
-        self._threads = ThreadPoolExecutor(self._most_live, "conversation")
+        self._hide, self._answer_timeout_s = hide, answer_timeout_s
         if names := sandboxed_tools(environment.tools):
             raise ConfigError(
                 f"environment.name={environment.name}: its tool {names[0]} runs in the sandbox alone; leave "
@@ -195,7 +198,7 @@ class InProcessConversations(Conversations):
 
     async def _turn(self, held: _Held, asked: _Asked, follows: bool) -> Turn:
         if held.state is not None and follows:
-            return await self._in_thread(self._ask, held.state, asked.replies[-1])
+            return await self._in_thread(1, self._ask, held.state, asked.replies[-1])
         if held.turn is not None and not self.environment.rebuildable:
             return _gone("it was idle too long")
         try:
@@ -203,25 +206,36 @@ class InProcessConversations(Conversations):
             problem = self.environment.problem_by_key(asked.key)
         except AntiphonError as error:
             return Failed(self._hide(str(error)))
-        return await self._in_thread(self._begin, held, asked, problem)
+        return await self._in_thread(1 + len(asked.replies), self._begin, held, asked, problem)
 
-    async def _in_thread(self, work: Callable[..., Turn], *arguments: Any) -> Turn:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    async def _in_thread(self, answers: int, work: Callable[..., Turn], *arguments: Any) -> Turn:
+        """Return what `work` makes of this many answers, in a thread of its own: one that waits, such as for
+        a judge, delays no other, and one that hangs delays no exit."""
+        loop, limit_s = asyncio.get_running_loop(), answers * self._answer_timeout_s
+        answer: asyncio.Future[Turn] = loop.create_future()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await super().__aexit__(kind, error, trace)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        def say(turn: Turn) -> None:
+            if not answer.done():
+                answer.set_result(turn)
+
+        def run() -> None:
+            turn = work(*arguments)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(say, turn)
+
+        Thread(target=run, name="conversation", daemon=True).start()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            return Failed(f"the environment did not answer within {limit_s:g} s")
 
     def _begin(self, held: _Held, asked: _Asked, problem: Problem) -> Turn:
-        held.state = self.environment.conversation()
-        opening = attempt(
-            lambda: held.state.begin(problem, asked.seed),
-            self.environment.reward_range,
-            self._hide,
-            opening=True,
-        )
+        def begin() -> object:
+            held.state = self.environment.conversation()
+            return held.state.begin(problem, asked.seed)
+
+        opening = attempt(begin, self.environment.reward_range, self._hide, opening=True)
         if not isinstance(opening, tuple):
             return opening
         found = last_turn(asked.replies, lambda reply: self._ask(held.state, reply))

@@ -268,12 +268,13 @@ class CoordinatorService(Coordinator):
         while True:
             machine.check()
             now = machine.clock()
-            found = turns.to_answer(loop, limit, now)
+            found = turns.to_answer(loop, client_id, limit, now)
             if found or now >= deadline:
                 if found and loop.hosted:
                     await machine.written()  # a turn that a host has heard of is heard alike for good
                 return found
-            free_again = min((turn.deadline_s for turn in loop.turns.values()), default=deadline)
+            handed_out = (turn.deadline_s for turn in loop.turns.values() if turn.deadline_s > now)
+            free_again = min(handed_out, default=deadline)
             await machine.turns.wait(min(deadline, free_again) - now)
 
     async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:

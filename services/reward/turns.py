@@ -7,6 +7,7 @@ again, and the environment's conversation is built again from the row where need
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -79,7 +80,8 @@ class TurnAnswerer:
             if not (isinstance(said, Failed) and said.infrastructure and environment.rebuildable):
                 break
         if isinstance(said, Ended):
-            return answer(finish_reason=FinishReason.ENVIRONMENT, reward=said.reward)
+            over, parts = FinishReason.ENVIRONMENT, dict(said.parts)
+            return answer(finish_reason=over, reward=said.reward, parts=parts, reason=said.reason)
         if isinstance(said, Failed):
             return answer(finish_reason=FinishReason.FAILED, failure=said.reason)
         unfinished = getattr(environment, "unfinished_reward", environment.reward_range[0])
@@ -123,7 +125,7 @@ async def answer_turns(
     async def work(turn: TurnToAnswer) -> None:
         try:
             if (said := await answer(turn)) is not None:
-                answered.put_nowait(said)
+                answered.put_nowait(replace(said, service=client_id))
         finally:
             room.release()
 
