@@ -316,3 +316,16 @@ def test_a_trajectory_that_ends_before_a_token_has_failed(reason: str, failure: 
     group = loop.run.groups.get(GROUP)
     assert loop.run.trajectories_failed == 2 and (group is None or group.token_counts == (0, 0))
     assert loop.run.last_failure == (failure or "its host ended it before a token was sampled")
+
+
+def test_a_row_is_named_by_its_breaks_too() -> None:
+    names = []
+    for anew in (False, True):
+        loop = made_loop(LightHostedPrompts)
+        asked(loop, NOTHING)
+        answer(loop, [3, 4])
+        row = go_on(NOTHING, [3, 4], [5])
+        asked(loop, row)
+        answer(loop, [6], anew=anew)
+        names.append(asked(loop, go_on(row, [6], [7], anew=anew)))
+    assert names[0] != names[1]
