@@ -38,7 +38,7 @@ def _digests(row: Completion) -> Iterator[str]:
         hashed.update(int(stop).to_bytes(4, "little"))  # so that the ranges are part of it
         yield hashed.hexdigest(DIGEST_BYTES)
         if stop in row.breaks:
-            hashed.update(b"anew")
+            hashed.update(b"break")
         at = stop
 
 

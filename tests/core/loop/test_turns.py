@@ -245,6 +245,7 @@ def test_the_next_holder_continues_what_was_recorded_or_begins_again(kept: int) 
         (lambda row: replace(row, breaks=()), "are not what its environment answered"),
         (lambda row: replace(row, breaks=(3, 7)), "where no host began a branch"),
         (lambda row: replace(row, breaks=(0, 3)), "where no host began a branch"),
+        (lambda row: replace(row, breaks=(3, 3)), "where no host began a branch"),
         (lambda row: replace(row, observed=((3, 6),), spans=(VersionSpan(0, 0, 3), *row.spans[1:])), "ones"),
     ],
 )
