@@ -9,7 +9,7 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.api.engine import Engine
@@ -38,6 +38,7 @@ from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
+from antiphon.services.reward.turns import TurnAnswerer
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.stages import LoopStages
 from antiphon.simulator.standins import engines, training
@@ -112,6 +113,8 @@ class SharedRun:
     """Of conversations; None where the task has none."""
     answer_s: Callable[[], float]
     """Seconds that an environment takes to answer the next turn."""
+    conversation_dies: Callable[[], bool]
+    """Whether the process of the next turn's conversation dies instead."""
     engine_step_s: Callable[[str], float]
     """Seconds of the next engine step of a worker."""
     chunk_s: Callable[[str], float]
@@ -254,8 +257,9 @@ def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: 
     stall_timeout_s = shared.config.services.stall_timeout_s
     decoder = engines.JsonDecoder()
     conversations = engines.ArithmeticConversations(
-        shared.reward_rarity, shared.failure_rarity, shared.answer_s
+        shared.reward_rarity, shared.failure_rarity, shared.answer_s, shared.conversation_dies
     )
+    answer = TurnAnswerer(conversations, cast(Any, engines.JsonRenderer()), shared.config.environment.seed)
     return RewardService(
         coordinator,
         InProcess(environment),
@@ -264,7 +268,7 @@ def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: 
         client_id,
         stall_timeout_s,
         pull_wait_s=PULL_WAIT_S,
-        answer=None if shared.limits is None else conversations.answer,
+        answer=None if shared.limits is None else answer,
     )
 
 

@@ -156,6 +156,8 @@ HOSTILE_S = 20.0
 """How long a hostile worker acts in a run without faults; else until the last of them."""
 SLOW_ANSWERS = 0.02
 """Share of an environment's answers that take longer than a reward service has."""
+DEAD_ANSWERS = 0.05
+"""Share of them that never come, since the conversation's process dies."""
 SETTLE_S = 1.0
 """How long the coordinator has to write what it was told before a run is stopped as it stands."""
 COLLECT_AFTER = 50_000
@@ -247,6 +249,7 @@ class World:
             failure_rarity=scenario.failure_rarity,
             limits=scenario.limits,
             answer_s=self._answer_s,
+            conversation_dies=lambda: self._answers.happens(DEAD_ANSWERS),
             engine_step_s=self._engine_step_s,
             chunk_s=self._injector.chunk_s,
             upload_s=self._injector.upload_s,

@@ -29,6 +29,7 @@ from antiphon.services.coordinator.journal import journal
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.store import Written
 from antiphon.services.learner.service import LearnerService
+from antiphon.services.reward import turns
 from antiphon.simulator.campaign import Campaign
 from antiphon.simulator.faults import FaultMix
 from antiphon.simulator.scenario import Scenario
@@ -274,7 +275,12 @@ def evaluations_go_on_with_newer_weights(patch: Patch) -> None:
     patch.setattr(consequences, "check_piece", lambda *told, **limits: None)
 
 
+def conversations_die_with_their_process(patch: Patch) -> None:
+    patch.setattr(turns, "ATTEMPTS", 1)
+
+
 MUTATIONS: dict[Callable[[Patch], None], str] = {
+    conversations_die_with_their_process: "what its environment did not say",
     workers_speak_for_others: "in the name of .* was answered",
     workers_give_orders: "order to exclude .* was answered",
     workers_ask_without_limit: "calls of one worker at once were answered",

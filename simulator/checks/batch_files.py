@@ -158,8 +158,10 @@ class BatchFiles:
             yield f"{where} observed, or ended with, what its environment did not say"
         if not np.array_equal(logprobs, row.logprobs[mask]):
             yield f"{where} has log-probabilities that are not those of its tokens"
-        failure = arithmetic.failure(row.token_ids, self._failure_rarity)
-        reward = arithmetic.reward(row.prompt_key, row.token_ids, self._reward_rarity)
+        failure, reward = "", 0.0
+        if row.finish_reason not in (FinishReason.TURNS, FinishReason.TOKENS):  # which earn the least
+            failure = arithmetic.failure(row.token_ids, self._failure_rarity)
+            reward = arithmetic.reward(row.prompt_key, row.token_ids, self._reward_rarity)
         if (row.reward, row.failure) != (0.0 if failure else reward, failure):
             yield f"{where} has a reward that no reward service gave"
 
@@ -172,5 +174,5 @@ def _answered(row: BatchRow, limits: TurnLimits) -> bool:
             return False
     ended = arithmetic.turn_answer(row.token_ids, len(row.observed) + 1, limits)
     if row.finish_reason is FinishReason.FAILED:
-        return bool(row.failure) and isinstance(ended, FinishReason)
+        return bool(row.failure) and ended is FinishReason.ENVIRONMENT
     return ended is row.finish_reason

@@ -91,14 +91,21 @@ MOST_OBSERVED = 4
 """Tokens that an environment answers with at most."""
 
 
-def turn_answer(row: IntArray, turns: int, limits: TurnLimits) -> tuple[int, ...] | FinishReason:
-    """Return what the environment says to a row after this many turns: tokens, or why the trajectory is over.
+def said(row: IntArray) -> tuple[int, ...] | None:
+    """Return what an environment says to a row, or None where it ends the trajectory.
 
     Among the tokens are such as end a turn of the policy.
     """
-    said = mix(int(row.sum()), row.size)
-    answer = tuple((said >> (8 * place)) % VOCABULARY for place in range(1 + said % MOST_OBSERVED))
-    if (said >> 40) % 3 == 0:
+    drawn = mix(int(row.sum()), row.size)
+    if (drawn >> 40) % 3 == 0:
+        return None
+    return tuple((drawn >> (8 * place)) % VOCABULARY for place in range(1 + drawn % MOST_OBSERVED))
+
+
+def turn_answer(row: IntArray, turns: int, limits: TurnLimits) -> tuple[int, ...] | FinishReason:
+    """Return what follows a row after this many turns: tokens, or why the trajectory is over."""
+    answer = said(row)
+    if answer is None:
         return FinishReason.ENVIRONMENT
     if turns == limits.turns:
         return FinishReason.TURNS
