@@ -27,6 +27,7 @@ from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, draw_faults
 from antiphon.simulator.hostile_worker import EDITED, EDITOR, NAME, HostileWorker
+from antiphon.simulator.hosts import MISCHIEF, SLOWEST_TURN_S, TIMEOUT_S, Host
 from antiphon.simulator.injector import FaultInjector
 from antiphon.simulator.processes import RESTART_S, ProcessEntry, SharedRun
 from antiphon.simulator.report import Outcome
@@ -206,10 +207,19 @@ class World:
         )
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
         self._reward_services = [f"reward-{index}" for index in range(scenario.reward_services)]
+        self._hosts = {f"host-{manner}": manner for manner in scenario.hosts}
         hostile = (*((NAME,) if scenario.hostile else ()), *((EDITOR,) if scenario.editor else ()))
         self._processes = {
             name: ProcessEntry(name)
-            for name in ("coordinator", "learner", *self._workers, *self._reward_services, "flow", *hostile)
+            for name in (
+                "coordinator",
+                "learner",
+                *self._workers,
+                *self._reward_services,
+                "flow",
+                *hostile,
+                *self._hosts,
+            )
         }
         self.faults = (
             draw_faults(
@@ -217,6 +227,7 @@ class World:
                 [*self._workers, *([EDITOR] if scenario.editor else [])],
                 self._reward_services,
                 RandomStream("simulate-faults", seed),
+                list(self._hosts),
             )
             if faults is None
             else faults
@@ -359,6 +370,12 @@ class World:
             return processes.serve_learner(shared, process, self._told(entry), f"origin-{entry.starts}")
         if name == "flow":
             return processes.drive_run(shared)
+        if name in self._hosts:
+            random = RandomStream("simulate-host", self.seed, name, entry.starts)
+            report = self.witness.report
+            return Host(name, self._hosts[name], lambda: shared.gateway, random, report).run()
+        if name in self._reward_services and self._hosts:
+            return processes.serve_gateway(shared, process, self._told(entry), f"{name}-{entry.starts}")
         if name in self._reward_services:
             return processes.make_reward_service(shared, self._told(entry), f"{name}-{entry.starts}").run(
                 lambda: None
@@ -487,6 +504,8 @@ class World:
         if loop.filter == "refill":
             # The next group is opened once the last was rewarded, and each may be the only one missing.
             turns, group_s = 1 + places * (1 + loop.refill_limit), group_s + TURN_S
+        if self._hosts:
+            group_s += scenario.turns * SLOWEST_TURN_S + MISCHIEF * len(self._hosts) * TIMEOUT_S
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
         return float(turns * group_s + (1 + repeated) * scenario.learner_step_s[1])

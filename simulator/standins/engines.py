@@ -268,9 +268,10 @@ class ArithmeticPrompts:
     def __init__(self, limits: TurnLimits | None = None) -> None:
         """Begin a task; with limits, one whose environment answers."""
         self.limits = limits
+        self.hosted = limits is not None and limits.hosted
 
     def prompt(self, split: str, index: int) -> Prompt:
-        return Prompt(f"{split}-0-{index}", (len(split), 1 + index % 7, index))
+        return Prompt(f"{split}-0-{index}", () if self.hosted else (len(split), 1 + index % 7, index))
 
 
 class ArithmeticEnvironment:
@@ -364,6 +365,9 @@ class JsonRenderer:
 
 class JsonDecoder:
     """Text of token ids: their list."""
+
+    vocabulary_size = arithmetic.VOCABULARY
+    end_tokens = frozenset({arithmetic.END_TOKEN})
 
     def decode(self, token_ids: Iterable[int]) -> str:
         return json.dumps([int(token) for token in token_ids])
