@@ -56,6 +56,9 @@ class Manner(StrEnum):
     """It reports one token of one trajectory as another one."""
 
 
+HARMFUL = (Manner.SILENT, Manner.WITHHOLDING, Manner.LYING)
+
+
 @dataclass(slots=True)
 class GatewayPlace:
     """Where hosts find the gateway."""

@@ -27,7 +27,7 @@ from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, draw_faults
 from antiphon.simulator.hostile_worker import EDITED, EDITOR, NAME, HostileWorker
-from antiphon.simulator.hosts import MISCHIEF, SLOWEST_TURN_S, TIMEOUT_S, Host
+from antiphon.simulator.hosts import HARMFUL, MISCHIEF, SLOWEST_TURN_S, TIMEOUT_S, Host, Manner
 from antiphon.simulator.injector import FaultInjector
 from antiphon.simulator.processes import RESTART_S, ProcessEntry, SharedRun
 from antiphon.simulator.report import Outcome
@@ -236,6 +236,8 @@ class World:
             self.loop, self.network, self._processes, self._start, scenario.slow_chunk_s
         )
         self._restarts = 0
+        self._event_s = self._silence_s = 0.0
+        """When something reached the disk last, and the longest time in which nothing did without a fault."""
         self._over = asyncio.Event()
         # A straggler now and then makes work late and stale.
         fastest, slowest = scenario.worker_slowness
@@ -442,6 +444,9 @@ class World:
             self._injector.begin(fault)
 
     def _on_disk(self, rows: Any) -> None:
+        since_s = max(self._event_s, self._injector.calm_s)
+        self._event_s = self.loop.time()
+        self._silence_s = max(self._silence_s, self._event_s - since_s)
         self.witness.on_disk(rows)
         if self._operator.look(rows, self.shared):
             self._injector.trouble(0.0)
@@ -475,6 +480,8 @@ class World:
                 f"the next step was committed {recovery_s:.1f} s after the last fault; "
                 f"{LEASE_PERIODS} lease periods and the step's own work are {limit_s:.1f} s"
             )
+        if self._silence_s > limit_s:
+            witness.report(f"nothing happened for {self._silence_s:.1f} s, more than {limit_s:.1f} s")
 
     def _balance_work(self, state_machine: RunStateMachine) -> None:
         """Compare the work account's total with the seconds that workers were connected."""
@@ -504,11 +511,11 @@ class World:
         if loop.filter == "refill":
             # The next group is opened once the last was rewarded, and each may be the only one missing.
             turns, group_s = 1 + places * (1 + loop.refill_limit), group_s + TURN_S
-        if self._hosts:
-            group_s += scenario.turns * SLOWEST_TURN_S + MISCHIEF * len(self._hosts) * TIMEOUT_S
+        harm_s = MISCHIEF * TIMEOUT_S * sum(manner in HARMFUL for manner in self._hosts.values())
+        group_s += scenario.turns * SLOWEST_TURN_S if Manner.SLOW in self._hosts.values() else 0.0
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
-        return float(turns * group_s + (1 + repeated) * scenario.learner_step_s[1])
+        return float(turns * group_s + harm_s + (1 + repeated) * scenario.learner_step_s[1])
 
     def _events(self) -> Any:
         return (load_event(row.kind, row.body) for row in self.shared.journal.written())
