@@ -173,6 +173,10 @@ class Sessions:
             group.awaited = group.waited_for = True
             group.deadline_s = now + self._host_timeout_s
         group.heard_s = now
+        for sample in question.over:
+            known = group.samples[sample]
+            if known.known is None:  # it ended before this process began, with its whole episode
+                known.verdict = 0.0, ""
         session = group.samples.setdefault(question.sample_index, _Session())
         answer = session.answers.get(question.row_digest)
         if answer is not None:
@@ -290,6 +294,8 @@ class Sessions:
             counts.refused += 1
             return f"episode {episode} of group {group_id} was reported otherwise before; that counts"
         sessions = [self._session(seat.trajectory) for seat in seats]
+        if all(session.known is None and session.verdict is not None for session in sessions):
+            return ""  # it was reported to the process before this one
         if any(session.verdict is not None for session in sessions):
             counts.refused += 1
             return f"episode {episode} of group {group_id} failed: its host was silent for too long"
@@ -354,7 +360,8 @@ class Sessions:
         ]
 
     def _unreported(self, group_id: str, group: _Group) -> tuple[Episode, ...]:
-        return tuple(e for e in self._episodes(group_id, group) if e.index not in group.reports)
+        episodes = self._episodes(group_id, group)
+        return tuple(e for e in episodes if any(self._session(t).verdict is None for t in e.trajectories))
 
     def _unheard(self, group_id: str, now: float) -> bool:
         """Return whether a group is not known that may have begun before this process."""
