@@ -13,15 +13,17 @@ trajectories that trained on another token, mask, version or log-probability tha
 script fails when there is any.
 
 Then `--drafts` conversations of fixed mode are played twice with the policy of `examples/game.yaml`, with
-drafts from history and without: `drafts_changed` rows differ. At last `--kills` workers and as many processes
-of the environment are killed in runs of that example (`parts/turn_kills.py`): trajectories that were `lost`,
-trained `twice`, observed something `wrong` or `failed`, and tokens that were `sampled_again` though known.
+drafts from history and without: `drafts_changed` rows differ. At last `--kills` workers, as many processes of
+the environment and as many hosts (`parts/small_host.py`) are killed in runs of that example
+(`parts/turn_kills.py`): trajectories that were `lost`, trained `twice`, observed something `wrong`, or
+`failed`, and tokens that were `sampled_again` though they were known.
 
     .venv/bin/python benchmarks/turns.py
 """
 
 import asyncio
 import re
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +33,7 @@ import numpy as np
 from antiphon.benchmarks.parts.measure import PROJECT, journal_events, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.turn_bookkeeping import MARKERS, bookkeep
-from antiphon.benchmarks.parts.turn_kills import FAULTS, GROUP, VICTIMS, kill_turns, read_run
+from antiphon.benchmarks.parts.turn_kills import FAULTS, GROUP, HOSTED, OWN, kill_turns, read_run
 from antiphon.core.loop.events import BatchSealed
 
 CONFIG = PROJECT / "examples" / "game.yaml"
@@ -132,11 +134,15 @@ def main() -> int:
         for side, own in found.items()
     }
     drafted = compare_drafts(arguments.drafts) if arguments.drafts else {}
-    killed = kill_turns(arguments.kills, arguments.kill_steps, VICTIMS, seed=0)
+    killed = Counter[str]()
+    for kinds, whose in ((("worker", "environment"), OWN), (("host",), HOSTED)):
+        killed.update(kill_turns(arguments.kills, arguments.kill_steps, kinds, whose, seed=0))
     result: dict[str, Any] = {
         **booked,
         **drafted,
+        **dict.fromkeys(FAULTS, 0),
         **killed,
+        "kills": killed["worker_kills"] + killed["environment_kills"],
         "turns_of_jobs": sum(one["turns"] for side in found.values() for one in side),
         "throughput_share": round(median(shares["turns"]), 4),
         "throughput_share_slow": round(median(shares["slow"]), 4),

@@ -4,6 +4,7 @@ They call the handlers of production's gateway, without HTTP: calls are late, an
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,9 +78,10 @@ class Host:
         place: Callable[[], GatewayPlace | None],
         random: RandomStream,
         report: Callable[[str], None],
+        withheld: Counter[str],
     ) -> None:
-        """`place` returns where the gateway is; `report` is told what must not be."""
-        self._name, self._manner, self._place = name, manner, place
+        """`place` returns where the gateway is; `report` is told what must not be, `withheld` counts."""
+        self._name, self._manner, self._place, self._withheld = name, manner, place, withheld
         self._random, self._report = random, report
         self._held: dict[str, asyncio.Task[None]] = {}
         """Groups that it plays."""
@@ -121,6 +123,7 @@ class Host:
         earned = any(seat.reward for seat in seats)
         if not earned and self._does_harm(Manner.WITHHOLDING):
             self._held.pop(taken["group"], None)
+            self._withheld[self._name] += 1
             return
         lies = self._does_harm(Manner.LYING)
         if lies:

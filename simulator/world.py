@@ -7,6 +7,7 @@ network is good and every process runs, and from then on the run must move withi
 
 import asyncio
 import gc
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -236,6 +237,8 @@ class World:
             self.loop, self.network, self._processes, self._start, scenario.slow_chunk_s
         )
         self._restarts = 0
+        self._withheld: Counter[str] = Counter()
+        """Episodes that a host played and did not report."""
         self._event_s = self._silence_s = 0.0
         """When something reached the disk last, and the longest time in which nothing did without a fault."""
         self._over = asyncio.Event()
@@ -375,7 +378,7 @@ class World:
         if name in self._hosts:
             random = RandomStream("simulate-host", self.seed, name, entry.starts)
             report = self.witness.report
-            return Host(name, self._hosts[name], lambda: shared.gateway, random, report).run()
+            return Host(name, self._hosts[name], lambda: shared.gateway, random, report, self._withheld).run()
         if name in self._reward_services and self._hosts:
             return processes.serve_gateway(shared, process, self._told(entry), f"{name}-{entry.starts}")
         if name in self._reward_services:
@@ -459,6 +462,10 @@ class World:
         witness.close(bool(witness.counts["run.finished"]))
         state_machine = self.shared.state_machines[-1]
         self._balance_work(state_machine)
+        for name, withheld in self._withheld.items():
+            counts = self.shared.host_counts[name]
+            if counts.taken - counts.reported < withheld:
+                witness.report(f"{name} withheld {withheld} episodes, but {counts} shows fewer")
         state = fold(new_state(config), self._events())
         if self._alive("coordinator") and state_machine.failure is None:
             if state_machine.state != state:

@@ -6,6 +6,7 @@ in hand. Everything that is counted comes from the run's journal and from its ba
 
 import json
 import sqlite3
+import sys
 import threading
 import time
 from collections import Counter
@@ -30,7 +31,12 @@ from antiphon.runs.supervisor import WORKED_S
 from antiphon.services.rollout.work import piece_of
 
 CONFIG = PROJECT / "examples" / "game.yaml"
-VICTIMS = {"worker": "antiphon.cli.app worker", "environment": "antiphon.environments.scoring.child"}
+SMALL_HOST = PROJECT / "benchmarks" / "parts" / "small_host.py"
+VICTIMS = {
+    "worker": "antiphon.cli.app worker",
+    "environment": "antiphon.environments.scoring.child",
+    "host": str(SMALL_HOST),
+}
 """Kinds of processes that are killed, by what their command lines hold."""
 LIVED_TURNS = 12
 """Turns that are answered between two kills of a kind, and after its start before a process is killed."""
@@ -40,8 +46,14 @@ LOOK_S = 0.25
 RUN_S = 1500.0
 """Longest run."""
 GROUP = 8
+OWN = ("environment.name=antiphon.benchmarks.parts.talk:Game",)
+HOSTED = (
+    "environment.name=host",
+    f"environment.host_command=[{sys.executable}, {SMALL_HOST}]",
+    "gateway.host_timeout_s=3",
+)
+"""Whose environment it is."""
 OVERRIDES = (
-    "environment.name=antiphon.benchmarks.parts.talk:Game",
     f"loop.group_size={GROUP}",
     "loop.filter=none",
     "loop.max_staleness=6",
@@ -188,7 +200,9 @@ class Killer:
         return found
 
 
-def kill_turns(kills: int, steps: int, kinds: Sequence[str], seed: int) -> dict[str, int]:
+def kill_turns(
+    kills: int, steps: int, kinds: Sequence[str], overrides: Sequence[str], seed: int
+) -> Counter[str]:
     """Kill `kills` processes of each kind in runs of `steps` steps and return all counts, summed up.
 
     Raises:
@@ -201,8 +215,8 @@ def kill_turns(kills: int, steps: int, kinds: Sequence[str], seed: int) -> dict[
             killer, over = Killer(home, left, random), threading.Event()
             killing = beside.submit(killer.live, over)
             try:
-                overrides = [f"run.steps={steps}", f"run.seed={seed + number}", *OVERRIDES]
-                run_job(home, CONFIG, overrides, f"killed-{number}", RUN_S, untaught=True)
+                given = [f"run.steps={steps}", f"run.seed={seed + number}", *OVERRIDES, *overrides]
+                run_job(home, CONFIG, given, f"killed-{number}", RUN_S, untaught=True)
             finally:
                 over.set()
             killing.result()
@@ -213,7 +227,8 @@ def kill_turns(kills: int, steps: int, kinds: Sequence[str], seed: int) -> dict[
         found.update(audited)
         number += 1
         print(f"killed {dict(killer.killed)}: {audited}", flush=True)
-    return {**found, **{f"{kind}_kills": killed[kind] for kind in kinds}, "kills": killed.total()}
+    found.update({f"{kind}_kills": killed[kind] for kind in kinds})
+    return found
 
 
 def _command_lines(root: psutil.Process) -> dict[psutil.Process, str]:
