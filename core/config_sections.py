@@ -182,7 +182,7 @@ class GatewaySection(Section):
     address: str = "127.0.0.1"
     """Address to listen on; anything but loopback is encrypted and needs `services.credentials`."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Port; 0 picks a free one, which services/gateway.json in the run's folder names."""
+    """Port; 0 picks a free one, which gateway.json in the run's folder names."""
     host_timeout_s: float = Field(default=120.0, gt=0.0, le=YEAR_S)
     """Seconds of silence after which a host loses its groups."""
 

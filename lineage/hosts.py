@@ -14,7 +14,7 @@ from antiphon.core.status import RunStatus
 from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
 
-GATEWAY_FILE = Path("services") / "gateway.json"
+GATEWAY_FILE = "gateway.json"
 HOST_TOKEN = Path("keys") / "host.token"
 """What a host on the run's machine shows; both within the run's folder."""
 
@@ -77,6 +77,4 @@ def waiting_for_host(status: RunStatus, run_dir: Path, timeout_s: float) -> RunS
 
 def write_gateway(run_dir: Path, record: GatewayRecord) -> None:
     """Keep what is known of a run's gateway."""
-    path = run_dir / GATEWAY_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(asdict(record)).encode())
+    write_atomically(run_dir / GATEWAY_FILE, json.dumps(asdict(record)).encode())

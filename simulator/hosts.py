@@ -12,16 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.services.reward.gateway import (
-    AliveBody,
-    Gateway,
-    GenerateBody,
-    ReportBody,
-    SamplingBody,
-    SeatBody,
-    TakeBody,
-)
-from antiphon.services.reward.sessions import Refused
+from antiphon.services.reward.gateway import Gateway, GenerateBody, HostBody, ReportBody, SamplingBody
+from antiphon.services.reward.sessions import Refused, SeatReport
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.loop import Process
 from antiphon.simulator.virtual.random_streams import RandomStream
@@ -92,7 +84,7 @@ class Host:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._stay_alive())
             while True:
-                taken = await self._call(lambda gateway: gateway._take(TakeBody(host=self._name), NO_REQUEST))
+                taken = await self._call(lambda gateway: gateway._take(HostBody(host=self._name), NO_REQUEST))
                 if taken is None:
                     continue
                 if self._does_harm(Manner.SILENT):
@@ -105,7 +97,7 @@ class Host:
     async def _stay_alive(self) -> None:
         while True:
             await asyncio.sleep(ALIVE_S)
-            body = AliveBody(host=self._name, groups=list(self._held))
+            body = HostBody(host=self._name, groups=list(self._held))
             said = await self._call(lambda gateway, body=body: gateway._alive(body, NO_REQUEST))
             for group_id in said["lost"]:
                 if group_id in self._held:
@@ -119,18 +111,20 @@ class Host:
         self._held.pop(taken["group"], None)
 
     async def _play_episode(self, taken: dict[str, Any], episode: dict[str, Any]) -> None:
-        seats = [await self._play(taken["key"], trajectory) for trajectory in episode["trajectories"]]
-        earned = any(seat.reward for seat in seats)
-        if not earned and self._does_harm(Manner.WITHHOLDING):
+        played = [await self._play(taken["key"], trajectory) for trajectory in episode["trajectories"]]
+        if not any(reward for reward, _ in played) and self._does_harm(Manner.WITHHOLDING):
             self._held.pop(taken["group"], None)
             self._withheld[self._name] += 1
             return
         lies = self._does_harm(Manner.LYING)
         if lies:
-            branches = seats[self._random.index(len(seats))].branches or []
-            branch = branches[self._random.index(len(branches))]
+            branch = self._random.choose(self._random.choose(played)[1])
             place = self._random.index(len(branch))
             branch[place] = (branch[place] + 1) % arithmetic.VOCABULARY
+        seats = [
+            SeatReport(trajectory=trajectory, reward=reward, branches=tuple(map(tuple, branches)))
+            for trajectory, (reward, branches) in zip(episode["trajectories"], played, strict=True)
+        ]
         body = ReportBody(host=self._name, group=taken["group"], episode=episode["episode"], seats=seats)
         said = await self._call(lambda gateway: gateway._report(body, NO_REQUEST))
         if lies and said["accepted"]:
@@ -138,8 +132,8 @@ class Host:
         elif not (lies or said["accepted"] or any(one in said["reason"] for one in EXCUSES)):
             self._report(f"a true report of group {body.group} was refused: {said['reason']}")
 
-    async def _play(self, key: str, trajectory: str) -> SeatBody:
-        """Play one trajectory to its end."""
+    async def _play(self, key: str, trajectory: str) -> tuple[float, list[list[int]]]:
+        """Play one trajectory to its end and return its reward, and the tokens of each of its contexts."""
         branches: list[list[int]] = []
         context, anew = list(arithmetic.opening(key)), True
         while True:
@@ -152,15 +146,13 @@ class Host:
             except Refused as refused:
                 if refused.status != 400:
                     raise
-                return SeatBody(trajectory=trajectory, reward=0.0, branches=branches)  # beyond a limit
+                return 0.0, branches  # beyond a limit
             context = [*context, *said["choices"][0]["token_ids"]]
             branches = [*branches, context] if anew else [*branches[:-1], context]
             following = arithmetic.said(np.array(context, dtype=np.int32))
             if following is None:
                 row = np.array([token for branch in branches for token in branch], dtype=np.int32)
-                return SeatBody(
-                    trajectory=trajectory, reward=arithmetic.reward(key, row, 1), branches=branches
-                )
+                return arithmetic.reward(key, row, 1), branches
             anew = arithmetic.begins_anew(context)
             context = list(following) if anew else [*context, *following]
 
@@ -170,11 +162,8 @@ class Host:
         return harm
 
     def _pause_s(self) -> float:
-        return (
-            self._random.between(0.5, SLOWEST_TURN_S)
-            if self._manner is Manner.SLOW
-            else self._random.between(0.01, 0.3)
-        )
+        slow = self._manner is Manner.SLOW
+        return self._random.between(0.5, SLOWEST_TURN_S) if slow else self._random.between(0.01, 0.3)
 
     async def _call(self, work: Callable[[Gateway], Coroutine[Any, Any, Any]]) -> Any:
         """Return what the gateway answers; asked again until it does.

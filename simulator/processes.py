@@ -291,7 +291,6 @@ async def serve_gateway(
     sessions = Sessions(
         HostEnvironment(config.environment),
         {"train": config.loop.group_size, "heldout": config.evaluation.samples},
-        max_model_tokens=config.rollout.max_model_tokens,
         vocabulary=arithmetic.VOCABULARY,
         host_timeout_s=config.gateway.host_timeout_s,
         forget_s=2.0 * config.services.stall_timeout_s,

@@ -135,7 +135,9 @@ def to_answer(loop: LoopState, limit: int, now: float) -> list[TurnToAnswer]:
     free = [turn for turn in loop.turns.values() if turn.deadline_s <= now][: max(0, limit)]
     free = page(free, lambda t: group_bytes(1, t.question.token_ids.size, len(t.question.prompt_token_ids)))
     for turn in free:
-        turn.deadline_s = hold_until(loop, turn.handed_out, now)
+        # A question that waits for a host is no sign of a slow service: one that starts again soon hears it.
+        overdue = 0 if turn.question.limits.hosted else turn.handed_out
+        turn.deadline_s = hold_until(loop, overdue, now)
         turn.handed_out += 1
     return [replace(turn.question, over=_over(groups[turn.question.group_id])) for turn in free]
 

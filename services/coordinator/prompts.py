@@ -124,7 +124,11 @@ def prompts_of(
     section, limits = config.environment, None
     if isinstance(environment, ConversationEnvironment):
         longest = section.max_trajectory_tokens or config.rollout.max_model_tokens
-        limits = TurnLimits(section.max_turns, min(longest, config.rollout.max_model_tokens))
+        hosted = isinstance(
+            environment, HostEnvironment
+        )  # a row's branches each have all of the engine's room
+        most = longest if hosted else min(longest, config.rollout.max_model_tokens)
+        limits = TurnLimits(section.max_turns, most)
         samples = max(config.loop.group_size, config.evaluation.samples)
         size = group_bytes(samples, samples * limits.tokens, config.rollout.max_model_tokens)
         if not fits(size):

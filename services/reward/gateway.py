@@ -11,7 +11,7 @@ import secrets
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -35,10 +35,10 @@ from antiphon.net.security.credentials import read_token
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import make_private_folder, write_private
 from antiphon.services.reward.chat import ChatMessage, ChatTool, context_of, message_of
-from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, Taken
+from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, TokenId
 from antiphon.system.clock import wall_clock
 from antiphon.system.ports import free_port, is_free
-from antiphon.system.wakeup import Wakeup, wait_any
+from antiphon.system.wakeup import Wakeup, end_tasks, wait_any
 
 MODEL = "policy"
 """What the policy is called. Other names are refused: a judge that is asked for here would train."""
@@ -58,7 +58,6 @@ _NEUTRAL = {
 }
 """What requests may say besides, as long as it changes nothing."""
 
-_TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 _Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -~]+$")]
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=BaseModel)
@@ -66,20 +65,12 @@ _log = structlog.get_logger(__name__)
 
 
 class SamplingBody(BaseModel):
-    """What a request says of sampling; what stands there besides has no effect."""
+    """What a request says of sampling; of what stands there besides `_NEUTRAL` is looked at."""
+
+    model_config = ConfigDict(extra="allow")
 
     antiphon_trajectory: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    n: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stream: bool | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
 
@@ -88,7 +79,7 @@ class GenerateBody(BaseModel):
     """`POST /inference/v1/generate`."""
 
     model: str = MODEL
-    token_ids: list[_TokenId]
+    token_ids: list[TokenId]
     sampling_params: SamplingBody = SamplingBody()
 
 
@@ -111,33 +102,11 @@ class TokenizeBody(BaseModel):
     add_special_tokens: bool = True
 
 
-class TakeBody(BaseModel):
-    """`POST /antiphon/v1/take`."""
+class HostBody(BaseModel):
+    """`POST /antiphon/v1/take`, and with the groups that it has `/antiphon/v1/alive`."""
 
     host: _Name
-    programs: Any = None
-    """For logs."""
-
-
-class AliveBody(BaseModel):
-    """`POST /antiphon/v1/alive`."""
-
-    host: _Name
-    groups: list[str] = Field(default_factory=list, max_length=65_536)
-
-
-class SeatBody(BaseModel):
-    """One trajectory of a report."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    trajectory: str
-    reward: float = float("nan")
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    error: str | None = None
-    stop_condition: str | None = None
-    branches: list[list[_TokenId]] | None = None
-    token_ids_digest: str | None = None
+    groups: list[str] = []
 
 
 class ReportBody(BaseModel):
@@ -146,7 +115,7 @@ class ReportBody(BaseModel):
     host: _Name
     group: str
     episode: int
-    seats: list[SeatBody]
+    seats: list[SeatReport]
 
 
 class Gateway:
@@ -214,8 +183,8 @@ class Gateway:
         post("/inference/v1/generate", partial(_handle, GenerateBody, self._generate))
         post("/v1/chat/completions", partial(_handle, ChatBody, self._chat))
         post("/tokenize", partial(_handle, TokenizeBody, self._tokenize))
-        post("/antiphon/v1/take", partial(_handle, TakeBody, self._take))
-        post("/antiphon/v1/alive", partial(_handle, AliveBody, self._alive))
+        post("/antiphon/v1/take", partial(_handle, HostBody, self._take))
+        post("/antiphon/v1/alive", partial(_handle, HostBody, self._alive))
         post("/antiphon/v1/report", partial(_handle, ReportBody, self._report))
         return app
 
@@ -283,40 +252,26 @@ class Gateway:
             ids = context_of(self._rendering(), _plain(body.messages), _plain(body.tools), {})
         return {"count": len(ids), "max_model_len": self._room, "tokens": ids}
 
-    async def _take(self, body: TakeBody, request: web.Request) -> dict[str, Any] | None:
+    async def _take(self, body: HostBody, request: web.Request) -> dict[str, Any] | None:
         deadline = self._clock() + TAKE_S
         while (found := self.sessions.take(body.host, self._clock())) is None:
             self._settle()
             if not await self._offered.wait(deadline - self._clock()):
                 return None
-        _log.debug("group.taken", host=body.host, group=found.group_id, programs=body.programs)
-        return self._given(found)
+        _log.debug("group.taken", host=body.host, group=found.group)
+        run = self._sampling[found.split]
+        sampling = {"temperature": run.temperature, "top_p": run.top_p, "max_tokens": run.max_tokens}
+        deadline_s = self._config.gateway.host_timeout_s
+        return asdict(found) | {"model": MODEL, "sampling": sampling, "deadline_s": deadline_s}
 
-    def _given(self, found: Taken) -> dict[str, Any]:
-        sampling = self._sampling[found.split]
-        return {
-            "group": found.group_id,
-            "key": found.key,
-            "split": found.split,
-            "index": found.index,
-            "attempt": found.attempt,
-            "episodes": [
-                {"episode": e.index, "seed": e.seed, "trajectories": e.trajectories} for e in found.episodes
-            ],
-            "model": MODEL,
-            "sampling": {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens")},
-            "deadline_s": self._config.gateway.host_timeout_s,
-        }
-
-    async def _alive(self, body: AliveBody, request: web.Request) -> dict[str, Any]:
+    async def _alive(self, body: HostBody, request: web.Request) -> dict[str, Any]:
         held, lost = self.sessions.alive(body.host, body.groups, self._clock())
         for group_id in held:
             self._change(group_id)
         return {"held": held, "lost": lost}
 
     async def _report(self, body: ReportBody, request: web.Request) -> dict[str, Any]:
-        seats = [_seat(seat) for seat in body.seats]
-        reporting = partial(self.sessions.report, body.host, body.group, body.episode, seats)
+        reporting = partial(self.sessions.report, body.host, body.group, body.episode, body.seats)
         reason = await self._until(body.group, lambda: reporting(self._clock()))
         level = _log.warning if reason else _log.debug
         level("episode.reported", host=body.host, group=body.group, episode=body.episode, refused=reason)
@@ -383,7 +338,7 @@ class Gateway:
     def _check_sampling(self, asked: SamplingBody, run: SamplingParameters, size: int) -> None:
         fixed = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, **_NEUTRAL}
         for name, value in fixed.items():
-            given = getattr(asked, name)
+            given = (asked.model_extra or {}).get(name)
             if given is not None and given != value and (name, given, value) != ("top_k", -1, 0):
                 raise Refused(400, f"{name}={given} differs from the run's {value}; leave it out")
         least = min(run.max_tokens, self._room - size)
@@ -443,13 +398,6 @@ def _check_model(name: str) -> None:
 
 def _plain(given: Sequence[Any] | None) -> list[Any]:
     return [one.plain() for one in given or ()]
-
-
-def _seat(seat: SeatBody) -> SeatReport:
-    branches = None if seat.branches is None else tuple(map(tuple, seat.branches))
-    return SeatReport(
-        seat.trajectory, seat.reward, seat.error or "", branches, (seat.token_ids_digest or "").lower()
-    )
 
 
 def _tokens(turn: SampledTurn) -> dict[str, Any]:
@@ -514,7 +462,6 @@ async def open_gateway(
     sessions = Sessions(
         environment,
         {"train": config.loop.group_size, "heldout": config.evaluation.samples},
-        max_model_tokens=config.rollout.max_model_tokens,
         vocabulary=codec.vocabulary_size,
         host_timeout_s=section.host_timeout_s,
         forget_s=2.0 * patience_s,
@@ -546,30 +493,37 @@ async def open_gateway(
     reached = section.address if context is None else config.services.reached_at
     url = f"{'http' if context is None else 'https'}://{reached}:{port}"
 
+    kept: GatewayRecord | None = None
+
+    def keep() -> None:
+        """Write what is known of the hosts where that has changed."""
+        nonlocal kept
+        for name, heard in sessions.heard.items():
+            sessions.hosts[name].seen_at = round(wall_clock() - (clock() - heard))
+        counts = {name: replace(counts) for name, counts in sessions.hosts.items()}
+        found = GatewayRecord(url, counts, sessions.untaken)
+        if found == kept:
+            return
+        try:
+            write_gateway(run_dir, found)
+            kept = found
+        except OSError as error:  # the next look tries again
+            _log.warning("gateway.unkept", error=str(error))
+
     async def look() -> None:
-        kept = None
         while True:
             gateway.tick()
-            now = clock()
-            for name, heard in sessions.heard.items():
-                sessions.hosts[name].seen_at = round(wall_clock() - (now - heard))
-            found = {name: replace(counts) for name, counts in sessions.hosts.items()}
-            record = GatewayRecord(url, found, sessions.untaken)
-            if record != kept:
-                try:
-                    write_gateway(run_dir, record)
-                    kept = record
-                except OSError as error:  # the next look tries again
-                    _log.warning("gateway.unkept", error=str(error))
+            keep()
             await asyncio.sleep(TICK_S)
 
-    async with asyncio.TaskGroup() as tasks:
-        looking = tasks.create_task(look())
-        try:
-            yield gateway
-        finally:
-            looking.cancel()
-            await runner.cleanup()
+    keep()
+    looking = asyncio.create_task(look())
+    try:
+        yield gateway
+    finally:
+        await runner.cleanup()
+        keep()
+        await end_tasks(looking)
 
 
 def _certificate(config: RunConfig) -> ssl.SSLContext:

@@ -11,11 +11,13 @@ T tokens of a row; times are seconds of the caller's clock.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, FloatArray, IntArray, TurnAnswer, TurnToAnswer, VersionSpan
@@ -23,6 +25,8 @@ from antiphon.core.seeds import conversation_seed
 from antiphon.core.spans import clipped, shifted
 from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HostCounts
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Refused(ContractError):
@@ -43,25 +47,28 @@ class SampledTurn:
     """Counted from the turn's first token."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeatReport:
+class SeatReport(BaseModel):
     """What a host says of one trajectory of an episode."""
 
+    model_config = ConfigDict(frozen=True)
+
     trajectory: str
-    reward: float
-    error: str = ""
+    reward: float = math.nan
+    error: str | None = None
     """Why there is no reward."""
-    branches: tuple[tuple[int, ...], ...] | None = None
+    branches: tuple[tuple[TokenId, ...], ...] | None = None
     """Of each context that was used the tokens up to its end."""
     token_ids_digest: str = ""
     """In their place: `digest_of` the last context."""
+    metrics: Mapping[str, Any] = Field(default_factory=dict)
+    stop_condition: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
     """One run of a host's environment, with a trajectory for each seat."""
 
-    index: int
+    episode: int
     seed: int
     trajectories: tuple[str, ...]
 
@@ -70,7 +77,7 @@ class Episode:
 class Taken:
     """A group as a host takes it."""
 
-    group_id: str
+    group: str
     key: str
     split: str
     index: int
@@ -102,10 +109,12 @@ class _Session:
 class _Group:
     """The samples of one prompt, which one host has at a time."""
 
+    name: str
+    key: str
     split: str
     index: int
-    key: str
-    samples: dict[int, _Session]
+    episodes: tuple[Episode, ...]
+    samples: tuple[_Session, ...]
     heard_s: float
     """When the coordinator last asked about it."""
     deadline_s: float = math.inf
@@ -119,6 +128,23 @@ class _Group:
     reports: dict[int, tuple[tuple[SeatReport, ...], str]] = field(default_factory=dict)
     """By episode: what was reported, and why it was refused."""
 
+    @property
+    def over(self) -> bool:
+        return all(session.verdict is not None for session in self.samples)
+
+    @property
+    def free(self) -> bool:
+        return not (self.host or self.awaited or self.over)
+
+    @property
+    def unreported(self) -> tuple[Episode, ...]:
+        seats = len(self.samples) // len(self.episodes)
+        left = {index // seats for index, session in enumerate(self.samples) if session.verdict is None}
+        return tuple(one for one in self.episodes if one.episode in left)
+
+    def held_by(self, host: str) -> bool:
+        return self.host == host or self.awaited
+
 
 class Sessions:
     """The trajectories of hosted groups."""
@@ -128,7 +154,6 @@ class Sessions:
         environment: HostEnvironment,
         group_sizes: dict[str, int],
         *,
-        max_model_tokens: int,
         vocabulary: int,
         host_timeout_s: float,
         forget_s: float,
@@ -139,7 +164,6 @@ class Sessions:
         Args:
             environment: what the configuration says of it.
             group_sizes: samples of a group by split.
-            max_model_tokens: longest context of the engine.
             vocabulary: every token id is smaller.
             host_timeout_s: longest silence of a host; then it loses its groups.
             forget_s: after this without a question a group is forgotten: the coordinator asks again more
@@ -147,8 +171,8 @@ class Sessions:
             now: the time.
         """
         self._environment, self._sizes = environment, group_sizes
-        self._max_model_tokens, self._vocabulary = max_model_tokens, vocabulary
-        self._host_timeout_s, self._forget_s, self._begun_s = host_timeout_s, forget_s, now
+        self._vocabulary, self._host_timeout_s = vocabulary, host_timeout_s
+        self._forget_s, self._begun_s = forget_s, now
         self._groups: dict[str, _Group] = {}
         self.outbox: list[TurnAnswer] = []
         """Answers for the coordinator; who reads them empties it."""
@@ -159,25 +183,22 @@ class Sessions:
     @property
     def untaken(self) -> int:
         """Return how many groups no host has."""
-        return sum(self._may_take(group) for group in self._groups.values())
+        return sum(group.free for group in self._groups.values())
 
     def asked(self, question: TurnToAnswer, now: float) -> None:
         """Take a question; it may come again, with its answer known or not."""
         group = self._groups.get(question.group_id)
         if group is None:
-            split, index = self._environment.place_of(question.prompt_key)
-            samples = {sample: _Session() for sample in range(self._sizes[split])}
-            group = _Group(split, index, question.prompt_key, samples, now)
-            self._groups[question.group_id] = group
+            group = self._groups[question.group_id] = self._group(question, now)
         if question.token_ids.size and not group.takes and not group.waited_for:
             group.awaited = group.waited_for = True
             group.deadline_s = now + self._host_timeout_s
         group.heard_s = now
         for sample in question.over:
-            known = group.samples[sample]
-            if known.known is None:  # it ended before this process began, with its whole episode
-                known.verdict = 0.0, ""
-        session = group.samples.setdefault(question.sample_index, _Session())
+            ended = group.samples[sample]
+            if ended.known is None:  # before this process began, with its whole episode
+                ended.verdict = 0.0, ""
+        session = group.samples[question.sample_index]
         answer = session.answers.get(question.row_digest)
         if answer is not None:
             self.outbox.append(answer)
@@ -189,15 +210,13 @@ class Sessions:
         """Give a host the group that waits longest; None where none waits."""
         self.tick(now)
         counts = self._counts(host, now)
-        for group_id, group in self._groups.items():
-            if not self._may_take(group):
-                continue
-            group.host, group.deadline_s = host, now + self._host_timeout_s
-            group.takes += 1
-            episodes = self._unreported(group_id, group)
-            counts.taken += len(episodes)
-            return Taken(group_id, group.key, group.split, group.index, group.takes, episodes)
-        return None
+        group = next((group for group in self._groups.values() if group.free), None)
+        if group is None:
+            return None
+        group.host, group.deadline_s, group.takes = host, now + self._host_timeout_s, group.takes + 1
+        left = group.unreported
+        counts.taken += len(left)
+        return Taken(group.name, group.key, group.split, group.index, group.takes, left)
 
     def alive(self, host: str, groups: Sequence[str], now: float) -> tuple[list[str], list[str]]:
         """Note that a host lives; return which of these groups it has, and which it lost."""
@@ -206,7 +225,7 @@ class Sessions:
         held = []
         for group_id in groups:
             group = self._groups.get(group_id)
-            if group is not None and self._has(group, host) and not self._over(group):
+            if group is not None and group.held_by(host) and not group.over:
                 group.host, group.awaited = host, False
                 group.deadline_s = now + self._host_timeout_s
                 held.append(group_id)
@@ -218,9 +237,9 @@ class Sessions:
 
     def held(self) -> Iterator[str]:
         """Return the names of the trajectories that hosts have and that are not over."""
-        for group_id, group in self._groups.items():
-            if group.host:
-                yield from (f"{group_id}/{i}" for i, s in group.samples.items() if s.verdict is None)
+        for group in self._groups.values():
+            samples = enumerate(group.samples) if group.host else ()
+            yield from (f"{group.name}/{i}" for i, session in samples if session.verdict is None)
 
     def turns(self, name: str) -> list[tuple[list[int], IntArray]]:
         """Return the context and the tokens of each turn of a trajectory that was sampled so far."""
@@ -279,14 +298,14 @@ class Sessions:
         counts, group = self._counts(host, now), self._groups.get(group_id)
         if self._unheard(group_id, now):
             return None
-        if group is None or not self._has(group, host):
+        if group is None or not group.held_by(host):
             counts.refused += 1
             return f"group {group_id[:80]} is not held by {host}; report what you took"
-        expected = {e.index: e for e in self._episodes(group_id, group)}.get(episode)
-        if expected is None or tuple(seat.trajectory for seat in seats) != expected.trajectories:
+        named = [one.trajectories for one in group.episodes if one.episode == episode]
+        if [tuple(seat.trajectory for seat in seats)] != named:
             counts.refused += 1
             return f"episode {episode} of group {group_id} has other trajectories; report each seat in order"
-        group.deadline_s = now + self._host_timeout_s
+        group.host, group.awaited, group.deadline_s = host, False, now + self._host_timeout_s
         if episode in group.reports:
             before, reason = group.reports[episode]
             if before == tuple(seats):
@@ -320,11 +339,11 @@ class Sessions:
         for group_id, group in list(self._groups.items()):
             if now - group.heard_s > self._forget_s:
                 del self._groups[group_id]
-            elif group.deadline_s <= now and not self._over(group):
-                self._lose(group_id, group)
+            elif group.deadline_s <= now and not group.over:
+                self._lose(group)
 
-    def _lose(self, group_id: str, group: _Group) -> None:
-        silent, left = group.host or "its host", len(self._unreported(group_id, group))
+    def _lose(self, group: _Group) -> None:
+        silent, left = group.host or "its host", len(group.unreported)
         counts = self.hosts.get(group.host, HostCounts())
         group.deadline_s, group.awaited = math.inf, False
         if self._environment.rebuildable:
@@ -333,35 +352,26 @@ class Sessions:
             return
         counts.failed += left
         said = f"{silent} was silent for {self._host_timeout_s:g} s, and its episodes cannot be built again"
-        for session in group.samples.values():
+        for session in group.samples:
             if session.verdict is None:
                 session.verdict = 0.0, said
                 self._end_if_said(group, session)
-
-    def _may_take(self, group: _Group) -> bool:
-        return not group.host and not group.awaited and not self._over(group)
-
-    def _over(self, group: _Group) -> bool:
-        return all(session.verdict is not None for session in group.samples.values())
-
-    def _has(self, group: _Group, host: str) -> bool:
-        return group.host == host or group.awaited
 
     def _counts(self, host: str, now: float) -> HostCounts:
         self.heard[host] = now
         return self.hosts.setdefault(host, HostCounts())
 
-    def _episodes(self, group_id: str, group: _Group) -> list[Episode]:
-        names, seats = [f"{group_id}/{i}" for i in group.samples], self._environment.seats
-        seed = conversation_seed(self._environment.seed, group.key)
-        return [
-            Episode(index, seed, tuple(names[start : start + seats]))
-            for index, start in enumerate(range(0, len(names), seats))
-        ]
-
-    def _unreported(self, group_id: str, group: _Group) -> tuple[Episode, ...]:
-        episodes = self._episodes(group_id, group)
-        return tuple(e for e in episodes if any(self._session(t).verdict is None for t in e.trajectories))
+    def _group(self, question: TurnToAnswer, now: float) -> _Group:
+        split, index = self._environment.place_of(question.prompt_key)
+        samples, seats = self._sizes[split], self._environment.seats
+        seed = conversation_seed(self._environment.seed, question.prompt_key)
+        names = [f"{question.group_id}/{sample}" for sample in range(samples)]
+        starts = range(0, samples, seats)
+        episodes = (Episode(at // seats, seed, tuple(names[at : at + seats])) for at in starts)
+        sessions = tuple(_Session() for _ in names)
+        return _Group(
+            question.group_id, question.prompt_key, split, index, tuple(episodes), sessions, heard_s=now
+        )
 
     def _unheard(self, group_id: str, now: float) -> bool:
         """Return whether a group is not known that may have begun before this process."""
@@ -375,7 +385,7 @@ class Sessions:
         """
         group_id, _, sample = name.rpartition("/")
         group = self._groups.get(group_id)
-        if group is not None and sample in map(str, group.samples):
+        if group is not None and sample in map(str, range(len(group.samples))):
             return group
         if group_id and sample.isdecimal() and self._unheard(group_id, now):
             return None
@@ -400,20 +410,22 @@ class Sessions:
             raise Refused(
                 400, f"trajectory {name} has its environment.max_turns={known.limits.turns} turns; report it"
             )
-        room = min(self._max_model_tokens - tokens.size, known.limits.tokens - row.size - new.size)
-        if room <= 0:
+        breaks = known.breaks if follows or not row.size else (*known.breaks, row.size)
+        if row.size + new.size >= known.limits.longest(breaks):
             session.limit = FinishReason.TOKENS
             raise Refused(
                 400,
                 f"{tokens.size} tokens leave {name} no room: the maximum context length is "
-                f"{self._max_model_tokens} tokens, {known.limits.tokens} in all; report it",
+                f"{known.limits.context} tokens, {known.limits.tokens} in all; report it",
             )
         session.limit = None
-        self._say(group, session, tuple(new.tolist()), anew=not follows)
+        self._say(group, session, tuple(new.tolist()), anew=breaks != known.breaks)
 
     def _end_if_said(self, group: _Group, session: _Session) -> None:
         if session.open and session.verdict is not None:
             reward, failure = session.verdict
+            if not session.known.token_ids.size:
+                failure = failure or "it ended before anything was sampled"
             ended = session.limit or FinishReason.ENVIRONMENT
             self._say(group, session, (), FinishReason.FAILED if failure else ended, reward, failure)
 

@@ -3,7 +3,7 @@ that was sampled is sampled again, and each trajectory gets the reward that its 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 
 from antiphon.core.config_sections import EnvironmentSection
 from antiphon.core.errors import ContractError
-from antiphon.core.records import FinishReason, TurnAnswer, TurnLimits, TurnToAnswer, VersionSpan
+from antiphon.core.records import FinishReason, VersionSpan
 from antiphon.core.seeds import conversation_seed, derive_seed
 from antiphon.environments.host import HostEnvironment
 from antiphon.services.reward.sessions import Refused, SeatReport, Sessions, Taken, digest_of
+from tests.support.hosted_rows import Row
 
 SEATS, GROUP = 2, 4
 TIMEOUT_S, FORGET_S = 10.0, 100.0
-LIMITS = TurnLimits(turns=8, tokens=400)
+
+
+def changed(seat: SeatReport, **changes: Any) -> SeatReport:
+    return seat.model_copy(update=changes)
 
 
 def environment(**changes: Any) -> HostEnvironment:
@@ -32,59 +36,11 @@ def sessions_at(now: float, **changes: Any) -> Sessions:
     return Sessions(
         environment(**changes),
         {"train": GROUP, "heldout": SEATS},
-        max_model_tokens=200,
         vocabulary=1000,
         host_timeout_s=TIMEOUT_S,
         forget_s=FORGET_S,
         now=now,
     )
-
-
-@dataclass
-class Row:
-    """A trajectory at its worker, which samples on whatever it is told."""
-
-    name: str
-    tokens: list[int] = field(default_factory=list)
-    observed: list[tuple[int, int]] = field(default_factory=list)
-    breaks: list[int] = field(default_factory=list)
-    over: TurnAnswer | None = None
-    sampled: list[tuple[int, ...]] = field(default_factory=list)
-    """The context of each turn."""
-
-    def question(self) -> TurnToAnswer:
-        group_id, _, sample = self.name.rpartition("/")
-        sampled = np.ones(len(self.tokens), dtype=bool)
-        for start, stop in self.observed:
-            sampled[start:stop] = False
-        bounds = [*(b for a, b in self.observed), len(self.tokens)]
-        stops = [*(a for a, b in self.observed[1:]), len(self.tokens)]
-        return TurnToAnswer(
-            group_id,
-            int(sample),
-            f"{derive_seed(*self.tokens, 'at', *(x for one in self.observed for x in one)):032x}",
-            f"train-0-{group_id.removeprefix('g')}",
-            (),
-            np.array(self.tokens, dtype=np.int32),
-            tuple(self.observed),
-            LIMITS,
-            logprobs=np.where(sampled, -0.5, 0.0).astype(np.float32),
-            spans=tuple(VersionSpan(3, a, b) for a, b in zip(bounds, stops, strict=False) if a < b),
-            breaks=tuple(self.breaks),
-        )
-
-    def hear(self, answer: TurnAnswer) -> None:
-        if answer.finish_reason is not None:
-            self.over = answer
-            return
-        start = len(self.tokens)
-        if answer.anew:
-            self.breaks.append(start)
-        self.tokens += answer.token_ids
-        self.observed.append((start, len(self.tokens)))
-        context = tuple(self.tokens[self.breaks[-1] if self.breaks else 0 :])
-        self.sampled.append(context)
-        self.tokens += says(self.name, context)
 
 
 def says(name: str, context: Sequence[int]) -> list[int]:
@@ -98,8 +54,8 @@ class Play:
     anew."""
 
     def __init__(self, taken: Taken, index: int) -> None:
-        self.group_id, self.index = taken.group_id, index
-        episode = taken.episodes[[e.index for e in taken.episodes].index(index)]
+        self.group_id, self.index = taken.group, index
+        episode = taken.episodes[[e.episode for e in taken.episodes].index(index)]
         self.names = episode.trajectories
         self.contexts = {name: [1 + i, 2, episode.seed % 90] for i, name in enumerate(episode.trajectories)}
         self.branches: dict[str, list[list[int]]] = {name: [] for name in self.names}
@@ -122,7 +78,11 @@ class Play:
 
     def report(self) -> list[SeatReport]:
         return [
-            SeatReport(name, (sum(self.branches[name][-1]) % 11) / 10, branches=self.said(name))
+            SeatReport(
+                trajectory=name,
+                reward=(sum(self.branches[name][-1]) % 11) / 10,
+                branches=self.said(name),
+            )
             for name in self.names
         ]
 
@@ -136,7 +96,7 @@ class World:
     def __init__(self, groups: int) -> None:
         self.now = 0.0
         self.sessions = sessions_at(self.now)
-        self.rows = {f"g{g}/{i}": Row(f"g{g}/{i}") for g in range(groups) for i in range(GROUP)}
+        self.rows = {f"g{g}/{i}": Row(f"g{g}/{i}", says) for g in range(groups) for i in range(GROUP)}
         self.plays: dict[tuple[str, int], tuple[str, Play]] = {}
         self.told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         self.hosts = 0
@@ -162,8 +122,8 @@ class World:
             assert taken.episodes, "there is something to do"
             assert {e.seed for e in taken.episodes} == {conversation_seed(0, taken.key)}
             for episode in taken.episodes:
-                play = Play(taken, episode.index)
-                self.plays[taken.group_id, episode.index] = f"h{self.hosts}", play
+                play = Play(taken, episode.episode)
+                self.plays[taken.group, episode.episode] = f"h{self.hosts}", play
 
     def step(self, place: tuple[str, int]) -> None:
         host, play = self.plays[place]
@@ -286,16 +246,16 @@ def played() -> Iterator[tuple[World, str, Play]]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda one: replace(one, reward=math.nan), "the reward nan of"),
-        (lambda one: replace(one, reward=1.5), "lies outside of [0, 1]"),
-        (lambda one: replace(one, reward=math.inf), "lies outside of [0, 1]"),
-        (lambda one: replace(one, branches=None), "neither branches nor token_ids_digest"),
+        (lambda one: changed(one, reward=math.nan), "the reward nan of"),
+        (lambda one: changed(one, reward=1.5), "lies outside of [0, 1]"),
+        (lambda one: changed(one, reward=math.inf), "lies outside of [0, 1]"),
+        (lambda one: changed(one, branches=None), "neither branches nor token_ids_digest"),
         (
-            lambda one: replace(one, branches=None, token_ids_digest="0" * 64),
+            lambda one: changed(one, branches=None, token_ids_digest="0" * 64),
             "is not that of its last context",
         ),
-        (lambda one: replace(one, branches=()), "that were recorded"),
-        (lambda one: replace(one, branches=(*one.branches, (1,))), "was never recorded"),
+        (lambda one: changed(one, branches=()), "that were recorded"),
+        (lambda one: changed(one, branches=(*one.branches, (1,))), "was never recorded"),
     ],
 )
 def test_a_report_that_cannot_be_is_refused_and_its_episode_has_failed(
@@ -331,14 +291,14 @@ def test_a_host_that_alters_one_token_is_always_found(data: st.DataObject) -> No
     branch = data.draw(st.sampled_from(branches))
     place = data.draw(st.integers(0, len(branch) - 1))
     branch[place] = data.draw(st.integers(0, 999).filter(lambda token: token != branch[place]))
-    seats[seat] = replace(seats[seat], branches=tuple(map(tuple, branches)))
+    seats[seat] = changed(seats[seat], branches=tuple(map(tuple, branches)))
     assert world.sessions.report(host, "g0", 0, seats, world.now)
 
 
 def test_a_digest_does_as_well_as_the_tokens(played: tuple[World, str, Play]) -> None:
     world, host, play = played
     seats = [
-        replace(one, branches=None, token_ids_digest=digest_of(np.array((one.branches or ())[-1])))
+        changed(one, branches=None, token_ids_digest=digest_of(np.array((one.branches or ())[-1])))
         for one in play.report()
     ]
     assert world.sessions.report(host, "g0", 0, seats, world.now) == ""
@@ -359,7 +319,7 @@ def test_reports_that_are_no_ones_change_nothing(played: tuple[World, str, Play]
     assert world.sessions.outbox == []
     assert report(host, "g0", 0, seats, world.now) == ""
     assert report(host, "g0", 0, seats, world.now) == ""
-    worse = [replace(one, reward=0.0, error="no") for one in seats]
+    worse = [changed(one, reward=0.0, error="no") for one in seats]
     assert "was reported otherwise" in str(report(host, "g0", 0, worse, world.now))
     counts = world.sessions.hosts[host]
     assert (counts.taken, counts.reported, counts.failed, counts.refused) == (2, 1, 0, 5)
@@ -368,7 +328,7 @@ def test_reports_that_are_no_ones_change_nothing(played: tuple[World, str, Play]
 def test_an_error_of_the_host_is_a_failure_and_no_wrong_answer(played: tuple[World, str, Play]) -> None:
     world, host, play = played
     first, *others = play.report()
-    seats = [replace(first, reward=math.nan, error="the game server is gone"), *others]
+    seats = [changed(first, reward=math.nan, error="the game server is gone"), *others]
     assert world.sessions.report(host, "g0", 0, seats, world.now) == ""
     world.settle()
     overs = [world.rows[name].over for name in play.names]
@@ -394,36 +354,42 @@ def test_a_silent_host_whose_episodes_cannot_be_built_again_fails_them() -> None
     assert all(over and over.finish_reason is FinishReason.FAILED for over in overs)
     assert world.sessions.take("h2", world.now) is None
     assert world.sessions.hosts[host].failed == 2 and world.sessions.hosts[host].lost == 0
-    (play,) = ([SeatReport(f"g0/{i}", 1.0) for i in range(SEATS)],)
+    (play,) = ([SeatReport(trajectory=f"g0/{i}", reward=1.0) for i in range(SEATS)],)
     assert "silent for too long" in str(world.sessions.report(host, "g0", 0, play, world.now))
 
 
-def test_a_context_beyond_the_limits_is_refused_and_the_report_ends_the_trajectory_so() -> None:
-    for long, words, reason in (
-        (list(range(200)), "maximum context length", FinishReason.TOKENS),
-        (None, "environment.max_turns=8", FinishReason.TURNS),
-    ):
-        world = World(1)
-        for name in world.rows:
-            world.ask(name)
-        taken = world.sessions.take("h", 0.0)
-        assert taken is not None
-        context = long or [1, 2]
-        with pytest.raises(Refused, match=words) as refused:
-            for _ in range(100):
-                turn = world.sessions.request("g0/0", context, 0.0)
-                world.settle()
-                world.ask("g0/0")
-                if turn is not None:
-                    context = [*context, *turn.token_ids.tolist(), 3]
-        assert refused.value.status == 400
-        row = world.rows["g0/0"]
-        seats = [SeatReport("g0/0", 0.5, branches=(tuple(row.tokens),) if row.tokens else ())]
-        seats.append(SeatReport("g0/1", 0.25, branches=()))
-        assert world.sessions.report("h", "g0", 0, seats, 0.0) == ""
-        world.settle()
-        over = world.rows["g0/0"].over
-        assert over is not None and (over.finish_reason, over.reward) == (reason, 0.5)
+@pytest.mark.parametrize(
+    ("more", "words", "reason"),
+    [
+        (3000, "maximum context length is 3000", FinishReason.TOKENS),
+        (1, r"environment\.max_turns=8", FinishReason.TURNS),
+    ],
+)
+def test_a_context_beyond_the_limits_is_refused_and_the_report_ends_the_trajectory_so(
+    more: int, words: str, reason: FinishReason
+) -> None:
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    world.sessions.take("h", 0.0)
+    context = [1, 2]
+    with pytest.raises(Refused, match=words) as refused:
+        for _ in range(100):
+            turn = world.sessions.request("g0/0", context, 0.0)
+            world.settle()
+            world.ask("g0/0")
+            if turn is not None:
+                context = [*context, *turn.token_ids.tolist(), *[3] * more]
+    assert refused.value.status == 400
+    seats = [
+        SeatReport(trajectory="g0/0", reward=0.5, branches=(tuple(world.rows["g0/0"].tokens),)),
+        SeatReport(trajectory="g0/1", reward=0.25, branches=()),
+    ]
+    assert world.sessions.report("h", "g0", 0, seats, 0.0) == ""
+    world.settle()
+    over, unasked = world.rows["g0/0"].over, world.rows["g0/1"].over
+    assert over is not None and (over.finish_reason, over.reward) == (reason, 0.5)
+    assert unasked is not None and unasked.failure == "it ended before anything was sampled"
 
 
 def test_what_is_no_request_of_a_trajectory_is_refused_in_a_sentence() -> None:
@@ -450,6 +416,6 @@ def test_what_is_no_request_of_a_trajectory_is_refused_in_a_sentence() -> None:
 
 
 def test_a_key_of_another_environment_is_no_group() -> None:
-    question = Row("g0/0").question()
+    question = Row("g0/0", says).question()
     with pytest.raises(ContractError, match=r"environment\.seed"):
         sessions_at(0.0).asked(replace(question, prompt_key="train-9-0"), 0.0)
