@@ -323,6 +323,8 @@ class TurnToAnswer:
     """[T] float32, as in `Completion`; these, spans and breaks are told where a host answers, else empty."""
     spans: tuple[VersionSpan, ...] = ()
     breaks: tuple[int, ...] = ()
+    over: tuple[int, ...] = ()
+    """Samples of a hosted group whose trajectories are over: nothing more is asked of them."""
 
 
 @frozen

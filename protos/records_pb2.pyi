@@ -223,7 +223,7 @@ class TokenRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class TurnToAnswer(_message.Message):
-    __slots__ = ("group_id", "sample_index", "row_digest", "prompt_key", "prompt_token_ids", "token_ids", "observed", "limits", "logprobs", "spans", "breaks")
+    __slots__ = ("group_id", "sample_index", "row_digest", "prompt_key", "prompt_token_ids", "token_ids", "observed", "limits", "logprobs", "spans", "breaks", "over")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +235,7 @@ class TurnToAnswer(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     BREAKS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     row_digest: str
@@ -246,7 +247,8 @@ class TurnToAnswer(_message.Message):
     logprobs: bytes
     spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
     breaks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., breaks: _Optional[_Iterable[int]] = ...) -> None: ...
+    over: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., breaks: _Optional[_Iterable[int]] = ..., over: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TurnAnswer(_message.Message):
     __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure", "anew", "host", "service", "parts", "reason")

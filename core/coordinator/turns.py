@@ -16,7 +16,7 @@ from antiphon.core.coordinator.loop_state import Decision, LoopState, OpenTurn
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
-from antiphon.core.loop.turns import answer_key, check_answered, sampled_turn
+from antiphon.core.loop.turns import answer_key, check_answered, is_over, sampled_turn
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import (
     FinishReason,
@@ -156,7 +156,15 @@ def to_answer(loop: LoopState, client_id: str, limit: int, now: float) -> list[T
         overdue = 0 if turn.question.limits.hosted else turn.handed_out
         turn.deadline_s = hold_until(loop, overdue, now)
         turn.handed_out += 1
-    return [turn.question for turn in free]
+    return [replace(turn.question, over=_over(groups[turn.question.group_id])) for turn in free]
+
+
+def _over(group: GroupState) -> tuple[int, ...]:
+    """Return the samples of a hosted group whose trajectories are over, of which no further turn is asked."""
+    if not group.turns:
+        return ()
+    samples = range(group.samples)
+    return tuple(i for i in samples if is_over(i, group.turns.get(i, ()), group.answers))
 
 
 def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> Decision[int]:

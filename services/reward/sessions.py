@@ -138,7 +138,9 @@ class _Group:
 
     @property
     def unreported(self) -> tuple[Episode, ...]:
-        return tuple(one for one in self.episodes if one.episode not in self.reports)
+        seats = len(self.samples) // len(self.episodes)
+        left = {index // seats for index, session in enumerate(self.samples) if session.verdict is None}
+        return tuple(one for one in self.episodes if one.episode in left)
 
     def held_by(self, host: str) -> bool:
         return self.host == host or self.awaited
@@ -188,10 +190,15 @@ class Sessions:
         group = self._groups.get(question.group_id)
         if group is None:
             group = self._groups[question.group_id] = self._group(question, now)
-        if question.token_ids.size and not group.takes and not group.waited_for:
+        begun = question.token_ids.size or question.over
+        if begun and not group.takes and not group.waited_for:
             group.awaited = group.waited_for = True
             group.deadline_s = now + self._host_timeout_s
         group.heard_s = now
+        for sample in question.over:
+            ended = group.samples[sample]
+            if ended.known is None:  # before this process began, with its whole episode
+                ended.verdict = 0.0, ""
         session = group.samples[question.sample_index]
         answer = session.answers.get(question.row_digest)
         if answer is not None:
@@ -269,15 +276,15 @@ class Sessions:
         if not tokens.size:
             raise Refused(400, f"token_ids of {name} is empty; send the whole context")
         known = session.known
-        if known is None:
+        if known is None and session.verdict is None:
             return None
-        for begin, start, stop in _turns(known):
+        for begin, start, stop in () if known is None else _turns(known):
             if start - begin == tokens.size and np.array_equal(known.token_ids[begin:start], tokens):
                 spans = shifted(clipped(known.spans, start, stop), -start)
                 return SampledTurn(known.token_ids[start:stop], known.logprobs[start:stop], spans)
         if session.verdict is not None:
             raise Refused(409, f"trajectory {name} is over; ask for turns that it has, or take a group")
-        if session.open:
+        if known is not None and session.open:
             self._answer(group, session, known, tokens, name)
         return None
 
@@ -307,6 +314,8 @@ class Sessions:
             counts.refused += 1
             return f"episode {episode} of group {group_id} was reported otherwise before; that counts"
         sessions = [self._session(seat.trajectory) for seat in seats]
+        if all(session.known is None and session.verdict is not None for session in sessions):
+            return ""  # it was reported to the process before this one
         if any(session.verdict is not None for session in sessions):
             counts.refused += 1
             return f"episode {episode} of group {group_id} failed: its host was silent for too long"
