@@ -18,7 +18,7 @@ from antiphon_env_host.hosting import Episode, Host, Seat, Tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.token_gateway import TOKEN, ScriptedGateway, until
+from antiphon.benchmarks.parts.scripted_gateway import TOKEN, ScriptedGateway, until
 
 ROOT = Path(__file__).parents[2]
 HOST = ROOT / "host"

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
+from antiphon.benchmarks.parts.scripted_gateway import MODEL, TOKEN, ScriptedGateway, until
 from tests.support.own_package import install
-from tests.support.token_gateway import MODEL, TOKEN, ScriptedGateway, until
 
 ROOT = Path(__file__).parents[2]
 GAMES = (ROOT / "tests" / "support" / "hosted", ROOT / "examples" / "hosted")
@@ -89,7 +89,7 @@ V0 = ("verifiers-0.1", "verifiers")
         ((*V1, "small_user"), repeats, 1, {1.0}, {3}),
         ((*V1, "small_duet"), repeats, 2, {1.0}, {1}),
         ((*V1, "small_kuhn"), bets, 2, {-2.0, 2.0}, {1}),
-        ((*V1, "small_kuhn"), repeats, 2, {-1.0, 1.0}, {0, 1}),
+        ((*V1, "small_kuhn"), lambda *_: "", 2, {-1.5, 0.5}, {1}),
         ((*V1, "small_counter"), calls("counter_bump", "{}"), 1, {1.0}, {3}),
         ((*V1, "small_counter"), calls("another", "{}"), 1, {0.0}, {3}),
         ((*V0, "small_v0"), repeats, 1, {0.5}, {2}),

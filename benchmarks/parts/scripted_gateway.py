@@ -12,15 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
+from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.core.config import build_config
 from antiphon.core.messages import Message, Tool
 from antiphon.models.rendering import Renderer
 
-ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "examples" / "models" / "turns"
+MODEL = PROJECT / "examples" / "models" / "turns"
 TOKEN = "a-token"
 Say = Callable[[str, int, str], str | None]
 """What the model says, of trajectory, number of its turn, and the context as text; None: no more turns."""
@@ -31,6 +30,7 @@ PAUSE_S = 0.05
 
 @cache
 def renderer() -> Renderer:
+    """Return what makes tokens of the messages of chat requests."""
     arguments = {"thinking_retention": "all"}
     model = {"path": str(MODEL), "renderer": "qwen3", "template_arguments": arguments}
     return Renderer.load(build_config({"model": model}), turns=True)
@@ -46,6 +46,7 @@ class Row:
     """Messages of chat requests, and the contexts that were made of them."""
 
     def branches(self) -> list[list[int]]:
+        """Return each context with what was sampled in it."""
         found: list[list[int]] = []
         for context, sampled in self.turns:
             whole = [*context, *sampled]
@@ -77,6 +78,7 @@ class ScriptedGateway:
 
     @property
     def url(self) -> str:
+        """Return where it listens."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -106,6 +108,7 @@ class ScriptedGateway:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
+        """Be away."""
         self.server.shutdown()
         self.server.server_close()
 
@@ -160,6 +163,7 @@ class ScriptedGateway:
         request.wfile.write(data)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Return status and body of an answer."""
         match path:
             case "/v1/models":
                 return 200, {
@@ -201,6 +205,7 @@ class ScriptedGateway:
         return row.turns[-1][1]
 
     def generate(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Answer tokens with tokens."""
         name = body["sampling_params"]["antiphon_trajectory"]
         turn = self.sampled(name, tuple(body["token_ids"]))
         if turn is None:
@@ -210,6 +215,7 @@ class ScriptedGateway:
         return 200, {"request_id": "r", "choices": [choice], "usage": {}}
 
     def chat(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Answer messages with a message and its tokens."""
         name = body["antiphon_trajectory"]
         row, messages = self.rows[name], body["messages"]
         tools = [
@@ -248,7 +254,7 @@ class ScriptedGateway:
                 }
                 for at, call in enumerate(reply.tool_calls)
             ]
-        content = [
+        content: list[dict[str, Any]] = [
             {"token": f"token_id:{t}", "logprob": -0.25, "bytes": None, "top_logprobs": []} for t in sampled
         ]
         choice = {
