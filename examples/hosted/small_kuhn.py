@@ -1,7 +1,7 @@
 """Small Kuhn poker for verifiers 0.4: three cards, two seats, one bet of one chip; played against oneself.
 
-A hand is a task. A seat is told its card and what was done, and says 0 (check, fold) or 1 (bet, call). Anything
-else counts as 0 and costs half a chip. Its chips are a seat's reward, -3 to 2.
+A hand is a task. A seat is told its card and what was done, and says 0 (check, fold) or 1 (bet, call);
+anything else counts as 0 and costs half a chip. What a seat wins is its reward, -3 to 2.
 """
 
 import random
