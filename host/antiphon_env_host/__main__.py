@@ -45,7 +45,7 @@ def main() -> NoReturn:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        print(f"antiphon-env-host: {error}", file=sys.stderr)
+        print("antiphon-env-host:", *str(error).split(), file=sys.stderr)  # on one line
         status = 1
     sys.exit(status)
 

@@ -56,7 +56,7 @@ class VerifiersV1:
         tokenizer: str | None,
     ) -> None:
         self.name = f"verifiers:{name}"
-        if not Path(tokenizer or "").is_dir():
+        if tokenizer is None or not Path(tokenizer).is_dir():
             raise HostError(
                 f"--tokenizer={tokenizer} is no folder; name the model's, with whose tokens to render"
             )
@@ -65,14 +65,14 @@ class VerifiersV1:
         ChatLoop.patience_s = gateway.patience_s
         try:
             self._env = load_environment(self._config(name, arguments))
+            self._client = vf.TrainClientConfig(
+                base_url=f"{gateway.url}/v1",
+                api_key_var=KEY_VARIABLE,
+                renderer=renderer,
+                renderer_model_name=tokenizer,
+            )
         except Exception as error:  # a module that is not there, or anything that it raises
             raise HostError(f"verifiers cannot load {name}: {error}") from error
-        self._client = vf.TrainClientConfig(
-            base_url=f"{gateway.url}/v1",
-            api_key_var=KEY_VARIABLE,
-            renderer=renderer,
-            renderer_model_name=tokenizer,
-        )
         self._agents: list[str] = []
         self._tasks: Tasks[Any] = Tasks(self._env.taskset)
 
@@ -98,8 +98,14 @@ class VerifiersV1:
         async with self._env.serving():
             agents = vf.Agents(self._env.config, make)
             await self._env.setup(agents)
-            fields = agent_config_fields(self._env.config)
-            self._agents = [name for name in fields if getattr(agents, name).trainable]
+            for name, spec in agent_config_fields(self._env.config).items():
+                if spec.client is None and not getattr(agents, name).trainable:
+                    raise HostError(
+                        f"agent {name} of {self.name} does not train and has no model; give it one: "
+                        f'--args \'{{"{name}": {{"model": ..., "client": ...}}}}\''
+                    )
+                if spec.client is None:
+                    self._agents.append(name)
             yield
 
     async def play(self, episode: Episode) -> Sequence[Seat]:
@@ -112,14 +118,8 @@ class VerifiersV1:
         names = dict(zip(self._agents, episode.trajectories, strict=True))
 
         def begun(trace: Any) -> None:
-            agent = trace.agent
-            if agent.name in names:
-                agent.config.sampling.antiphon_trajectory = names[agent.name]
-            elif agent.config.client is self._client:
-                raise HostError(
-                    f"agent {agent.name} of {self.name} does not train and has no model; give it one with "
-                    f'--args \'{{"{agent.name}": {{"model": ..., "client": ...}}}}\''
-                )
+            if trace.agent.name in names:
+                trace.agent.config.sampling.antiphon_trajectory = names[trace.agent.name]
 
         (slot,) = self._env.slots(self._tasks.pick(episode.split, episode.index))
         context = vf.ModelContext(episode.model, self._client, vf.SamplingConfig(**episode.sampling))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from antiphon_env_host import hosting
+from antiphon_env_host.__main__ import _parser, _program
 from antiphon_env_host.games import OpenEnv, Talk, TextArena
 from antiphon_env_host.gateway import Gateway, HostError
 from antiphon_env_host.hosting import Episode, Host, Seat, Tasks
@@ -451,6 +452,13 @@ def test_bad_input_is_one_sentence(words: list[str], sentence: str) -> None:
     done = run(*words)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and line.startswith(f"antiphon-env-host: {sentence}"), done.stderr
+
+
+@pytest.mark.parametrize("version", ["0.3.9", "0.5.0", "1.4.0", "0.14.1"])
+def test_a_verifiers_outside_of_the_window_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    with pytest.raises(HostError, match=f"verifiers {version} is none of those known here, 0.4.x and 0.1.x"):
+        _program(Gateway("http://here", "", 1.0), _parser().parse_args(["verifiers", "X"]))
 
 
 def test_arguments_that_are_no_object_are_refused() -> None:
