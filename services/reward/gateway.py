@@ -288,7 +288,8 @@ class Gateway:
 
     def _told(self, before: int, turn: SampledTurn, **choice: Any) -> dict[str, Any]:
         """Say a turn after `before` tokens, each log-probability under both names that clients look for."""
-        ids, rest = turn.token_ids.tolist(), {"bytes": None, "top_logprobs": []}
+        rest: dict[str, Any] = {"bytes": None, "top_logprobs": []}
+        ids = turn.token_ids.tolist()
         ended = ids[-1] in self._codec.end_tokens
         choice = {"index": 0, "finish_reason": "stop" if ended else "length", "token_ids": ids, **choice}
         choice["logprobs"] = {
