@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
 
+import numpy as np
 import structlog
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -274,7 +275,7 @@ class Gateway:
         """Wait for the turn that is sampled after a context."""
         split = (await self._trajectory(name)).split
         self._check_sampling(asked, self._sampling[split], len(context))
-        requesting = partial(self.sessions.request, name, context)
+        requesting = partial(self.sessions.request, name, np.asarray(context, dtype=np.int32))
         return await self._until(name.rpartition("/")[0], lambda: requesting(self._clock()))
 
     async def _trajectory(self, name: str) -> Trajectory:

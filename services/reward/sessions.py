@@ -273,7 +273,7 @@ class Sessions:
             return None
         raise Refused(409, f"there is no trajectory {name[:80]!r}; its group is over, or was never given")
 
-    def request(self, name: str, context: Sequence[int], now: float) -> SampledTurn | None:
+    def request(self, name: str, context: Sequence[int] | IntArray, now: float) -> SampledTurn | None:
         """Return the turn that was sampled after `context`; None: it is being sampled, ask again later.
 
         Raises:
@@ -392,7 +392,7 @@ class Sessions:
         context = row[begin:]
         follows = context.size < tokens.size and np.array_equal(tokens[: context.size], context)
         new = tokens[context.size :] if follows else tokens
-        if len(list(_turns(known))) >= known.limits.turns:
+        if len(known.observed) >= known.limits.turns:  # each turn stands behind what it answers
             session.limit = FinishReason.TURNS
             raise Refused(
                 400, f"trajectory {name} has its environment.max_turns={known.limits.turns} turns; report it"
