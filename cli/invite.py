@@ -58,7 +58,7 @@ def invite(
         relay_host: name or address by which other workers reach the one worker named, which may then hand
             weights on to them (`antiphon worker --relay-address`); several are allowed.
         hours: how long an access token lasts.
-        scopes: what it allows, of lease, submit, pull, admin.
+        scopes: what it allows, of lease, submit, pull, sample, admin; hosts of environments need sample.
         max_leases: most groups that the worker may hold at a time.
         days: how long certificates last.
         keys: folder for all of it; by default keys in the home directory.
@@ -162,10 +162,8 @@ def _scopes(text: str) -> "tuple[Scope, ...]":
     try:
         found = tuple(Scope(part.strip()) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ConfigError(
-            f"--scopes {text} is not of lease, submit, pull, admin; separate them by commas"
-        ) from None
-    if Scope.ADMIN not in found and Scope.LEASE not in found:
+        raise ConfigError(f"--scopes {text} is not of {', '.join(Scope)}; separate them by commas") from None
+    if not {Scope.ADMIN, Scope.LEASE, Scope.SAMPLE} & {*found}:
         raise ConfigError(
             f"--scopes {text} lets a worker do nothing, since it registers and hands in under a lease; add "
             "lease, or leave --scopes out for lease,submit,pull"

@@ -86,7 +86,7 @@ def serve(
     else:
         from antiphon.services.reward.server import serve_reward
 
-        start = partial(serve_reward, resolved, run_id, coordinator)
+        start = partial(serve_reward, resolved, run_id, coordinator, run_dir=run_dir)
     from antiphon.net.rpc.serving import check_host
     from antiphon.net.security.credentials import find_credentials
     from antiphon.net.security.local_run import ensure_local_credentials

@@ -22,6 +22,7 @@ from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_display import TokenRates, planes_of
 from antiphon.core.status import Event
 from antiphon.lineage.cursors import standing
+from antiphon.lineage.hosts import read_gateway, waiting_for_host
 from antiphon.lineage.run_overview import read_figures
 from antiphon.net.security.credentials import Credentials
 from antiphon.runs.alarm_watch import alarm_line, current_alarms, records_alarms
@@ -77,8 +78,13 @@ def status(
         return _watch(address, directory.name, credentials)
     shown = StepAlarms(asyncio.run(commits_of(address, credentials)), found.reward_range)
     alarms, figures = current_alarms(shown, found, config, directory), read_figures(directory)
+    found, gateway = (
+        waiting_for_host(found, directory, config.gateway.host_timeout_s),
+        read_gateway(directory),
+    )
     if as_json:
-        _print_json(dataclasses.asdict(found), alarms, figures)
+        kept = {} if gateway is None else {"gateway": dataclasses.asdict(gateway)}
+        _print_json(dataclasses.asdict(found) | kept, alarms, figures)
         return 0
 
     from rich.console import Console
@@ -88,7 +94,8 @@ def status(
     history = RunHistory()
     history.take(found)
     Console().print(picture(found, planes_of(found, {}), history, None))
-    print("\n".join([*figures.lines(), *map(alarm_line, alarms), f"coordinator: {address}"]))
+    hosts = [] if gateway is None else [*gateway.lines(), f"gateway: {gateway.url}"]
+    print("\n".join([*figures.lines(), *map(alarm_line, alarms), *hosts, f"coordinator: {address}"]))
     others = [d.name for d in list_runs(home) if d != directory]
     if run is None and others:
         print(f"other runs: {', '.join(others[-5:])}")

@@ -7,7 +7,7 @@ field that a batch or a gradient depends on is compared with the lease before it
 from bisect import bisect_right
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, compress, pairwise
 
 import numpy as np
 from blake3 import blake3
@@ -158,6 +158,10 @@ def _check_completions(
     limits: TurnLimits | None,
 ) -> None:
     """Check completions that begin at token `start`, their numbers all at once; `names` are for errors."""
+    if limits is not None and limits.hosted and start == 0:
+        # Of these the host has said nothing yet, or that they are over before a token was sampled.
+        begun = [x.token_ids.size + x.logprobs.size + len(x.spans) + len(x.observed) > 0 for x in completions]
+        completions, names = list(compress(completions, begun)), list(compress(names, begun))
     for x, where in zip(completions, names, strict=True):
         tokens, stop = x.token_ids, start + x.token_ids.size
         if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
@@ -178,7 +182,7 @@ def _check_completions(
                 f"{where}: finish_reason={x.finish_reason} after {stop} tokens, "
                 f"but sampling.max_tokens={max_tokens}"
             )
-        elif x.observed or not (x.finish_reason is None or x.finish_reason.ends_turn):
+        elif x.observed or x.breaks or not (x.finish_reason is None or x.finish_reason.ends_turn):
             raise ContractError(f"{where}: it has turns, but its task has none")
         check_cover(x.spans, start, stop, where, versions, x.observed)
         _check_versions(x.spans, where, published, keeps_cache)
@@ -241,8 +245,16 @@ def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits,
         raise ContractError(f"{where}: {stop} tokens exceed the {limits.tokens} of its lease")
     begins = [last for _, last in x.observed]
     ends = [first for first, _ in x.observed]
-    if start == 0 and 0 in ends:
-        raise ContractError(f"{where}: it begins with observed tokens, which belong to the prompt")
+    if start == 0 and (0 in ends) != limits.hosted:
+        reason = "sampled ones, before what its host says" if limits.hosted else "observed ones, a prompt's"
+        raise ContractError(f"{where}: its first tokens are {reason}")
+    if x.breaks and (0 in x.breaks or not limits.hosted or not set(x.breaks) <= set(ends)):
+        raise ContractError(f"{where}: its context breaks at {x.breaks}, where no host began a branch")
+    # Where a break may have come before a piece, how long its context is does not show.
+    contexts = x.breaks if limits.hosted and start else (0, *x.breaks)
+    for begin, end in pairwise((*contexts, stop)):
+        if limits.context is not None and end - begin > limits.context:
+            raise ContractError(f"{where}: a context of {end - begin} tokens exceeds {limits.context}")
     turns = [(a, b) for a, b in zip([start, *begins], [*ends, stop], strict=True) if a < b]
     if start == 0 and len(turns) > limits.turns:
         raise ContractError(f"{where}: {len(turns)} turns exceed environment.max_turns={limits.turns}")
@@ -253,8 +265,8 @@ def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits,
     if x.finish_reason is not None and x.finish_reason.ends_turn and not open_turn:
         raise ContractError(f"{where}: finish_reason={x.finish_reason} after an observed token")
     # Where a piece begins within a turn, how long that turn is does not show.
-    whole = last[0] != start or start == 0
-    full = stop == limits.tokens or last[1] - last[0] == max_tokens
+    whole = (last[0] != start or start == 0) and len(contexts) > 0
+    full = stop == limits.longest(x.breaks) or last[1] - last[0] == max_tokens
     if whole and open_turn and x.finish_reason is (None if full else FinishReason.LENGTH):
         raise ContractError(
             f"{where}: finish_reason={x.finish_reason} after a turn of {last[1] - last[0]} tokens, but "
@@ -334,7 +346,8 @@ def submission_digest(submission: GroupSubmission) -> str:
         tokens, logprobs = x.token_ids, x.logprobs
         spans = ", ".join([f"[{s.version}, {s.start}, {s.stop}, {s.kept_cache}]" for s in x.spans])
         head = (
-            f"[{x.sample_index}, {x.seed}, {tokens.size}, [{spans}]]{x.finish_reason.value}{x.observed or ''}"
+            f"[{x.sample_index}, {x.seed}, {tokens.size}, [{spans}]]"
+            f"{x.finish_reason.value}{x.observed or ''}{x.breaks or ''}"
         )
         # Nearly always they have the type already, and to ask is cheaper than to convert.
         parts += (

@@ -17,8 +17,10 @@ from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.capacity.provisioning_config import ProvisioningSection
 from antiphon.core.config_errors import LOADER, read_yaml, sentences
 from antiphon.core.config_sections import (
+    HOST,
     CoordinatorSection,
     EnvironmentSection,
+    GatewaySection,
     LearnerSection,
     LoopSection,
     ModelSection,
@@ -44,6 +46,7 @@ class RunConfig(Section):
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
     environment: EnvironmentSection = EnvironmentSection()
+    gateway: GatewaySection = GatewaySection()
     reward: RewardSection = RewardSection()
     loop: LoopSection = LoopSection()
     sampling: SamplingSection = SamplingSection()
@@ -113,6 +116,20 @@ class RunConfig(Section):
                 f"{name}={samples} times sampling.max_tokens={self.sampling.max_tokens} "
                 f"makes groups of up to {group / (1 << 20):.1f} MiB, but one message carries at most "
                 f"{(MESSAGE_BYTES - MARGIN_BYTES) >> 20} MiB; lower either"
+            )
+        for key, count in (
+            ("loop.group_size", loop.group_size),
+            ("evaluation.samples", self.evaluation.samples),
+        ):
+            if count % self.environment.seats:
+                raise ValueError(
+                    f"{key}={count} is no multiple of environment.seats={self.environment.seats}, and an "
+                    "episode fills all its seats; set it to a multiple"
+                )
+        if self.environment.name != HOST and self.gateway != GatewaySection():
+            raise ValueError(
+                f"gateway has no effect with environment.name={self.environment.name}; leave it out, or use "
+                f"environment.name={HOST}"
             )
         warmup = self.learner.warmup_steps
         if warmup is not None and warmup >= self.run.steps:

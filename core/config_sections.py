@@ -22,6 +22,8 @@ MOST_KEPT = 10_000
 YEAR_S = 365 * 86_400.0
 FILE = "file"
 """`environment.name` of prompts from files."""
+HOST = "host"
+"""`environment.name` of environments that programs beside the run hold."""
 _WORDS = {True: "on", False: "off"}
 
 
@@ -151,6 +153,38 @@ class EnvironmentSection(Section):
     max_constant_share: float = Field(default=0.85, ge=0.0, le=1.0)
     """Largest mean reward that one answer may earn whatever is asked; a task that pays a constant more is
     refused. 1 accepts everything."""
+    seats: int = Field(default=1, ge=1, le=64)
+    """Of `host`: trajectories of one episode; a group of G samples is G / seats episodes."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """Of `host`: the least and the largest reward."""
+    rebuildable: bool = True
+    """Of `host`: whether an episode begun again with its seed repeats itself. False: it fails when its host
+    is lost."""
+    host_command: tuple[str, ...] = ()
+    """Of `host`: a program that the run starts and keeps alive, such as `[antiphon-env-host, verifiers,
+    my_env]`; it finds URL and token in ANTIPHON_GATEWAY and ANTIPHON_TOKEN."""
+
+    @model_validator(mode="after")
+    def _check_hosted(self) -> Self:
+        for name in ("seats", "reward_range", "rebuildable", "host_command"):
+            value = getattr(self, name)
+            if self.name != HOST and value != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"environment.{name}={value} has no effect with environment.name={self.name}; leave it "
+                    f"out, or use environment.name={HOST}"
+                )
+        return self
+
+
+class GatewaySection(Section):
+    """Where hosts of others' environments ask for tokens, with `environment.name: host`."""
+
+    address: str = "127.0.0.1"
+    """Address to listen on; anything but loopback is encrypted and needs `services.credentials`."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port; 0 picks a free one, which gateway.json in the run's folder names."""
+    host_timeout_s: float = Field(default=120.0, gt=0.0, le=YEAR_S)
+    """Seconds of silence after which a host loses its groups."""
 
 
 class RewardSection(Section):

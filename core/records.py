@@ -66,6 +66,20 @@ class TurnLimits:
     """Most turns of the policy."""
     tokens: int
     """Most tokens after the prompt, sampled and observed."""
+    context: int | None = None
+    """Where a host gives the prompts, which are empty here: most tokens between two breaks of a row. None: a
+    prompt and its row are one context."""
+
+    @property
+    def hosted(self) -> bool:
+        """Whether a host of others' environments says what is observed, from the first token on."""
+        return self.context is not None
+
+    def longest(self, breaks: tuple[int, ...]) -> int:
+        """Return how many tokens a row with these breaks may have before it ends or breaks again."""
+        return (
+            self.tokens if self.context is None else min(self.tokens, max(breaks, default=0) + self.context)
+        )
 
 
 @frozen
@@ -111,6 +125,9 @@ class Completion:
     _: KW_ONLY
     observed: Observed = ()
     """What the environment wrote: no version, no loss, no part in staleness."""
+    breaks: tuple[int, ...] = ()
+    """Where the context begins anew, ascending; observed tokens stand at each. What a token was sampled after
+    are the tokens from the last break on, or the prompt and all before it where no break comes before."""
 
     @property
     def start(self) -> int:
@@ -301,6 +318,10 @@ class TurnToAnswer:
     """[T] int32, after the prompt: what the policy sampled and what it observed."""
     observed: Observed
     limits: TurnLimits
+    logprobs: FloatArray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    """[T] float32, as in `Completion`; these, spans and breaks are told where a host answers, else empty."""
+    spans: tuple[VersionSpan, ...] = ()
+    breaks: tuple[int, ...] = ()
 
 
 @frozen
@@ -319,6 +340,10 @@ class TurnAnswer:
     """Of the whole trajectory, at its end."""
     failure: str = ""
     """Why it could not be scored, in a line; empty where it was."""
+    anew: bool = False
+    """Whether the tokens begin a branch: the policy sees them alone, and nothing of the row before them."""
+    host: str = ""
+    """Which host of others' environments said it; empty for an environment of the run's own."""
 
 
 @frozen

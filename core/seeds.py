@@ -60,6 +60,14 @@ def request_seeds(run_seed: int, prompt_key: str, epoch: int, group_size: int) -
     return tuple(_seed_of(beginning + _joined_index(i)) for i in range(group_size))
 
 
+def branch_seed(seed: int, branch: int) -> int:
+    """Return the sampler seed of a branch of a trajectory with this seed; of branch 0 it is the seed itself.
+
+    So no random number is drawn twice, although positions count from the beginning of each branch.
+    """
+    return derive_seed("branch", seed, branch) if branch else seed
+
+
 def conversation_seed(environment_seed: int, prompt_key: str) -> int:
     """Return the seed of a prompt's conversations: the same for all samples, so that they can be compared."""
     return derive_seed("conversation", environment_seed, prompt_key)

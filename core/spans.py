@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import Completion, Observed, PartialTrajectory, VersionSpan
+from antiphon.core.frozen import frozen_by_identity
+from antiphon.core.records import Completion, IntArray, Observed, PartialTrajectory, VersionSpan
 
 _Piece = TypeVar("_Piece", bound=Completion)
 
@@ -127,6 +128,39 @@ def check_cover(
         )
 
 
+@frozen_by_identity
+class Branch:
+    """Tokens of a row that were sampled and observed in one context, behind the one that it began with."""
+
+    number: int
+    context: IntArray
+    """[C] int32: the prompt, and what is observed before the first sampled token."""
+    start: int
+    """First token of the row after them."""
+    stop: int
+
+    @property
+    def shift(self) -> int:
+        """Return what is added to the place of a token in its row to get its position in its context."""
+        return int(self.context.size) - self.start
+
+
+def branches(prompt_token_ids: Sequence[int] | IntArray, row: Completion) -> list[Branch]:
+    """Return the branches of a whole row, in order; without breaks there is one.
+
+    What stands in a context as observed was sampled in an earlier branch, or by no policy: each sampled token
+    is in one branch.
+    """
+    found, starts = [], [0, *row.breaks]
+    ranges = dict(row.observed)
+    for number, (first, stop) in enumerate(zip(starts, [*row.breaks, row.stop], strict=True)):
+        start = min(stop, ranges.get(first, first))
+        before: Sequence[int] | IntArray = () if number else prompt_token_ids
+        context = np.concatenate([np.asarray(before, dtype=np.int32), row.token_ids[first:start]])
+        found.append(Branch(number, context, start, stop))
+    return found
+
+
 def sampled_mask(completion: Completion) -> npt.NDArray[np.bool_]:
     """Return for each token [T] of a whole completion whether the policy sampled it."""
     mask = np.ones(completion.token_ids.size, dtype=bool)
@@ -162,10 +196,11 @@ def joined(pieces: Sequence[_Piece]) -> _Piece:
         spans=merged(span for piece in pieces for span in piece.spans),
         finish_reason=pieces[-1].finish_reason,
         observed=_merged_ranges([one for piece in pieces for one in piece.observed]),
+        breaks=tuple(place for piece in pieces for place in piece.breaks),
     )
 
 
-def _within(observed: Observed, start: int, stop: int) -> Observed:
+def within(observed: Observed, start: int, stop: int) -> Observed:
     """Return what of some ranges lies in [start, stop)."""
     found = ((max(first, start), min(last, stop)) for first, last in observed)
     return tuple((first, last) for first, last in found if first < last)
@@ -192,7 +227,8 @@ def beginning_of(piece: PartialTrajectory, stop: int) -> PartialTrajectory:
         logprobs=piece.logprobs[:size],
         spans=clipped(piece.spans, piece.start, stop),
         finish_reason=None,
-        observed=_within(piece.observed, piece.start, stop),
+        observed=within(piece.observed, piece.start, stop),
+        breaks=tuple(place for place in piece.breaks if place < stop),
     )
 
 
@@ -208,5 +244,6 @@ def rest_of(piece: _Piece, start: int) -> _Piece | None:
         token_ids=piece.token_ids[skipped:],
         logprobs=piece.logprobs[skipped:],
         spans=clipped(piece.spans, start, piece.stop),
-        observed=_within(piece.observed, start, piece.stop),
+        observed=within(piece.observed, start, piece.stop),
+        breaks=tuple(place for place in piece.breaks if place >= start),
     )

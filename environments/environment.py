@@ -158,7 +158,7 @@ class Explains(Protocol):
         """Return a few words, such as "answer '12', expected '15'"; it compares texts and runs nothing."""
 
 
-def explain(environment: Environment, problem: Problem, completion: str, reward: float) -> str:
+def explain(environment: Problems, problem: Problem, completion: str, reward: float) -> str:
     """Say why a completion got its reward; of an environment that does not know, what was expected."""
     if isinstance(environment, Explains):
         return environment.explain(problem, completion, reward)

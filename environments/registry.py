@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.config_sections import FILE, MOST_PROMPTS, EnvironmentSection
+from antiphon.core.config_sections import FILE, HOST, MOST_PROMPTS, EnvironmentSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import UNIT_RANGE, Message, RewardRange, Tool
-from antiphon.environments.conversation import opening
+from antiphon.environments.conversation import AnyEnvironment, opening
 from antiphon.environments.environment import SPLITS, Environment
 from antiphon.environments.file import FileEnvironment
+from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
 from antiphon.environments.scoring.messages import Failed
 from antiphon.system.packages import environment_facts, find_package, reference_of
@@ -84,8 +85,10 @@ def make_environment(
     )
 
 
-def environment_of(section: EnvironmentSection) -> Environment:
+def environment_of(section: EnvironmentSection) -> AnyEnvironment:
     """Build the environment of a configuration; raises as `make_environment`."""
+    if section.name == HOST:
+        return HostEnvironment(section)
     return make_environment(
         section.name, section.parameters, section.seed, section.train_size, section.heldout_size
     )
@@ -168,7 +171,11 @@ def describe_all() -> list[tuple[str, str]]:
 
     ours = {f"{reasoning.FAMILY}/{task}": reasoning.about(task) for task in reasoning.task_names()}
     found = [(name, ours.get(name, "of an installed package")) for name in environment_names()]
-    return [*found, (FILE, "prompts and reference answers from files: JSON lines or Parquet")]
+    return [
+        *found,
+        (FILE, "prompts and reference answers from files: JSON lines or Parquet"),
+        (HOST, "environments of others, which programs beside the run hold"),
+    ]
 
 
 def _unknown(name: str) -> str:

@@ -68,6 +68,11 @@ TURNS_SCHEMA = pa.schema(
     [*BATCH_SCHEMA, _column("observed", _list_of(_RANGE))], metadata={"antiphon.table": "batch/5"}
 )
 """The same where any trajectory has turns: also the ranges of tokens that were observed."""
+BRANCHES_SCHEMA = pa.schema(
+    [*TURNS_SCHEMA, _column("breaks", _list_of(pa.int32()))], metadata={"antiphon.table": "batch/6"}
+)
+"""The same where any context began anew: also the tokens at which one did."""
+_BATCH_SCHEMAS = BATCH_SCHEMA, TURNS_SCHEMA, BRANCHES_SCHEMA
 
 _LEFT_OUT = b"antiphon.left_out"
 _BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage", "failure")
@@ -134,6 +139,8 @@ def encode_batch(rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = ()) -> 
     left, schema = "\n".join(f"{x.trajectories} {x.tokens} {x.group_id}" for x in left_out), BATCH_SCHEMA
     if any(row.observed for row in rows):
         columns["observed"], schema = [row.observed for row in rows], TURNS_SCHEMA
+    if any(row.breaks for row in rows):
+        columns["breaks"], schema = [row.breaks for row in rows], BRANCHES_SCHEMA
     return _write(columns, schema, {_LEFT_OUT: left.encode()})
 
 
@@ -152,7 +159,7 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    with _table(payload, BATCH_SCHEMA, TURNS_SCHEMA) as table:
+    with _table(payload, *_BATCH_SCHEMAS) as table:
         columns = {name: table.column(name).to_pylist() for name in _BATCH_PLAIN}
         columns["finish_reason"] = map(FinishReason, columns["finish_reason"])
         columns["spans"] = [
@@ -161,6 +168,8 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
         if "observed" in table.column_names:
             ranges = table.column("observed").to_pylist()
             columns["observed"] = [tuple((x["start"], x["stop"]) for x in own) for own in ranges]
+        if "breaks" in table.column_names:
+            columns["breaks"] = list(map(tuple, table.column("breaks").to_pylist()))
         for name, (field, _) in _BATCH_LISTS.items():
             lists = table.column(name).combine_chunks()
             values = lists.flatten().to_numpy().copy()  # which may be written to
@@ -179,7 +188,7 @@ def sampled_versions(payload: bytes) -> tuple[int, ...]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    with _table(payload, BATCH_SCHEMA, TURNS_SCHEMA, columns=("spans",)) as table:
+    with _table(payload, *_BATCH_SCHEMAS, columns=("spans",)) as table:
         spans = table.column("spans").combine_chunks().flatten()
         return tuple(sorted(set(spans.field("version").to_pylist())))
 

@@ -9,12 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRow
 from antiphon.core.seeds import derive_seed
+from antiphon.core.spans import branches
 from antiphon.lineage.documents.graph import read_document
 from antiphon.lineage.layout import ledger_files
 from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry
@@ -26,6 +28,8 @@ from antiphon.models.codec import TextCodec, resolve_model_path
 Explain = Callable[[str, str, float], str]
 """Prompt key, answer and reward -> why the reward is what it is; empty where that is not known."""
 
+ANEW = "\n[the context begins anew]\n"
+"""Stands between the branches of a completion."""
 _FILES = re.compile(r"(batches/t|evaluations/v)(\d{6,})(\.samples)?\.parquet")
 
 
@@ -159,19 +163,26 @@ def _samples(
     drawn = [(row.reward, derive_seed(*seeds, row.prompt_key, row.sample_index)) for row, *_ in rows]
     for kind, place in choose(drawn, count):
         row, step, trained = rows[place]
-        answer = files.codec.decode(row.token_ids)
+        prompt, answer = texts_of(row, files.codec.decode)
         yield Sample(
             version=version,
             step=step,
             split=split,
             key=row.prompt_key,
-            prompt=files.codec.decode(row.prompt_token_ids),
+            prompt=prompt,
             answer=answer,
             reward=row.reward,
             reason=_reason(row, answer, explain),
             kept_as=kind,
             trained=trained,
         )
+
+
+def texts_of(row: BatchRow, decode: Callable[[Iterable[int]], str]) -> tuple[str, str]:
+    """Return what a policy saw first and what came then, of a row that may have several contexts."""
+    first = branches(row.prompt_token_ids, row)[0]
+    cuts = pairwise((first.start, *row.breaks, row.stop))
+    return decode(first.context), ANEW.join(decode(row.token_ids[start:stop]) for start, stop in cuts)
 
 
 _ORDERS: Mapping[str, Callable[[float, int], tuple[float, float]]] = {
@@ -208,7 +219,7 @@ def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[Bat
     for step in range(version, version + files.config.loop.max_staleness + 1):
         for kind, trained in (("parquet", True), ("samples.parquet", False)):
             rows = files.rows(batch_entry(step, kind))
-            yield from ((row, step, trained) for row in rows if row.oldest_version == version)
+            yield from ((row, step, trained) for row in rows if row.spans and row.oldest_version == version)
 
 
 def _reason(row: BatchRow, answer: str, explain: Explain | None) -> str:

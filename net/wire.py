@@ -67,6 +67,8 @@ def completions_to_proto(trajectories: Sequence[r.Trajectory]) -> records_pb2.Co
         observed_counts=[len(t.observed) for t in trajectories] if observed else (),
         observed_starts=[start for start, _ in observed],
         observed_stops=[stop for _, stop in observed],
+        break_counts=[len(t.breaks) for t in trajectories] if any(t.breaks for t in trajectories) else (),
+        breaks=[place for t in trajectories for place in t.breaks],
     )
 
 
@@ -118,6 +120,9 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
             f"and {len(ranges[1])} stops; at most {MOST_SPANS} are possible in one"
         )
     observed = zip(*ranges, strict=True)
+    breaks, anew = iter(m.breaks), m.break_counts[:] or [0] * len(lengths)
+    if len(anew) != len(lengths) or min(anew, default=0) < 0 or len(m.breaks) != sum(anew):
+        raise ContractError(f"{len(m.breaks)} breaks came for {len(lengths)} completions with {sum(anew)}")
     return tuple(
         [
             r.Trajectory(
@@ -128,9 +133,10 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
                 sample_index=index,
                 seed=seed,
                 observed=tuple(islice(observed, shows)) if shows else (),
+                breaks=tuple(islice(breaks, places)) if places else (),
             )
-            for index, seed, length, end, count, reason, shows in zip(
-                indices, seeds, lengths, ends, counts, reasons, shown, strict=True
+            for index, seed, length, end, count, reason, shows, places in zip(
+                indices, seeds, lengths, ends, counts, reasons, shown, anew, strict=True
             )
         ]
     )
@@ -180,6 +186,9 @@ by_hand(records_pb2.DraftingStatistics, drafting_statistics_to_proto, drafting_s
 # Unfinished completions in heartbeats, leases and the journal.
 
 
+_span_to_proto, _span_from_proto = codec(r.VersionSpan, records_pb2.VersionSpan)
+
+
 def partial_trajectory_to_proto(x: r.PartialTrajectory) -> records_pb2.PartialTrajectory:
     """Return the message."""
     return records_pb2.PartialTrajectory(
@@ -187,12 +196,10 @@ def partial_trajectory_to_proto(x: r.PartialTrajectory) -> records_pb2.PartialTr
         start=x.start,
         token_ids=np.asarray(x.token_ids, INT32).tobytes(),
         behaviour_logprobs=np.asarray(x.logprobs, FLOAT32).tobytes(),
-        spans=[
-            records_pb2.VersionSpan(version=s.version, start=s.start, stop=s.stop, kept_cache=s.kept_cache)
-            for s in x.spans
-        ],
+        spans=[_span_to_proto(span) for span in x.spans],
         finish_reason="" if x.finish_reason is None else x.finish_reason.value,
         observed=[place for one in x.observed for place in one],
+        breaks=x.breaks,
     )
 
 
@@ -211,10 +218,11 @@ def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.Partial
     found = r.PartialTrajectory(
         array_from_bytes(m.token_ids, INT32),
         array_from_bytes(m.behaviour_logprobs, FLOAT32),
-        tuple(r.VersionSpan(s.version, s.start, s.stop, s.kept_cache) for s in m.spans),
+        tuple(_span_from_proto(span) for span in m.spans),
         _finish_reason(m.finish_reason) if m.finish_reason else None,
         sample_index=m.sample_index,
         observed=tuple(zip(bounds, bounds, strict=True)),
+        breaks=tuple(m.breaks),
     )
     if m.start != found.start:
         raise ContractError(

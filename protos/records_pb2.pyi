@@ -31,7 +31,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., kept_cache: _Optional[bool] = ...) -> None: ...
 
 class Completions(_message.Message):
-    __slots__ = ("sample_indices", "seeds", "lengths", "token_ids", "behaviour_logprobs", "span_counts", "span_versions", "span_starts", "span_stops", "finish_reasons", "span_kept_caches", "observed_counts", "observed_starts", "observed_stops")
+    __slots__ = ("sample_indices", "seeds", "lengths", "token_ids", "behaviour_logprobs", "span_counts", "span_versions", "span_starts", "span_stops", "finish_reasons", "span_kept_caches", "observed_counts", "observed_starts", "observed_stops", "break_counts", "breaks")
     SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class Completions(_message.Message):
     OBSERVED_COUNTS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_STARTS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_STOPS_FIELD_NUMBER: _ClassVar[int]
+    BREAK_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    BREAKS_FIELD_NUMBER: _ClassVar[int]
     sample_indices: _containers.RepeatedScalarFieldContainer[int]
     seeds: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -60,10 +62,12 @@ class Completions(_message.Message):
     observed_counts: _containers.RepeatedScalarFieldContainer[int]
     observed_starts: _containers.RepeatedScalarFieldContainer[int]
     observed_stops: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sample_indices: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., span_counts: _Optional[_Iterable[int]] = ..., span_versions: _Optional[_Iterable[int]] = ..., span_starts: _Optional[_Iterable[int]] = ..., span_stops: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[str]] = ..., span_kept_caches: _Optional[_Iterable[bool]] = ..., observed_counts: _Optional[_Iterable[int]] = ..., observed_starts: _Optional[_Iterable[int]] = ..., observed_stops: _Optional[_Iterable[int]] = ...) -> None: ...
+    break_counts: _containers.RepeatedScalarFieldContainer[int]
+    breaks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample_indices: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., span_counts: _Optional[_Iterable[int]] = ..., span_versions: _Optional[_Iterable[int]] = ..., span_starts: _Optional[_Iterable[int]] = ..., span_stops: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[str]] = ..., span_kept_caches: _Optional[_Iterable[bool]] = ..., observed_counts: _Optional[_Iterable[int]] = ..., observed_starts: _Optional[_Iterable[int]] = ..., observed_stops: _Optional[_Iterable[int]] = ..., break_counts: _Optional[_Iterable[int]] = ..., breaks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PartialTrajectory(_message.Message):
-    __slots__ = ("sample_index", "start", "token_ids", "behaviour_logprobs", "spans", "finish_reason", "observed")
+    __slots__ = ("sample_index", "start", "token_ids", "behaviour_logprobs", "spans", "finish_reason", "observed", "breaks")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +75,7 @@ class PartialTrajectory(_message.Message):
     SPANS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    BREAKS_FIELD_NUMBER: _ClassVar[int]
     sample_index: int
     start: int
     token_ids: bytes
@@ -78,7 +83,8 @@ class PartialTrajectory(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
     finish_reason: str
     observed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sample_index: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., observed: _Optional[_Iterable[int]] = ...) -> None: ...
+    breaks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample_index: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., observed: _Optional[_Iterable[int]] = ..., breaks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Authorship(_message.Message):
     __slots__ = ("worker_id", "stop")
@@ -151,12 +157,14 @@ class DraftingStatistics(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., passes: _Optional[int] = ..., drafted: _Optional[int] = ..., covered: _Optional[int] = ..., accepted: _Optional[int] = ..., with_history: _Optional[int] = ..., drafter_s: _Optional[float] = ..., sampler_s: _Optional[float] = ..., gain: _Optional[float] = ..., completions: _Optional[int] = ..., promising: _Optional[int] = ..., rested: _Optional[int] = ...) -> None: ...
 
 class TurnLimits(_message.Message):
-    __slots__ = ("turns", "tokens")
+    __slots__ = ("turns", "tokens", "context")
     TURNS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     turns: int
     tokens: int
-    def __init__(self, turns: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+    context: int
+    def __init__(self, turns: _Optional[int] = ..., tokens: _Optional[int] = ..., context: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "group_id", "prompt_key", "prompt_token_ids", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history", "prefix", "limits")
@@ -213,7 +221,7 @@ class TokenRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class TurnToAnswer(_message.Message):
-    __slots__ = ("group_id", "sample_index", "row_digest", "prompt_key", "prompt_token_ids", "token_ids", "observed", "limits")
+    __slots__ = ("group_id", "sample_index", "row_digest", "prompt_key", "prompt_token_ids", "token_ids", "observed", "limits", "logprobs", "spans", "breaks")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +230,9 @@ class TurnToAnswer(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    BREAKS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     row_digest: str
@@ -230,10 +241,13 @@ class TurnToAnswer(_message.Message):
     token_ids: bytes
     observed: _containers.RepeatedCompositeFieldContainer[TokenRange]
     limits: TurnLimits
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ...) -> None: ...
+    logprobs: bytes
+    spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    breaks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., breaks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TurnAnswer(_message.Message):
-    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure")
+    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure", "anew", "host")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +255,8 @@ class TurnAnswer(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     row_digest: str
@@ -248,7 +264,9 @@ class TurnAnswer(_message.Message):
     finish_reason: str
     reward: float
     failure: str
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
+    anew: bool
+    host: str
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ..., anew: _Optional[bool] = ..., host: _Optional[str] = ...) -> None: ...
 
 class SampleReward(_message.Message):
     __slots__ = ("sample_index", "reward", "failure")

@@ -25,6 +25,7 @@ from antiphon.core.reporting.figures import score, score_name
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
+from antiphon.lineage.hosts import read_gateway
 from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
@@ -83,7 +84,7 @@ def build_report(
         title=status.run_id,
         brand="Antiphon run",
         heading=status.run_id,
-        facts=_facts(status, view, config),
+        facts=_facts(status, view, config, run_dir),
         starts=read_starts(run_dir),
         status=status,
         view=view,
@@ -112,7 +113,7 @@ def build_report(
     return pictures(charts)
 
 
-def _facts(status: RunStatus, view: RunView, config: Mapping[str, Any]) -> list[str]:
+def _facts(status: RunStatus, view: RunView, config: Mapping[str, Any], run_dir: Path) -> list[str]:
     loop, done = config.get("loop", {}), f"{len(view.steps)} of {status.steps_total} steps"
     state = "finished" if status.finished or len(view.steps) >= status.steps_total else "not finished"
     if status.paused_reason and state != "finished":
@@ -120,7 +121,9 @@ def _facts(status: RunStatus, view: RunView, config: Mapping[str, Any]) -> list[
     known = (("mode", "mode {}"), ("max_staleness", "S = {}"))
     said = [words.format(loop[name]) for name, words in known if name in loop]
     environment = config.get("environment", {}).get("name")
-    return [*([environment] if environment else ()), *said, done, state]
+    gateway = read_gateway(run_dir)
+    hosts = [] if gateway is None else gateway.lines()
+    return [*([environment] if environment else ()), *said, done, state, *hosts]
 
 
 def _expected(run_dir: Path, config: Mapping[str, Any]) -> str:

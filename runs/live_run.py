@@ -8,6 +8,7 @@ they find the run by its context, which Prefect hands from the flow to its tasks
 
 import asyncio
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -23,13 +24,14 @@ import psutil
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.config_sections import RecordSection
+from antiphon.core.config_sections import HOST, RecordSection
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_display import RunDisplay, TokenRates, planes_of, unscored_words
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.environments.registry import with_sizes
+from antiphon.lineage.hosts import HOST_TOKEN, read_gateway, waiting_for_host
 from antiphon.lineage.records import Records
 from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.run_overview import read_figures
@@ -55,7 +57,7 @@ from antiphon.runs.preflight import preflight
 from antiphon.runs.provisioner import LOOK_S, LocalLauncher, Provisioner
 from antiphon.runs.samples import explainer
 from antiphon.runs.servers.prefect_server import page_links
-from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_spec, worker_spec
+from antiphon.runs.supervisor import ServiceSpec, Supervisor, host_spec, service_spec, worker_spec
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
@@ -288,6 +290,7 @@ class LiveRun(ServiceCalls):
 
     def _show(self, status: RunStatus, learner: LearnerProgress | None) -> None:
         """Show a look; `learner` says what the learner does, None where it did not answer."""
+        status = waiting_for_host(status, self.run_dir, self.config.gateway.host_timeout_s)
         now, before, self.status = time.perf_counter(), self.status, status
         if before is not None and len(status.voided) > len(before.voided):
             self.supervisor.begin_again()  # services that could not work on the batch may now
@@ -397,6 +400,8 @@ class LiveRun(ServiceCalls):
         load_libraries(config.record)  # a core is free now: engines take longest
         for spec in (reward, *workers):
             self.supervisor.wait_ready(spec.name, services.start_timeout_s)
+            if spec is reward and config.environment.name == HOST:
+                self._start_host()
 
         async def connect() -> None:  # on the loop, as channels want it
             self.coordinator = CoordinatorClient(address, credentials=credentials)
@@ -405,6 +410,19 @@ class LiveRun(ServiceCalls):
         self.clients.run(connect(), ANSWER_S)
         self.stages = LoopStages(config, self.coordinator, self.learner)
         return lambda name: replace(worker(name), needed=False)
+
+    def _start_host(self) -> None:
+        """Start the program that holds the environment, or say how one is started."""
+        gateway = read_gateway(self.run_dir)
+        assert gateway is not None, "the gateway listens"
+        if command := self.config.environment.host_command:
+            self.supervisor.start(host_spec(self.run_dir, gateway.url, command))
+            return
+        token = shlex.quote(str(self.run_dir / HOST_TOKEN))
+        self.display.message(f"hosts of the environment ask {gateway.url}; one is started by")
+        self.display.message(
+            f"  antiphon-env-host --gateway {gateway.url} --token-file {token} verifiers MODULE"
+        )
 
     def _provisioning(self, worker: Callable[[str], ServiceSpec]) -> Callable[[], None]:
         """Return what looks at the run once and orders its workers, each of which `worker` starts."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from antiphon.cpu.compiler import check_compiler
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
 from antiphon.environments.environment import Environment, Problem, reward_range_of
 from antiphon.environments.file import FileEnvironment
+from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import environment_of
 from antiphon.environments.scoring.messages import Failed, Turn, Verdict
@@ -29,11 +31,11 @@ from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import check_pointers, count_parameters, end_tokens_by_file, most_positions
 from antiphon.models.rendering import Renderer
-from antiphon.net.rpc.serving import check_host
+from antiphon.net.rpc.serving import check_host, is_loopback
 from antiphon.net.security.credentials import find_credentials, needed_token_key
 from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.servers.prefect_server import check_port
-from antiphon.services.coordinator.prompts import prompts_of
+from antiphon.services.coordinator.prompts import prompts_of, renders_turns
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import conversations_of, scorer_of
 from antiphon.services.rollout.engine.environment import OVERRULING, device
@@ -124,7 +126,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     section = config.environment
     secret_values(section.secrets)
     environment: AnyEnvironment = environment_of(section)
-    renderer = Renderer.load(config, turns=isinstance(environment, ConversationEnvironment))
+    renderer = Renderer.load(config, turns=renders_turns(environment))
     if model.is_dir():
         notes += check_model(config, model)
         notes += check_disk(config, model, home, free_bytes(home))
@@ -146,7 +148,9 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         prompts.check_all(**sizes)
     texts = (environment.problem(*place) for place in places)
     check_characters(texts, renderer.codec, section.max_lost_share)
-    if isinstance(environment, ConversationEnvironment):
+    if isinstance(environment, HostEnvironment):
+        check_gateway(config)
+    elif isinstance(environment, ConversationEnvironment):
         check_answering(config, environment)
     else:
         notes += check_scoring(config, environment)
@@ -154,6 +158,27 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         make_usable(results, "--results")
     make_home(home)
     return notes
+
+
+def check_gateway(config: RunConfig) -> None:
+    """Check that hosts can be listened to, and that a command of theirs is there.
+
+    Raises:
+        ConfigError: when the address needs credentials, the port is taken, or there is no such program.
+    """
+    address, command = config.gateway.address, config.environment.host_command
+    if config.services.credentials is None and not is_loopback(address):
+        raise ConfigError(
+            f"gateway.address={address} would serve without encryption; make certificates with `antiphon "
+            "invite --host NAME` and set services.credentials, or use 127.0.0.1"
+        )
+    if config.gateway.port:
+        check_port(config.gateway.port, "gateway.port", address)
+    if command and shutil.which(command[0]) is None:
+        raise ConfigError(
+            f"environment.host_command begins with {command[0]!r}, which is no program here; install it, or "
+            "give its path"
+        )
 
 
 def check_answering(config: RunConfig, environment: ConversationEnvironment) -> None:

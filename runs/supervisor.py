@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
-from antiphon.net.security.credentials import VARIABLE
+from antiphon.lineage.hosts import HOST_TOKEN
+from antiphon.net.security.credentials import VARIABLE, read_token
 from antiphon.system.memory import keep_memory
 from antiphon.system.ports import free_port
 from antiphon.system.processes import (
@@ -108,6 +109,9 @@ class ServiceSpec:
     make is no loss."""
     needed: bool = True
     """The run ends when it cannot be kept alive."""
+    command: tuple[str, ...] = ()
+    """A whole command line in place of the antiphon command's: of a program that is not ours, ready once it
+    runs."""
 
 
 @dataclass
@@ -276,9 +280,11 @@ class Supervisor:
         ready_file.unlink(missing_ok=True)
         starting_file(ready_file).unlink(missing_ok=True)
         child.ready.clear()
-        arguments = [sys.executable, "-P", "-m", "antiphon.cli.app", *spec.arguments]
-        arguments += ["--ready-file", str(ready_file)]
-        arguments += spec.restart_arguments if child.ready_at_s else ()
+        arguments = list(spec.command)
+        if not arguments:
+            arguments = [sys.executable, "-P", "-m", "antiphon.cli.app", *spec.arguments]
+            arguments += ["--ready-file", str(ready_file)]
+            arguments += spec.restart_arguments if child.ready_at_s else ()
         if spec.arguments[0] == "serve":
             arguments += ["--port", str(child.port)]
         # Services never talk to Prefect, and what runs in a judge must not find its password.
@@ -286,6 +292,9 @@ class Supervisor:
         environment = {**inherited, **spec.environment}
         child.process = ChildProcess(arguments, self.log_path(spec.name), environment)
         child.starts += 1
+        if spec.command:
+            child.ready_at_s = self._clock()
+            child.ready.set()
         _log.debug("service.started", name=spec.name, pid=child.process.pid, start=child.starts)
 
     def _look_at(self, child: _Child) -> None:
@@ -384,6 +393,12 @@ def service_spec(
     # A bundle that the configuration does not name is none of this run's.
     environment = {VARIABLE: ""} | (learner_environment() if role == "learner" else {})
     return ServiceSpec(role, tuple(arguments), environment, port, waits)
+
+
+def host_spec(run_dir: Path, gateway: str, command: Sequence[str]) -> ServiceSpec:
+    """Return how the program that holds a run's environment is started; `gateway` is the URL it asks."""
+    told = {"ANTIPHON_GATEWAY": gateway, "ANTIPHON_TOKEN": read_token(run_dir / HOST_TOKEN), VARIABLE: ""}
+    return ServiceSpec("host", ("host",), told, command=tuple(command))
 
 
 def learner_environment() -> dict[str, str]:

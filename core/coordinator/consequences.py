@@ -68,7 +68,7 @@ def take_back(
     if discard:
         yield Forget((prefix_name(held.group_id),))
     if hung and group.group_id in loop.run.open_groups:
-        yield from move_back(loop, group, None if kept is None else kept.oldest_version)
+        yield from move_back(loop, group, None if kept is None else min(kept.versions, default=None))
 
 
 def move_back(loop: LoopState, group: GroupState, oldest_version: int | None) -> Decision[None]:

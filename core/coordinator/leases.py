@@ -68,7 +68,8 @@ def grant(
     )
     if plan.group_ids and not (held_back or goes_back):
         return (yield from _grant(loop, plan, request, now))
-    if groups > 0 and (group_id := _duplicate(loop, request, now)) is not None:
+    # A host answers one holder of a group.
+    if groups > 0 and not loop.hosted and (group_id := _duplicate(loop, request, now)) is not None:
         return (yield from _grant_duplicate(loop, group_id, request, now))
     reason = plan.reason
     if not groups and (seconds := leases.engines.stands_still_s(member.worker_id)):
@@ -166,7 +167,7 @@ def _grant(
         lease_id = admission.lease_id_of(loop.lease_key, group_id, attempt)
         if prefix is None and loop.leases.partial_groups.waiting(group_id) is not None:
             yield Forget((prefix_name(group_id),))
-        oldest = held_version if prefix is None else min(held_version, prefix.oldest_version)
+        oldest = min([held_version, *(() if prefix is None else prefix.versions)])
         continued = 0 if prefix is None else prefix.tokens
         yield e.LeaseGranted(group_id, lease_id, request.worker_id, attempt, oldest, now, continued)
         granted.append(_lease(loop, groups[group_id], lease_id, attempt, prefix))
@@ -198,7 +199,7 @@ def _prefix(loop: LoopState, group_id: str, held_version: int) -> KeptGroup | No
     if kept is None or group is None or not _usable(loop, kept, held_version):
         return None
     window = window_of(loop.run, loop.config.loop, group)
-    return kept if window.admits(kept.oldest_version) else None
+    return kept if all(map(window.admits, kept.versions)) else None
 
 
 def _usable(loop: LoopState, kept: KeptGroup, held_version: int) -> bool:

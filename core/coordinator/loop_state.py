@@ -9,7 +9,7 @@ worker registers.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from antiphon.core.checks import TokenRules
@@ -147,6 +147,11 @@ class LoopState:
         return limits if isinstance(limits, TurnLimits) else None
 
     @property
+    def hosted(self) -> bool:
+        """Whether hosts of others' environments say prompts and answers; the run's own prompts are empty."""
+        return bool(getattr(self.prompts, "hosted", False))
+
+    @property
     def reward_range(self) -> RewardRange:
         """Return the least and the largest reward of the environment."""
         known = range_of(self.run.pinned)  # all there is of a run that is only looked at
@@ -157,6 +162,8 @@ class LoopState:
         limits = self.limits
         if limits is None:
             return None
+        if self.hosted:
+            return replace(limits, context=self.config.rollout.max_model_tokens)
         room = self.config.rollout.max_model_tokens - len(self.prompt_of(group).token_ids)
         return TurnLimits(limits.turns, min(limits.tokens, room))
 

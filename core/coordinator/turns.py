@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from antiphon.core.checks import failure_line
+from antiphon.core.checks import LONGEST_TEXT, failure_line
 from antiphon.core.coordinator.consequences import begin_again, check_of, strike
 from antiphon.core.coordinator.groups import hold_until
 from antiphon.core.coordinator.loop_state import Decision, LoopState, OpenTurn
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
-from antiphon.core.loop.turns import answer_key, check_answered
+from antiphon.core.loop.turns import answer_key, check_answered, sampled_turn
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import (
     FinishReason,
@@ -54,7 +54,7 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         row = _row(loop, request)
         if row is None:
             return TurnReply(answered=False, kept=_kept(loop, request))
-        check(row)  # a piece alone does not show how long its turn is
+        check(row)  # a piece alone does not show how long its turn is, or its context
         where = f"a turn of group {group.group_id}, sample {row.sample_index}"
         digest = check_answered(row, row.sample_index, group.answers, where)
         name = f"{group.group_id}/{answer_key(row.sample_index, digest)}"
@@ -68,7 +68,12 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
     answer = group.answers.get(answer_key(row.sample_index, digest))
     if answer is not None:
         over = FinishReason(answer.finish_reason) if answer.finish_reason else None
-        return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request))
+        return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request), anew=answer.anew)
+    if limits.hosted:
+        turns = group.turns.get(row.sample_index, ())
+        sampled = sampled_turn(row, turns, group.group_id, request.worker_id, now)
+        if sampled is not None:
+            yield sampled
     if name not in loop.turns:
         # A lease has one row of each sample: another question of it waits for nothing any more.
         asked = request.lease_id, row.sample_index
@@ -86,7 +91,7 @@ def _kept(loop: LoopState, request: TurnRequest) -> int:
 def _check_number(group: GroupState, sample_index: int, limits: TurnLimits, where: str) -> None:
     """Refuse a sample with more answers than its leases can have asked for, each with a row of its own."""
     answers = sum(answer.sample_index == sample_index for answer in group.answers.values())
-    if answers > limits.turns * max(1, group.attempt):
+    if answers > (limits.turns + limits.hosted) * max(1, group.attempt):  # a host's first one is the prompt
         raise ContractError(f"{where}: {answers} rows of it were answered; a lease has one")
 
 
@@ -113,6 +118,10 @@ def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest
         token_ids=row.token_ids,
         observed=row.observed,
         limits=limits,
+        # A host may ask for a turn again, with all that is known of it.
+        logprobs=row.logprobs if limits.hosted else row.logprobs[:0],
+        spans=row.spans if limits.hosted else (),
+        breaks=row.breaks,
     )
 
 
@@ -126,7 +135,9 @@ def to_answer(loop: LoopState, limit: int, now: float) -> list[TurnToAnswer]:
     free = [turn for turn in loop.turns.values() if turn.deadline_s <= now][: max(0, limit)]
     free = page(free, lambda t: group_bytes(1, t.question.token_ids.size, len(t.question.prompt_token_ids)))
     for turn in free:
-        turn.deadline_s = hold_until(loop, turn.handed_out, now)
+        # A question that waits for a host is no sign of a slow service: one that starts again soon hears it.
+        overdue = 0 if turn.question.limits.hosted else turn.handed_out
+        turn.deadline_s = hold_until(loop, overdue, now)
         turn.handed_out += 1
     return [turn.question for turn in free]
 
@@ -157,6 +168,8 @@ def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> 
             reward=answer.reward,
             failure=failure_line(answer.failure) if answer.failure else "",
             at_s=now,
+            anew=answer.anew,
+            host=answer.host[:LONGEST_TEXT],
         )
         loop.fleet.work_done += 1
         taken += 1
@@ -172,7 +185,10 @@ def _problem(loop: LoopState, question: TurnToAnswer, answer: TurnAnswer) -> str
         return "either tokens are to be observed, or the trajectory is over"
     if over and not math.isfinite(answer.reward):
         return f"the reward is {answer.reward}, no finite number"
-    room = question.limits.tokens - question.token_ids.size
+    limits, size = question.limits, int(question.token_ids.size)
+    if answer.anew and (over or not size or not limits.hosted):
+        return "a branch begins with what a host says to a turn"
+    room = limits.longest((*question.breaks, size) if answer.anew else question.breaks) - size
     if not over and len(answer.token_ids) >= room:
         return f"{len(answer.token_ids)} tokens leave no place for a turn in the {room} that are left"
     rules = loop.rules

@@ -110,6 +110,8 @@ def accept_submission(
         limits=limits,
     )
     versions = [span.version for trajectory in submission.trajectories for span in trajectory.spans]
+    # A host that fails at once leaves no token of any version.
+    versions = versions or [group.held_version if group.version is None else group.version]
     oldest = min(versions)
     found: list[e.JournalEvent] = [
         e.GroupSubmitted(

@@ -180,6 +180,27 @@ class TurnAnswered(JournalEvent):
     failure: str
     """Why there is no reward; empty where there is one."""
     at_s: float
+    anew: bool = False  # the tokens begin a branch
+    host: str = ""  # which host of others' environments said it; "" for an environment of the run's own
+
+
+@_event("turn.sampled")
+class TurnSampled(JournalEvent):
+    """A turn of a sample ended that a host may ask for again; its tokens stand here before it is answered."""
+
+    group_id: str
+    sample_index: int
+    worker_id: str
+    start: int
+    """Tokens of the row that earlier events have; 0 where it was begun again."""
+    token_ids: tuple[int, ...]
+    """The tokens from there to the end of the turn, observed ones included."""
+    logprobs: tuple[float, ...]  # of these tokens
+    spans: tuple[tuple[int, int, int, bool], ...]  # (version, start, stop, kept_cache), within the row
+    observed: tuple[tuple[int, int], ...]
+    breaks: tuple[int, ...]
+    finish_reason: str  # stop or length
+    at_s: float
 
 
 @_event("group.rewarded")

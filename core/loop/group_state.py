@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from antiphon.core.frozen import frozen
-from antiphon.core.loop.events import BatchSealed, StepCommitted, TurnAnswered
+from antiphon.core.loop.events import BatchSealed, StepCommitted, TurnAnswered, TurnSampled
 from antiphon.core.records import BatchRef, DraftingStatistics, StepCommit
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.voided_batch import VoidedBatch
@@ -93,6 +93,8 @@ class GroupState:
     """Sample -> why it could not be scored; its reward stands for nothing."""
     answers: dict[str, TurnAnswered] = field(default_factory=dict)
     """What the environment said to its turns, by `core.loop.turns.answer_key`."""
+    turns: dict[int, tuple[TurnSampled, ...]] = field(default_factory=dict)
+    """Sample -> its turns that a host may ask for again, in order; what its next holder continues from."""
 
     def offer_again(self) -> None:
         """Forget what was handed in; the leases that were granted stay known."""

@@ -9,7 +9,7 @@ Who sampled which tokens stays known, because a beginning is handed on without b
 Legend: G samples of a group, T tokens of a piece.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -62,9 +62,9 @@ class KeptGroup:
         return sum(_held(sample.whole) for sample in self.samples)
 
     @property
-    def oldest_version(self) -> int:
-        """Return the oldest policy version among the tokens."""
-        return min(sample.whole.oldest_version for sample in self.samples)
+    def versions(self) -> set[int]:
+        """Return the policy versions among the tokens; none where all of them were observed."""
+        return {span.version for sample in self.samples for span in sample.whole.spans}
 
     def continued_by(self, version: int) -> bool:
         """Return whether a worker that holds `version` may go on: along a completion versions never fall."""
@@ -93,9 +93,9 @@ class _Growing:
         return self.pieces[-1].stop if self.pieces else 0
 
     @property
-    def spans(self) -> tuple[VersionSpan, ...]:
-        """Return the version spans of the newest piece with sampled tokens; the first one has some."""
-        return next(piece.spans for piece in reversed(self.pieces) if piece.spans)
+    def last_span(self) -> VersionSpan | None:
+        """Return the newest version span; None before the first one."""
+        return next((piece.spans[-1] for piece in reversed(self.pieces) if piece.spans), None)
 
     @property
     def held(self) -> int:
@@ -106,15 +106,15 @@ class _Growing:
         """Keep a copy of what is new in a piece that continues what is here; its message is not held."""
         count = self.count
         new = None if piece.start > count else rest_of(piece, count)
-        if new is None:
+        if new is None or not new.token_ids.size:
             return
         if self.pieces:
-            reason, before = self.pieces[-1].finish_reason, self.spans[-1]
+            reason, before = self.pieces[-1].finish_reason, self.last_span
             # After a turn, what the environment answered comes next.
             answered = bool(new.observed) and new.observed[0][0] == count
             if reason is not None and not (reason.ends_turn and answered):
                 return
-            if new.spans and not may_follow(before, new.spans[0]):
+            if new.spans and before is not None and not may_follow(before, new.spans[0]):
                 return
         tokens, logprobs, spans = new.token_ids.copy(), new.logprobs.copy(), merged(new.spans)
         self.pieces.append(replace(new, token_ids=tokens, logprobs=logprobs, spans=spans))
@@ -241,6 +241,16 @@ class PartialGroups:
         self.held -= 0 if kept is None else kept.held
 
 
+def with_turns(kept: KeptGroup | None, turns: Iterable[tuple[str, PartialTrajectory]]) -> KeptGroup | None:
+    """Return what is kept of a group with what its holders sampled since: (worker id, piece), in order."""
+    samples: dict[int, _Growing] = {}
+    for sample in () if kept is None else kept.samples:
+        samples[sample.whole.sample_index] = _Growing([sample.whole], list(sample.authors))
+    for worker_id, piece in turns:
+        samples.setdefault(piece.sample_index, _Growing()).append(piece, worker_id)
+    return _kept_group(samples)
+
+
 def authorship(
     given: KeptGroup | None, trajectories: Sequence[Trajectory], worker_id: str
 ) -> tuple[Authorship, ...]:
@@ -304,5 +314,9 @@ def _held(piece: PartialTrajectory) -> int:
 
 
 def _snapshot(group: _GrowingGroup) -> KeptGroup | None:
-    kept = tuple(sample.kept() for _, sample in sorted(group.samples.items()) if sample.pieces)
+    return _kept_group(group.samples)
+
+
+def _kept_group(samples: Mapping[int, _Growing]) -> KeptGroup | None:
+    kept = tuple(sample.kept() for _, sample in sorted(samples.items()) if sample.pieces)
     return KeptGroup(kept) if kept else None

@@ -219,6 +219,8 @@ def _lease_granted(event: e.LeaseGranted, state: RunState) -> None:
     group.lease_id, group.worker_id, group.attempt = event.lease_id, event.worker_id, event.attempt
     group.held_version, group.leased_at_s = event.held_version, event.at_s
     group.holders[event.lease_id] = name_of_worker(event.worker_id)
+    if not event.continued:
+        group.turns = {}
 
 
 def _lease_expired(event: e.LeaseExpired, state: RunState) -> None:
@@ -229,6 +231,8 @@ def _lease_expired(event: e.LeaseExpired, state: RunState) -> None:
         group.twin_lease_id = group.twin_worker_id = ""
         return
     group.phase, group.lease_id, group.worker_id = GroupPhase.OPEN, "", ""
+    if not event.kept:
+        group.turns = {}
     state.groups_requeued += event.waste != "duplicate"  # then it is handed in at the same moment
 
 
@@ -263,6 +267,7 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     group.generation_s, group.submitted_at_s = event.generation_s, event.at_s
     group.drafting = event.drafting
     group.twin_lease_id = group.twin_worker_id = ""
+    group.turns = {}
     state.lengths.add(group.prompt_index, event.token_counts if group.evaluation is None else ())
     receipt = Receipt(event.lease_id, event.payload_digest, state.next_seal, authors=event.authors)
     state.receipts[event.group_id] = receipt
@@ -271,6 +276,13 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
 def _turn_answered(event: e.TurnAnswered, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.OPEN, GroupPhase.LEASED)
     group.answers[answer_key(event.sample_index, event.row_digest)] = event
+
+
+def _turn_sampled(event: e.TurnSampled, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.OPEN, GroupPhase.LEASED)
+    known = group.turns.get(event.sample_index, ())
+    before = tuple(turn for turn in known if turn.start < event.start)
+    group.turns[event.sample_index] = (*before, event)
 
 
 def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
@@ -425,6 +437,7 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.GroupMovedBack: _group_moved_back,
     e.GroupSubmitted: _group_submitted,
     e.TurnAnswered: _turn_answered,
+    e.TurnSampled: _turn_sampled,
     e.GroupRewarded: _group_rewarded,
     e.GroupDropped: _group_dropped,
     e.BatchSealed: _batch_sealed,

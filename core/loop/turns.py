@@ -3,14 +3,22 @@
 An answer is named by the row that it answers, so a worker that samples this row again gets the same answer.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from blake3 import blake3
 
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.events import TurnAnswered
-from antiphon.core.records import Completion, GroupSubmission, SampleReward
+from antiphon.core.loop.events import TurnAnswered, TurnSampled
+from antiphon.core.records import (
+    Completion,
+    FinishReason,
+    GroupSubmission,
+    PartialTrajectory,
+    SampleReward,
+    VersionSpan,
+)
+from antiphon.core.spans import joined, rest_of
 
 DIGEST_BYTES = 16
 Answers = Mapping[str, TurnAnswered]
@@ -29,6 +37,8 @@ def _digests(row: Completion) -> Iterator[str]:
         hashed.update(tokens[at:stop].tobytes())
         hashed.update(int(stop).to_bytes(4, "little"))  # so that the ranges are part of it
         yield hashed.hexdigest(DIGEST_BYTES)
+        if stop in row.breaks:
+            hashed.update(b"anew")
         at = stop
 
 
@@ -44,7 +54,9 @@ def check_answered(row: Completion, sample_index: int, answers: Answers, where: 
     for (start, stop), digest in zip(row.observed, digests, strict=False):
         answer, said = answers.get(answer_key(sample_index, digest)), row.token_ids[start:stop].tolist()
         whole = () if answer is None else answer.token_ids
-        if tuple(said) != whole[: len(said)] or (stop < row.stop and len(said) < len(whole)):
+        anew = answer is not None and answer.anew
+        partly = stop < row.stop and len(said) < len(whole)
+        if tuple(said) != whole[: len(said)] or partly or anew != (start in row.breaks):
             raise ContractError(
                 f"{where}: tokens [{start}, {stop}) are not what its environment answered; "
                 "hand in what the coordinator said"
@@ -70,5 +82,55 @@ def rewards_of(submission: GroupSubmission, answers: Answers) -> tuple[SampleRew
         where = f"group {submission.group_id}, trajectory {x.sample_index}"
         digest = check_answered(x, x.sample_index, answers, where)
         answer = answers[answer_key(x.sample_index, digest)]
-        found.append(SampleReward(x.sample_index, answer.reward, answer.failure))
+        if x.sampled_tokens:
+            found.append(SampleReward(x.sample_index, answer.reward, answer.failure))
+        else:
+            failure = answer.failure or "its host ended it before a token was sampled"
+            found.append(SampleReward(x.sample_index, 0.0, failure))
     return tuple(found)
+
+
+def sampled_turn(
+    row: PartialTrajectory, known: Sequence[TurnSampled], group_id: str, worker_id: str, now: float
+) -> TurnSampled | None:
+    """Return the event of a turn that ended with `row`, the whole of a sample; None where it is `known`."""
+    before = row_of(known)
+    size = min(row.stop, before.stop) if before is not None else 0
+    if before is not None and np.array_equal(row.token_ids[:size], before.token_ids[:size]):
+        piece = rest_of(row, before.stop)
+    else:  # it was begun again, by a worker that could not go on
+        piece = row
+    if piece is None or not piece.token_ids.size:
+        return None
+    assert piece.finish_reason is not None, "a turn has ended"
+    return TurnSampled(
+        group_id=group_id,
+        sample_index=row.sample_index,
+        worker_id=worker_id,
+        start=piece.start,
+        token_ids=tuple(piece.token_ids.tolist()),
+        logprobs=tuple(piece.logprobs.tolist()),
+        spans=tuple((s.version, s.start, s.stop, s.kept_cache) for s in piece.spans),
+        observed=piece.observed,
+        breaks=piece.breaks,
+        finish_reason=piece.finish_reason.value,
+        at_s=now,
+    )
+
+
+def piece_of_turn(event: TurnSampled) -> PartialTrajectory:
+    """Return the tokens that an event has of a sample."""
+    return PartialTrajectory(
+        np.array(event.token_ids, dtype=np.int32),
+        np.array(event.logprobs, dtype=np.float32),
+        tuple(VersionSpan(*span) for span in event.spans),
+        FinishReason(event.finish_reason),
+        sample_index=event.sample_index,
+        observed=event.observed,
+        breaks=event.breaks,
+    )
+
+
+def row_of(turns: Sequence[TurnSampled]) -> PartialTrajectory | None:
+    """Return the row of a sample, from the events of its turns in order; None where there are none."""
+    return joined([piece_of_turn(event) for event in turns]) if turns else None

@@ -29,6 +29,8 @@ class Scope(StrEnum):
     """Hand in groups."""
     PULL = "pull"
     """Fetch manifests and chunks of weights."""
+    SAMPLE = "sample"
+    """Ask the gateway for tokens, and report rewards: hosts of environments."""
     ADMIN = "admin"
     """Everything: the run's own services, and people who look after it."""
 
@@ -85,7 +87,7 @@ def check_claims(claims: TokenClaims) -> None:
             "dashes and underscores"
         )
     if not claims.scopes:
-        raise ContractError("an access token needs at least one scope: lease, submit, pull or admin")
+        raise ContractError(f"an access token needs at least one scope: {', '.join(Scope)}")
     if claims.max_leases < 1:
         raise ContractError(f"max_leases={claims.max_leases} would allow nothing; give 1 or more")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.records import BatchRow, RowTiming
+from antiphon.lineage.samples import texts_of
 
 PREVIEW_CHARACTERS = 1000
 """What MLflow's table of traces shows of prompt and completion."""
@@ -55,7 +56,7 @@ def log_trace(
     trace_id, seconds = f"tr-{digits[:32]}", note.generation_s
     began_ns = int((at - seconds) * 1e9)
     began_ms = began_ns // 1_000_000
-    prompt, completion = decode(row.prompt_token_ids), decode(row.token_ids)
+    prompt, completion = texts_of(row, decode)
     sizes = int(row.prompt_token_ids.size), int(row.token_ids.size)
     usage = {"input_tokens": sizes[0], "output_tokens": sizes[1], "total_tokens": sum(sizes)}
     reward = Feedback(

@@ -197,6 +197,15 @@ class Guard:
             meters.calls += 1
         return caller
 
+    def check_bearer(self, authorization: str, scope: Scope) -> None:
+        """Let in a call over HTTP, which shows a token and no certificate.
+
+        Raises:
+            Refusal: when it is not let in.
+        """
+        claims = self._claims(authorization)
+        self._check_access(Caller("", scope, claims, (claims.worker_name,)), scope)
+
     def leave(self, caller: "Caller") -> None:
         """Note that a call has ended."""
         if not caller.is_admin:

@@ -14,6 +14,7 @@ from antiphon.core.seeds import conversation_seed
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment, opening
 from antiphon.environments.environment import Problem, reward_range_of
 from antiphon.environments.file import FileEnvironment
+from antiphon.environments.host import HostEnvironment
 from antiphon.models.codec import resolve_model_path
 from antiphon.models.directory import end_tokens
 from antiphon.models.rendering import Renderer
@@ -45,6 +46,8 @@ class EnvironmentPrompts:
         self.files = files
         """What `input_files` found."""
         self.reward_range = reward_range_of(environment)
+        self.hosted = isinstance(environment, HostEnvironment)
+        """Whether prompts are empty, and rows begin with what a host says."""
         self._environment = environment
         self._renderer = renderer
         self._max_prompt_tokens = max_prompt_tokens
@@ -70,6 +73,8 @@ class EnvironmentPrompts:
         return prompt
 
     def _token_ids(self, problem: Problem) -> tuple[int, ...]:
+        if self.hosted:
+            return ()
         if not isinstance(self._environment, ConversationEnvironment):
             return self._renderer.encode_prompt(problem.text)
         messages = opening(self._environment, problem, conversation_seed(self._seed, problem.key))
@@ -92,6 +97,8 @@ class EnvironmentPrompts:
         around one text as around another.
         """
         rows = self._environment
+        if self.hosted:
+            return ()
         if not isinstance(rows, FileEnvironment):
             return range(size)
         room = self._max_prompt_tokens - len(self._renderer.encode_prompt("x"))
@@ -117,7 +124,11 @@ def prompts_of(
     section, limits = config.environment, None
     if isinstance(environment, ConversationEnvironment):
         longest = section.max_trajectory_tokens or config.rollout.max_model_tokens
-        limits = TurnLimits(section.max_turns, min(longest, config.rollout.max_model_tokens))
+        hosted = isinstance(
+            environment, HostEnvironment
+        )  # a row's branches each have all of the engine's room
+        most = longest if hosted else min(longest, config.rollout.max_model_tokens)
+        limits = TurnLimits(section.max_turns, most)
         samples = max(config.loop.group_size, config.evaluation.samples)
         size = group_bytes(samples, samples * limits.tokens, config.rollout.max_model_tokens)
         if not fits(size):
@@ -129,6 +140,11 @@ def prompts_of(
     return EnvironmentPrompts(environment, renderer, room, rules, files, limits, section.seed)
 
 
+def renders_turns(environment: AnyEnvironment) -> bool:
+    """Return whether a run needs a renderer that goes on with conversations; hosts may have their own."""
+    return isinstance(environment, ConversationEnvironment) and not isinstance(environment, HostEnvironment)
+
+
 def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     """Build the prompts of a run from its environment and its model's tokenizer, and check them.
 
@@ -138,7 +154,7 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     from antiphon.environments.registry import environment_of  # brings every task along: slow to import
 
     environment = environment_of(config.environment)
-    renderer = Renderer.load(config, turns=isinstance(environment, ConversationEnvironment))
+    renderer = Renderer.load(config, turns=renders_turns(environment))
     folder = Path(resolve_model_path(config.model.path))
     # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
     ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()

@@ -32,8 +32,9 @@ from antiphon.core.errors import AntiphonError, BlockedError, IntegrityError, Un
 from antiphon.core.loop import assembly, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, heldout_group_id
+from antiphon.core.loop.partials import with_turns
 from antiphon.core.loop.run_state import RunState, fold
-from antiphon.core.loop.turns import answer_key
+from antiphon.core.loop.turns import answer_key, piece_of_turn
 from antiphon.core.records import GroupSubmission
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -160,7 +161,11 @@ class RunStateMachine:
             if group.phase not in (GroupPhase.OPEN, GroupPhase.LEASED):
                 continue
             body = await self.journal.payload(prefix_name(group.group_id)) if group.attempt else None
-            kept = None if body is None else payloads.load_prefix(body)
+            turns = [turn for own in group.turns.values() for turn in own]
+            kept = with_turns(
+                None if body is None else payloads.load_prefix(body),
+                [(turn.worker_id, piece_of_turn(turn)) for turn in turns],
+            )
             if group.phase is GroupPhase.LEASED:
                 leases.begin(group.lease_id, group, group.worker_id, now, kept)
                 if group.twin_lease_id:

@@ -72,7 +72,7 @@ def seal_batch(
     outcomes = [*map(GroupOutcome.of, rewarded), *since_seal.filtered]
     rewards = [reward for group in outcomes for reward in group.rewards]
     lengths = [length for group in outcomes for length in group.token_counts]
-    staleness = Counter(plan.step - row.oldest_version for row in rows)
+    staleness = Counter(plan.step - row.oldest_version for row in rows if row.spans)
     return BatchSealed(
         step=plan.step,
         group_ids=tuple(group.group_id for group in plan.used),
@@ -174,6 +174,7 @@ def _row(
         spans=trajectory.spans,
         finish_reason=trajectory.finish_reason,
         observed=trajectory.observed,
+        breaks=trajectory.breaks,
         reward=reward,
         advantage=advantage,
         failure=failure,

@@ -270,6 +270,8 @@ class CoordinatorService(Coordinator):
             now = machine.clock()
             found = turns.to_answer(loop, limit, now)
             if found or now >= deadline:
+                if found and loop.hosted:
+                    await machine.written()  # a turn that a host has heard of is heard alike for good
                 return found
             free_again = min((turn.deadline_s for turn in loop.turns.values()), default=deadline)
             await machine.turns.wait(min(deadline, free_again) - now)

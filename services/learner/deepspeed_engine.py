@@ -26,7 +26,7 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
-from antiphon.services.learner.packing import MicroBatch
+from antiphon.services.learner.packing import MicroBatch, count_trajectories
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
 from antiphon.system import failpoints
 from antiphon.weights.snapshot import Weights, published_entries
@@ -141,7 +141,7 @@ class DeepSpeedEngine:
             IntegrityError: when the loss or the gradient is no number; make a new engine then.
         """
         totals = UpdateTotals(
-            trajectories=left_out.trajectories + sum(len(batch.advantages) for batch in batches),
+            trajectories=left_out.trajectories + count_trajectories(batches),
             tokens=left_out.tokens + sum(batch.completion_tokens for batch in batches),
         )
         loss, metrics = self.sum_gradients(batches, totals, proximal_logprobs, done)

@@ -138,10 +138,13 @@ class Objective:
         """
         logprobs = self.logprobs(hidden, head, batch)
         old, weight, found = self.ingredients(logprobs.detach(), batch, proximal_logprobs)
+        # Where each trajectory counts alike, its branches do by their parts of its tokens. The loss of a
+        # token is in proportion to the advantage.
+        shares = batch.shares if self.options["loss_type"] == "grpo" else 1.0
         loss, _ = LigerFusedLinearGRPOFunction.ppo_loss_fn(
             logprobs,
             batch.mask,
-            batch.advantages,
+            batch.advantages * shares,
             batch.mask,
             old_per_token_logps=old,
             vllm_is_ratio=weight,
@@ -150,11 +153,11 @@ class Objective:
         )
         return self.share(loss, len(batch.advantages), totals), found
 
-    def share(self, loss: torch.Tensor, trajectories: int, totals: UpdateTotals) -> torch.Tensor:
-        """Return the share of the update's loss that liger's loss of this many of its trajectories is."""
+    def share(self, loss: torch.Tensor, sequences: int, totals: UpdateTotals) -> torch.Tensor:
+        """Return the share of the update's loss that liger's loss of this many of its sequences is."""
         if self.options["loss_type"] in ("grpo", "dr_grpo"):
-            # These two average over the trajectories they see; make it the update's average.
-            return loss * (trajectories / totals.trajectories)
+            # These two average over the sequences they see; make it an average over all trajectories.
+            return loss * (sequences / totals.trajectories)
         return loss
 
     def ingredients(

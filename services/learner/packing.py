@@ -1,12 +1,14 @@
 """Packing: rows of a batch become micro-batches under a token budget, in one canonical order.
 
-Rows stand in the lexicographic order of their tokens, so that neighbours begin alike, and what they have in
-common is computed once (`shared_rows`). A row's last token predicts nothing and is left out. The output head
-gets each state that predicts a completion token once for every token it predicts: neither prompts nor
-padding. The order depends on the rows alone, never on arrival.
+A row whose context begins anew (`Completion.breaks`) is several sequences, one for each branch, with the
+advantage of all; each sampled token is in one of them. Sequences stand in the lexicographic order of their
+tokens, so that neighbours begin alike, and what they have in common is computed once (`shared_rows`). The
+last token of one predicts nothing and is left out. The output head gets each state that predicts a completion
+token once for every token it predicts: neither prompts nor padding. The order depends on the rows alone,
+never on arrival.
 
-Legend: N positions the model computes, P pairs of a position and the token that follows it, R trajectories
-of the micro-batch, T completion tokens of the longest of them.
+Legend: N positions the model computes, P pairs of a position and the token that follows it, R sequences of
+the micro-batch, T completion tokens of the longest of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +21,7 @@ import torch
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow
-from antiphon.core.spans import check_cover, token_versions
+from antiphon.core.spans import branches, check_cover, clipped, shifted, token_versions, within
 from antiphon.cpu.copies import Copies, copies_of
 from antiphon.cpu.shared_rows import SharedRows, common_lengths, share_rows
 
@@ -49,8 +51,11 @@ class MicroBatch:
     """[R] float32."""
     staleness: torch.Tensor
     """[R, T] int64: step minus the version that sampled the token, versions."""
-    rows: tuple[tuple[str, int], ...] = ()
-    """Group id and sample index of each of the R trajectories."""
+    shares: torch.Tensor
+    """[R] float32: the part of its trajectory's sampled tokens that a sequence has; 1 where it is the only
+    one."""
+    rows: tuple[tuple[str, int], ...]
+    """Group id and sample index of each of the R sequences."""
 
     @property
     def positions(self) -> int:
@@ -83,6 +88,8 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
     """
     for row in rows:
         _check_row(row)
+    sampled = {(row.group_id, row.sample_index): row.sampled_tokens for row in rows}
+    rows = [part for row in rows for part in sequences_of(row)]
     inputs = [np.concatenate([row.prompt_token_ids, row.token_ids[:-1]]).astype(np.int64) for row in rows]
     keys = [(ids.tolist(), row.group_id, row.sample_index) for ids, row in zip(inputs, rows, strict=True)]
     order = sorted(range(len(rows)), key=keys.__getitem__)
@@ -120,10 +127,39 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
                 behaviour_logprobs=torch.from_numpy(behaviour),
                 advantages=torch.tensor([row.advantage for row in part], dtype=torch.float32),
                 staleness=torch.from_numpy(staleness),
+                shares=torch.tensor(
+                    [row.sampled_tokens / sampled[row.group_id, row.sample_index] for row in part],
+                    dtype=torch.float32,
+                ),
                 rows=tuple((row.group_id, row.sample_index) for row in part),
             )
         )
     return batches
+
+
+def count_trajectories(batches: Iterable[MicroBatch]) -> int:
+    """Return how many trajectories the sequences of some micro-batches belong to."""
+    return len({row for batch in batches for row in batch.rows})
+
+
+def sequences_of(row: BatchRow) -> list[BatchRow]:
+    """Return the branches of a row as rows without breaks, whose prompts are what they began with."""
+    found = []
+    for branch in branches(row.prompt_token_ids, row):
+        start, stop = branch.start, branch.stop
+        observed = within(row.observed, start, stop)
+        part = replace(
+            row,
+            prompt_token_ids=branch.context,
+            token_ids=row.token_ids[start:stop],
+            logprobs=row.logprobs[start:stop],
+            spans=shifted(clipped(row.spans, start, stop), -start),
+            observed=tuple((first - start, last - start) for first, last in observed),
+            breaks=(),
+        )
+        if part.spans:
+            found.append(part)
+    return found
 
 
 def _cut(lengths: Sequence[int], common: Sequence[int], token_budget: int) -> list[slice]:
@@ -150,7 +186,9 @@ def deal_groups(group_ids: Iterable[str], updates: int) -> list[frozenset[str]]:
 
 def _check_row(row: BatchRow) -> None:
     where = f"sample {row.sample_index} of group {row.group_id}"
-    if not len(row.prompt_token_ids) or not len(row.token_ids):
+    if not row.sampled_tokens or any(
+        not branch.context.size for branch in branches(row.prompt_token_ids, row)
+    ):
         raise ContractError(
             f"{where} has {len(row.prompt_token_ids)} prompt and {len(row.token_ids)} completion tokens; "
             "both must be at least 1"

@@ -25,7 +25,12 @@ from antiphon.lineage.rollout_table import LeftOut, read_batch
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
-from antiphon.services.learner.packing import MicroBatch, deal_groups, make_micro_batches
+from antiphon.services.learner.packing import (
+    MicroBatch,
+    count_trajectories,
+    deal_groups,
+    make_micro_batches,
+)
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import TrainedStep, Training
 
@@ -203,7 +208,7 @@ def _metrics(updates: Sequence[Sequence[MicroBatch]], done: Sequence[UpdateMetri
         "loss": sum(update.loss for update in done) / len(done),
         "gradient_norm": sum(update.gradient_norm for update in done) / len(done),
         "completion_tokens": float(len(learner)),
-        "trajectories": float(sum(len(batch.advantages) for batch in batches)),
+        "trajectories": float(count_trajectories(batches)),
         "padding_share": 1.0 - sum(batch.shared.real_slots for batch in batches) / slots,
         "micro_batches": float(len(batches)),
         **describe_tokens(

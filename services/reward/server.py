@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from antiphon.core.config import RunConfig
@@ -12,6 +13,7 @@ from antiphon.core.config_sections import FILE
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
 from antiphon.environments.environment import Environment, reward_range_of
 from antiphon.environments.file import located
+from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import folders_of, secret_values
 from antiphon.environments.scoring.conversations import ConversationPool, InProcessConversations
 from antiphon.environments.scoring.messages import ScoringTask
@@ -96,12 +98,14 @@ async def serve_reward(
     reward_with: tuple[AnyEnvironment, Decoder] | None = None,
     credentials: Credentials | None = None,
     stop: StopRequest | None = None,
+    run_dir: Path | None = None,
 ) -> None:
     """Reward the groups of one run until it is finished or the process is asked to stop.
 
     Port 0 picks a free one; `ready` is called with it. `reward_with` stands in for the environment and
     the decoder that `config` names. Without `credentials`, the services' bundle, it serves without
-    encryption, on loopback alone.
+    encryption, on loopback alone. Where hosts hold the environment they are served in the scorer's place, and
+    `run_dir` keeps what is known of them.
 
     Raises:
         ConfigError: when the environment, the sandbox, the tokenizer or the port cannot be used.
@@ -118,7 +122,15 @@ async def serve_reward(
     async with contextlib.AsyncExitStack() as running:
         scorer: Scorer | None = None
         answer: Answer | None = None
-        if isinstance(environment, ConversationEnvironment):
+        if isinstance(environment, HostEnvironment):
+            from antiphon.models.codec import TextCodec
+            from antiphon.services.reward.gateway import open_gateway  # brings an HTTP server along
+
+            assert isinstance(codec, TextCodec) and run_dir is not None, "a run's own service"
+            guard = None if security is None else security.guard
+            gateway = open_gateway(config, environment, codec, run_dir, guard)
+            answer = (await running.enter_async_context(gateway)).answer
+        elif isinstance(environment, ConversationEnvironment):
             conversations = await running.enter_async_context(conversations_of(config, environment))
             renderer = await asyncio.to_thread(Renderer.load, config, turns=True)
             answer = TurnAnswerer(conversations, renderer, config.environment.seed)

@@ -26,11 +26,12 @@ PULL_TURNS = 64
 """Most turns taken at once."""
 ATTEMPTS = 3
 """How often a turn is asked whose process could not answer."""
-AT_ONCE = 1024
+AT_ONCE = 16_384
 """Turns that wait for the environment at the same time."""
 
-Answer = Callable[[TurnToAnswer], Awaitable[TurnAnswer]]
-"""Has the environment answer one turn; what it does wrong is an answer too."""
+Answer = Callable[[TurnToAnswer], Awaitable[TurnAnswer | None]]
+"""Has the environment answer one turn; what it does wrong is an answer too. None: the question was asked
+again meanwhile, or nobody waits for its answer any more."""
 
 _log = structlog.get_logger(__name__)
 
@@ -121,7 +122,8 @@ async def answer_turns(
 
     async def work(turn: TurnToAnswer) -> None:
         try:
-            answered.put_nowait(await answer(turn))
+            if (said := await answer(turn)) is not None:
+                answered.put_nowait(said)
         finally:
             room.release()
 

@@ -28,7 +28,8 @@ from antiphon.core.records import (
     Trajectory,
 )
 from antiphon.core.requests import TurnReply
-from antiphon.core.spans import joined, rest_of, shifted
+from antiphon.core.seeds import branch_seed
+from antiphon.core.spans import branches, joined, rest_of, shifted
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.system.wakeup import Wakeup
 
@@ -38,6 +39,11 @@ WAITS_KEPT = 4096
 """Turns of which it is known how long they waited."""
 OLD_RATE_SHARE = 0.8
 """Share of the measured rate that stays with each new completion."""
+
+_NOTHING = PartialTrajectory(
+    np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32), (), FinishReason.STOP, sample_index=0
+)
+"""A row before its first token; where a host says what comes first, it stands for a turn that has ended."""
 
 _log = structlog.get_logger(__name__)
 
@@ -62,6 +68,9 @@ class GroupInFlight:
             if prefix.finish_reason is not None:
                 goes_on = lease.limits is not None and prefix.finish_reason.ends_turn
                 (self.waiting if goes_on else self.completions)[index] = prefix
+        if lease.limits is not None and lease.limits.hosted:  # the host says how each sample begins
+            unbegun = [index for index in self.begun if index not in prefixes]
+            self.waiting |= {index: replace(_NOTHING, sample_index=index) for index in unbegun}
         self.drafting: list[DraftingStatistics] = []
         """Of completions that ended here, in that order: the last one knows the newest gain."""
         # The coordinator keeps what it sent along.
@@ -103,15 +112,16 @@ class GroupInFlight:
 
     def request(self, index: int) -> EngineRequest:
         """Return what the engine is to sample next of a sample."""
-        lease, prefix = self.lease, self.prefixes.get(index)
+        lease, row = self.lease, self.prefixes.get(index, _NOTHING)
+        branch = branches(lease.prompt_token_ids, row)[-1]
         return EngineRequest(
             request_id=f"{lease.lease_id}/{index}",
-            prompt_token_ids=lease.prompt_token_ids,
-            seed=lease.seeds[index],
-            sampling=replace(lease.sampling, max_tokens=longest_turn(lease, prefix)),
+            prompt_token_ids=tuple(branch.context.tolist()),
+            seed=branch_seed(lease.seeds[index], branch.number),
+            sampling=replace(lease.sampling, max_tokens=longest_turn(lease, row) - branch.start),
             group=lease.lease_id,
             history=lease.history,
-            prefix_token_ids=() if prefix is None else tuple(prefix.token_ids.tolist()),
+            prefix_token_ids=tuple(row.token_ids[branch.start :].tolist()),
         )
 
     def pieces(self, progress: Mapping[str, EngineProgress]) -> list[PartialTrajectory]:
@@ -128,22 +138,23 @@ class GroupInFlight:
             if whole is None:
                 whole = sampled or prefix if sampled is None or prefix is None else continued(prefix, sampled)
             rest = None if whole is None else rest_of(whole, self._kept[index])
-            if rest is not None:
+            if rest is not None and rest.token_ids.size:
                 pieces.append(piece_of(rest, index))
         return pieces
 
-    def answered(self, index: int, token_ids: Sequence[int], reason: FinishReason | None, now: float) -> None:
+    def answered(self, index: int, reply: TurnReply, now: float) -> None:
         """Take the answer to the turn of a sample: what it observes, or why its trajectory is over."""
-        row = self.waiting.pop(index)
-        if reason is not None:
-            self.completions[index] = replace(row, finish_reason=reason)
+        row, size = self.waiting.pop(index), len(reply.token_ids)
+        if reply.finish_reason is not None:
+            self.completions[index] = replace(row, finish_reason=reply.finish_reason)
             return
         observed = PartialTrajectory(
-            np.array(token_ids, dtype=np.int32),
-            np.zeros(len(token_ids), dtype=np.float32),
+            np.array(reply.token_ids, dtype=np.int32),
+            np.zeros(size, dtype=np.float32),
             (),
             sample_index=index,
-            observed=((row.stop, row.stop + len(token_ids)),),
+            observed=((row.stop, row.stop + size),),
+            breaks=(row.stop,) if reply.anew else (),
         )
         self.prefixes[index] = joined([piece_of(row, index), observed])
         self.begun[index] = now
@@ -156,7 +167,9 @@ class GroupInFlight:
             assert whole.finish_reason is not None, "the completion is whole"
             part = whole.token_ids, whole.logprobs, whole.spans, whole.finish_reason
             trajectories.append(
-                Trajectory(*part, sample_index=index, seed=seed, observed=whole.observed),
+                Trajectory(
+                    *part, sample_index=index, seed=seed, observed=whole.observed, breaks=whole.breaks
+                ),
             )
         drafting, samples = add_statistics(self.drafting), len(trajectories)
         if drafting is not None and drafting.with_history > samples:  # each turn counted its sample
@@ -177,7 +190,7 @@ class GroupInFlight:
 def piece_of(row: Completion, index: int) -> PartialTrajectory:
     """Return a completion, or a piece of one, as what is reported of a sample."""
     part = row.token_ids, row.logprobs, row.spans, row.finish_reason
-    return PartialTrajectory(*part, sample_index=index, observed=row.observed)
+    return PartialTrajectory(*part, sample_index=index, observed=row.observed, breaks=row.breaks)
 
 
 def longest_turn(lease: Lease, row: Completion | None) -> int:
@@ -185,7 +198,8 @@ def longest_turn(lease: Lease, row: Completion | None) -> int:
     if lease.limits is None:
         return lease.sampling.max_tokens
     begun = row.observed[-1][1] if row is not None and row.observed else 0
-    return min(begun + lease.sampling.max_tokens, lease.limits.tokens)
+    longest = lease.limits.longest(() if row is None else row.breaks)
+    return min(begun + lease.sampling.max_tokens, longest)
 
 
 def continued(prefix: PartialTrajectory, sampled: EngineOutput | EngineProgress) -> Completion:
@@ -254,7 +268,7 @@ class WorkInFlight:
         group, now = self.groups[lease_id], asyncio.get_running_loop().time()
         self.turn_waits_s.append(now - group.ended[index])
         group.note_kept_of(index, reply.kept)
-        group.answered(index, reply.token_ids, reply.finish_reason, now)
+        group.answered(index, reply, now)
         if reply.finish_reason is None:
             engine.add([group.request(index)])
         elif len(group.completions) == len(group.lease.seeds):

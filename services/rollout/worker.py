@@ -488,6 +488,9 @@ class RolloutWorker:
                     await self._change.wait(MOST_PAUSE_S)
                 if work.groups.get(lease_id) is group:
                     work.answer(lease_id, index, reply, self._engine)
+            elif reply.kept == piece.start and not work.turns.empty():
+                work.turns.put_nowait((lease_id, index))  # a host may begin others first; these ask now
+                return
             # Where the same is missing again, what was sent found no room there: then all of the row is sent.
             start = reply.kept if reply.kept < row.stop and reply.kept != start else 0
 

@@ -12,6 +12,7 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, PartialTrajectory, VersionSpan
 from antiphon.core.spans import (
     beginning_of,
+    branches,
     check_cover,
     clipped,
     joined,
@@ -22,6 +23,7 @@ from antiphon.core.spans import (
     spans_of_changes,
     token_versions,
 )
+from tests.support.branched_rows import row_of, sampled_of, stories
 
 LENGTH = 12
 versions_of_tokens = st.lists(st.integers(0, 3), min_size=1, max_size=LENGTH)
@@ -154,3 +156,37 @@ def test_a_kept_cache_stays_with_its_tokens(tokens: list[tuple[int, bool]], data
     if (rest := rest_of(one, cut)) is not None and cut:
         begun = beginning_of(one, cut)
         assert joined([begun, rest]).spans == spans
+
+
+@given(stories(), st.data())
+def test_a_row_with_branches_is_cut_and_joined_again(story, data: st.DataObject) -> None:
+    row = row_of(story)
+    spans = merged(row.spans)
+    whole = PartialTrajectory(
+        row.token_ids, row.logprobs, spans, None, sample_index=0, observed=row.observed, breaks=row.breaks
+    )
+    cuts = sorted(data.draw(st.sets(st.integers(1, row.stop), max_size=4)) | {*row.breaks, row.stop})
+    pieces = []
+    for start, stop in pairwise([0, *cuts]):
+        piece = rest_of(beginning_of(whole, stop), start)
+        assert piece is not None and (piece.start, piece.stop) == (start, stop)
+        pieces.append(piece)
+    again = joined(pieces)
+    assert (again.spans, again.observed, again.breaks) == (spans, row.observed, row.breaks)
+    assert again.token_ids.tolist() == row.token_ids.tolist()
+    assert again.logprobs.tolist() == row.logprobs.tolist()
+
+
+@given(stories())
+def test_branches_hold_each_sampled_token_once_behind_what_it_saw(story) -> None:
+    row, found = row_of(story), []
+    versions = token_versions(row)
+    for number, branch in enumerate(branches(row.prompt_token_ids, row)):
+        assert branch.number == number
+        text = [*branch.context.tolist(), *row.token_ids[branch.start : branch.stop].tolist()]
+        for place in range(branch.start, branch.stop):
+            if versions[place] >= 0:
+                position = branch.shift + place
+                sampled = text[position], float(row.logprobs[place]), int(versions[place])
+                found.append((tuple(text[:position]), *sampled))
+    assert found == sampled_of(story)

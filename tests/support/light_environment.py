@@ -47,9 +47,12 @@ class LightPrompts:
 class LightTurnPrompts(LightPrompts):
     """The same prompts, each the beginning of a conversation."""
 
+    hosted = False
+
     def __init__(self, turns: int = 5, tokens: int = 40) -> None:
         self.limits = TurnLimits(turns, tokens)
         self.reward_range = (-2.0, 2.0)
+        self.answer = answer_light_host if self.hosted else answer_light_turn
 
 
 def light_answer(
@@ -80,6 +83,48 @@ def check_light_turns(
     for turns, (start, stop) in enumerate(observed, 1):
         assert light_answer(prompt, row[:start], turns, limits) == list(row[start:stop])
     assert light_answer(prompt, row, len(observed) + 1, limits) == reward
+
+
+class LightHostedPrompts(LightTurnPrompts):
+    """Empty prompts: a host says how each sample begins."""
+
+    hosted = True
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        return Prompt(f"{split}-0-{index}", ())
+
+
+HostSaid = tuple[list[int], bool] | float | None
+"""Tokens and whether they begin a branch, or a reward, or None where the host fails."""
+
+
+def light_host_says(
+    key: str, sample: int, row: Sequence[int], breaks: Sequence[int], turns: int, limits: TurnLimits
+) -> HostSaid:
+    """Return what a toy host says to a row of so many turns; some of its contexts begin anew."""
+    said = sum(key.encode()) + 7 * sample + 5 * sum(breaks)
+    said += sum((place + 1) * token for place, token in enumerate(row))
+    if not row:
+        return None if said % 5 == 0 else ([1 + said % 14, 2, 3], False)
+    context = row[max(breaks, default=0) :]
+    anew = said % 3 == 0
+    tokens = [*context[::2], 5][-9:] if anew else [1 + said % 15]
+    size = len(tokens) + 1 if anew else len(context) + len(tokens) + 1
+    full = size > (limits.context or size) or len(row) + len(tokens) + 1 > limits.tokens
+    return said % 5 - 2.0 if full or said % 7 == 0 or turns == limits.turns else (tokens, anew)
+
+
+async def answer_light_host(turn: TurnToAnswer) -> TurnAnswer:
+    """Answer a turn as a host does; a pure function of the row."""
+    named = (turn.group_id, turn.sample_index, turn.row_digest)
+    assert turn.logprobs.size == turn.token_ids.size and not turn.prompt_token_ids
+    row, turns = turn.token_ids.tolist(), len(turn.observed)
+    said = light_host_says(turn.prompt_key, turn.sample_index, row, turn.breaks, turns, turn.limits)
+    if said is None:
+        return TurnAnswer(*named, finish_reason=FinishReason.FAILED, failure="it broke", host="h")
+    if isinstance(said, float):
+        return TurnAnswer(*named, finish_reason=FinishReason.ENVIRONMENT, reward=said, host="h")
+    return TurnAnswer(*named, token_ids=tuple(said[0]), anew=said[1], host="h")
 
 
 def light_codec() -> TextCodec:

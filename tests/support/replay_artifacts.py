@@ -123,6 +123,8 @@ class TinyRun:
         return BatchRef(step, digest, timings, 8, 2, 0, 0, tokens, 0.5, {0: 4, min(step, 1): 4}, 8.0)
 
     def _row(self, step: int, place: int) -> BatchRow:
+        if place == 3:
+            return self._branched(step)
         rng = np.random.default_rng([step, place])
         prompt = rng.integers(0, VOCABULARY, 4).astype(np.int32)
         length = int(rng.integers(3, 12))
@@ -146,6 +148,41 @@ class TinyRun:
             finish_reason=FinishReason.STOP,
             reward=float(place % 2),
             advantage=1.0 if place % 2 else -1.0,
+        )
+
+    def _branched(self, step: int) -> BatchRow:
+        """Return a row of a host, whose context begins anew before the last turn."""
+        rng, row, context = np.random.default_rng([step, 99]), list[int](), list[int]()
+        logprobs, spans, observed, breaks = list[float](), [], [], []
+        for turn in range(3):
+            said = rng.integers(0, VOCABULARY, 3).tolist()
+            if turn == 2:
+                context = []
+                breaks.append(len(row))
+            observed.append((len(row), len(row) + 3))
+            row, context, logprobs = row + said, context + said, logprobs + [0.0] * 3
+            spans.append(VersionSpan(step, len(row), len(row) + 4))
+            for _ in range(4):
+                p = self._distribution(step, context)
+                token = int(rng.choice(VOCABULARY, p=p))
+                row, context, logprobs = (
+                    [*row, token],
+                    [*context, token],
+                    [*logprobs, float(np.log(p[token]))],
+                )
+        return BatchRow(
+            np.array(row, dtype=np.int32),
+            np.array(logprobs, dtype=np.float32),
+            tuple(spans),
+            FinishReason.ENVIRONMENT,
+            observed=tuple(observed),
+            breaks=tuple(breaks),
+            group_id=f"s{step}-g0",
+            prompt_key="p",
+            sample_index=3,
+            prompt_token_ids=np.empty(0, dtype=np.int32),
+            reward=1.0,
+            advantage=1.0,
         )
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ its digests know nothing of it: without an archive a run is the same, only slowe
 import asyncio
 import dataclasses
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import structlog
 
@@ -75,8 +76,10 @@ class Archive:
         evaluated = group.evaluation is not None
         epoch = group.epoch if group.evaluation is None else group.evaluation
         completions = tuple(
-            PastCompletion(t.token_ids, t.oldest_version, epoch, t.sample_index, reward)
+            PastCompletion(t.token_ids[start:stop], t.oldest_version, epoch, t.sample_index, reward)
             for t, reward in zip(submission.trajectories, rewards, strict=True)
+            for start, stop in pairwise((0, *t.breaks, t.stop))  # a text for each context
+            if t.spans
         )
         change = self._store.add(prompt_key, epoch, completions, evaluated)
         if not (change.kept or change.gone):

@@ -19,7 +19,7 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
-from antiphon.core.loop.events import JournalEvent, TurnAnswered, dump_event, load_event
+from antiphon.core.loop.events import JournalEvent, TurnAnswered, TurnSampled, dump_event, load_event
 from antiphon.core.loop.run_state import RunState
 from antiphon.services.coordinator.journal.databases import open_sql_store
 from antiphon.services.coordinator.journal.state_codec import (
@@ -49,7 +49,7 @@ JOURNAL_NAME = "journal.db"
 GATHER_S = 0.02
 """Least pause between two transactions. An event after a quiet time is written at once; while events keep
 coming they share a transaction, each of which costs milliseconds of a core whatever it holds."""
-URGENT, URGENT_S = (TurnAnswered,), 0.004
+URGENT, URGENT_S = (TurnAnswered, TurnSampled), 0.004
 """Events that a sample waits for, and the pause before a transaction with one."""
 RETRY_S = 1.0
 """Pause before a transaction that found no place is tried again."""

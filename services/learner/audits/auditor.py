@@ -19,7 +19,8 @@ import torch
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
-from antiphon.core.spans import kept_cache_tokens, token_versions
+from antiphon.core.seeds import branch_seed
+from antiphon.core.spans import Branch, branches, kept_cache_tokens, token_versions
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.sampling import gumbel
 from antiphon.sampling.keyed_sampler import (
@@ -73,6 +74,7 @@ class Auditor:
             UnavailableError: when no version of the group is kept any more.
         """
         trajectories = group.submission.trajectories
+        parts = [(t, branch) for t in trajectories for branch in branches(group.prompt_token_ids, t)]
         scores = {t.sample_index: TokenScores.of(t) for t in trajectories}
         versions = sorted({span.version for t in trajectories for span in t.spans if not span.kept_cache})
         filled = 0
@@ -81,20 +83,21 @@ class Auditor:
                 continue
             filled += 1
             # Of tokens that were sampled over a kept cache no clean pass gives the distribution.
-            wanted = [
-                np.flatnonzero((token_versions(t) == version) & ~kept_cache_tokens(t)) for t in trajectories
-            ]
-            own = [place for place, one in enumerate(wanted) if one.size]
-            texts = [(group.prompt_token_ids, trajectories[place].token_ids) for place in own]
-            wanted = [wanted[place] for place in own]
+            masks = {
+                t.sample_index: (token_versions(t) == version) & ~kept_cache_tokens(t) for t in trajectories
+            }
+            found = [np.flatnonzero(masks[t.sample_index][b.start : b.stop]) for t, b in parts]
+            own = [place for place, one in enumerate(found) if one.size]
+            texts = [(b.context, t.token_ids[b.start : b.stop]) for t, b in (parts[place] for place in own)]
+            wanted = [found[place] for place in own]
             for line, places, logits in completion_logits(self._model, texts, wanted, LOGITS_AT_ONCE):
-                trajectory = trajectories[own[line]]
+                trajectory, branch = parts[own[line]]
                 score_tokens(
                     scores[trajectory.sample_index],
                     logits.float(),
                     trajectory,
-                    places,
-                    len(group.prompt_token_ids),
+                    branch.start + places,
+                    branch,
                     group.sampling or self._config.sampling.parameters(),
                     group.rule if self._config.sampling.sampler == "keyed" else None,
                     self._config.model.dtype,
@@ -124,7 +127,7 @@ def score_tokens(
     logits: torch.Tensor,
     trajectory: Trajectory,
     places: Places,
-    prompt_tokens: int,
+    branch: Branch,
     sampling: SamplingParameters,
     rule: str | None,
     dtype: str,
@@ -136,7 +139,7 @@ def score_tokens(
         logits: [K, V] of the tokens at `places`.
         trajectory: as the worker handed it in.
         places: [K] indices into the completion.
-        prompt_tokens: length of the prompt; positions count from its start.
+        branch: in which they were sampled; positions count from its beginning.
         sampling: as leased.
         rule: how keyed random numbers choose a token; None for a sampler without keys.
         dtype: precision of the weights.
@@ -151,16 +154,16 @@ def score_tokens(
     into.gross[places] = difference > GROSS_DRIFT[dtype]
     if rule is None:
         return
-    keys = np.full(count, request_key(trajectory.seed), dtype=np.uint64)
-    by, rounding = _misses(rule, logits, tokens, keys, prompt_tokens + places, rows), ROUNDING[rule][dtype]
+    keys = np.full(count, request_key(branch_seed(trajectory.seed, branch.number)), dtype=np.uint64)
+    positions, rounding = branch.shift + places, ROUNDING[rule][dtype]
+    by = _misses(rule, logits, tokens, keys, positions, rows)
     into.missed[places], into.near[places] = by > rounding, by > NEAR * rounding
     far = np.flatnonzero(by > GROSS * rounding)
     # Rounding may move what top-k and top-p cut off, and with it every interval: such a miss is no proof.
     for other in _cut_otherwise(sampling) if far.size else ():
         if far.size:
             part, chosen = torch.from_numpy(far), row_sampling(other, far.size, vocabulary)
-            at = prompt_tokens + places[far]
-            again = _misses(rule, logits[part], tokens[part], keys[far], at, chosen)
+            again = _misses(rule, logits[part], tokens[part], keys[far], positions[far], chosen)
             far = far[again > GROSS * rounding]
     into.gross[places[far]] = True
 

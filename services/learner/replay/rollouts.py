@@ -22,7 +22,7 @@ import torch
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import BatchRow, FloatArray
 from antiphon.core.reporting.replay_checks import LOGPROB_TOLERANCE, LogprobCheck, compare_logprobs
-from antiphon.core.spans import kept_cache_tokens, token_versions
+from antiphon.core.spans import branches, kept_cache_tokens, token_versions
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.sampling.keyed_sampler import score
@@ -89,25 +89,31 @@ class RolloutScorer:
     ) -> None:
         """Write the logprobs of a version's own tokens (place -> [T] mask) into `scored`."""
         tensors = load_version(self._copy, version, self._made.get(version))
-        left = {place: np.flatnonzero(mask) for place, mask in own.items()}
+        left = {
+            (place, branch): branch.start + np.flatnonzero(mask[branch.start : branch.stop])
+            for place, mask in own.items()
+            for branch in branches(rows[place].prompt_token_ids, rows[place])
+        }
+        left = {part: wanted for part, wanted in left.items() if wanted.size}
         for model in (self._model, self._exact):
             if model is None or not left:
                 return
             self._fill(model, tensors, version)
-            places = list(left)
+            parts = list(left)
             # Later tokens do not change earlier ones, so what other versions continued with is left off.
             texts = [
-                (rows[place].prompt_token_ids, rows[place].token_ids[: wanted[-1] + 1])
-                for place, wanted in left.items()
+                (branch.context, rows[place].token_ids[branch.start : wanted[-1] + 1])
+                for (place, branch), wanted in left.items()
             ]
-            for line, at, logits in completion_logits(model, texts, list(left.values()), PASS_LOGITS):
-                row = rows[places[line]]
-                tokens = torch.from_numpy(row.token_ids[at].astype(np.int64))
+            counted = [wanted - branch.start for (_, branch), wanted in left.items()]
+            for line, at, logits in completion_logits(model, texts, counted, PASS_LOGITS):
+                place, branch = parts[line]
+                tokens = torch.from_numpy(rows[place].token_ids[branch.start + at].astype(np.int64))
                 sampling = row_sampling(self._sampling, at.size, logits.shape[-1])
-                scored[places[line]][at] = score(logits, tokens, sampling).numpy()
+                scored[place][branch.start + at] = score(logits, tokens, sampling).numpy()
             left = {
-                place: wanted
-                for place, wanted in left.items()
+                (place, branch): wanted
+                for (place, branch), wanted in left.items()
                 if _beyond(rows[place].logprobs[wanted], scored[place][wanted])
             }
 

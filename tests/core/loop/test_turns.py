@@ -9,26 +9,41 @@ import pytest
 
 from antiphon.core.config import build_config
 from antiphon.core.coordinator.consequences import check_of
+from antiphon.core.coordinator.groups import reward_at_once, submit
 from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.coordinator.turns import ask, take_answers, to_answer
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.partials import KeptGroup, KeptSample, false_author
-from antiphon.core.records import FinishReason, PartialTrajectory, TurnAnswer, VersionSpan
+from antiphon.core.loop.turns import row_of
+from antiphon.core.records import (
+    FinishReason,
+    GroupSubmission,
+    PartialTrajectory,
+    SubmitVerdict,
+    Trajectory,
+    TurnAnswer,
+    VersionSpan,
+)
 from antiphon.core.requests import TurnReply, TurnRequest
 from antiphon.core.spans import rest_of
-from tests.support.light_environment import LightTurnPrompts
+from tests.support.light_environment import LightHostedPrompts, LightTurnPrompts
 
 GROUP, LEASE, WORKER = "g0000000", "1" * 32, "w-1"
 
 
-def made_loop() -> LoopState:
+def made_loop(prompts: type[LightTurnPrompts] = LightTurnPrompts) -> LoopState:
     """Return a run with one leased group of two samples."""
     config = build_config(
-        {"loop": {"prompts_per_step": 1, "group_size": 2}, "sampling": {"max_tokens": 8}, "run": {"steps": 2}}
+        {
+            "loop": {"prompts_per_step": 1, "group_size": 2},
+            "sampling": {"max_tokens": 8},
+            "run": {"steps": 2},
+            "rollout": {"max_model_tokens": 24},
+        }
     )
-    loop = LoopState(config, "run-1", LightTurnPrompts(turns=3, tokens=40), bytes(32), 0.0)
+    loop = LoopState(config, "run-1", prompts(turns=3, tokens=40), bytes(32), 0.0)
     for event in (
         e.RunOpened("run-1", {}, 0.0),
         e.SnapshotAnnounced(0, "0" * 64, "origin"),
@@ -52,8 +67,16 @@ def turn(tokens: list[int], reason: FinishReason = FinishReason.STOP, start: int
     )
 
 
-def go_on(row: PartialTrajectory, said: list[int], tokens: list[int]) -> PartialTrajectory:
-    """Return a row with what the environment said and the next turn."""
+NOTHING = PartialTrajectory(
+    np.empty(0, np.int32), np.empty(0, np.float32), (), FinishReason.STOP, sample_index=0
+)
+"""What a sample of a host begins with."""
+
+
+def go_on(
+    row: PartialTrajectory, said: list[int], tokens: list[int], *, anew: bool = False
+) -> PartialTrajectory:
+    """Return a row with what the environment said, which may begin a branch, and the next turn."""
     start, stop = row.stop, row.stop + len(said)
     return replace(
         row,
@@ -63,6 +86,7 @@ def go_on(row: PartialTrajectory, said: list[int], tokens: list[int]) -> Partial
         ),
         spans=(*row.spans, VersionSpan(0, stop, stop + len(tokens))),
         observed=(*row.observed, (start, stop)),
+        breaks=(*row.breaks, start) if anew else row.breaks,
     )
 
 
@@ -74,6 +98,7 @@ def run(loop: LoopState, decision: Generator[Any, None, Any]) -> Any:
         except StopIteration as ended:
             return ended.value
         if isinstance(effect, e.JournalEvent):
+            assert e.load_event(effect.kind, e.dump_event(effect)) == effect
             loop.apply(effect, 1.0)
 
 
@@ -82,9 +107,10 @@ def asked(loop: LoopState, piece: PartialTrajectory) -> TurnReply | str:
     return found
 
 
-def answer(loop: LoopState, said: list[int]) -> None:
+def answer(loop: LoopState, said: list[int], *, anew: bool = False) -> None:
     (question,) = to_answer(loop, 8, 1.0)
-    told = TurnAnswer(question.group_id, question.sample_index, question.row_digest, tuple(said))
+    asked = question.group_id, question.sample_index, question.row_digest
+    told = TurnAnswer(*asked, tuple(said), anew=anew)
     assert run(loop, take_answers(loop, [told], 1.0)) == 1
 
 
@@ -161,3 +187,132 @@ def test_a_group_without_its_answers_is_no_group() -> None:
     loop = made_loop()
     with pytest.raises(ContractError, match="ended with finish_reason=environment, but its environment said"):
         check_of(loop, loop.run.groups[GROUP])(turn([3, 4], FinishReason.ENVIRONMENT))
+
+
+def hosted_loop() -> tuple[LoopState, PartialTrajectory]:
+    """Return a run of a host, and the row of a sample that has sampled once in a second context."""
+    loop = made_loop(LightHostedPrompts)
+    asked(loop, NOTHING)
+    answer(loop, [3, 4])
+    row = go_on(NOTHING, [3, 4], [5])
+    asked(loop, row)
+    answer(loop, [4, 5, 6], anew=True)
+    return loop, go_on(row, [4, 5, 6], [7], anew=True)
+
+
+def test_a_turn_that_a_host_hears_of_is_recorded_first_and_once() -> None:
+    loop, row = hosted_loop()
+    group = loop.run.groups[GROUP]
+    assert [(turn.start, turn.token_ids) for turn in group.turns[0]] == [(0, (3, 4, 5))]
+    decision = ask(loop, TurnRequest(WORKER, LEASE, rest_of(row, 3) or row, 1.0), 1.0)
+    told = next(decision)
+    assert isinstance(told, e.TurnSampled) and not to_answer(loop, 8, 1.0)
+    assert (told.start, told.token_ids, told.breaks) == (3, (4, 5, 6, 7), (3,))
+    loop.apply(told, 1.0)
+    with pytest.raises(StopIteration):
+        next(decision)
+    (question,) = to_answer(loop, 8, 1.0)
+    assert (question.breaks, question.logprobs.tolist()) == ((3,), [0, 0, -1, 0, 0, 0, -1])
+    before = group.turns[0]
+    asked(loop, row)
+    assert group.turns[0] == before
+    again = row_of(before)
+    assert again is not None and (again.spans, again.observed) == (row.spans, row.observed)
+    assert (again.breaks, again.token_ids.tolist()) == (row.breaks, row.token_ids.tolist())
+
+
+def test_a_row_that_is_begun_again_is_recorded_anew() -> None:
+    loop, row = hosted_loop()
+    asked(loop, row)
+    other = go_on(NOTHING, [3, 4], [6])
+    asked(loop, other)
+    assert [(turn.start, turn.token_ids) for turn in loop.run.groups[GROUP].turns[0]] == [(0, (3, 4, 6))]
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+def test_the_next_holder_continues_what_was_recorded_or_begins_again(kept: int) -> None:
+    loop, row = hosted_loop()
+    asked(loop, row)
+    loop.apply(e.LeaseExpired(GROUP, LEASE, WORKER, "lost", 2.0, kept=kept), 2.0)
+    assert bool(loop.run.groups[GROUP].turns) == bool(kept)
+    loop.apply(e.LeaseGranted(GROUP, "2" * 32, WORKER, 2, 0, 3.0), 3.0)
+    assert not loop.run.groups[GROUP].turns
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda row: replace(row, breaks=()), "are not what its environment answered"),
+        (lambda row: replace(row, breaks=(3, 7)), "where no host began a branch"),
+        (lambda row: replace(row, breaks=(0, 3)), "where no host began a branch"),
+        (lambda row: replace(row, observed=((3, 6),), spans=(VersionSpan(0, 0, 3), *row.spans[1:])), "ones"),
+    ],
+)
+def test_a_break_stands_where_a_host_began_a_branch(change: Any, words: str) -> None:
+    loop, row = hosted_loop()
+    with pytest.raises(RefusedError, match=words):
+        asked(loop, replace(change(row), logprobs=np.where(change(row).logprobs < 0, -1.0, 0.0)))
+
+
+def test_a_context_is_no_longer_than_the_engine_allows() -> None:
+    loop, row = hosted_loop()
+    asked(loop, row)
+    answer(loop, [*range(1, 14)])
+    long = go_on(row, [*range(1, 14)], [8] * 7)  # 4 + 13 + 7 tokens, of 24
+    assert isinstance(asked(loop, replace(long, finish_reason=FinishReason.LENGTH)), str)
+    with pytest.raises(RefusedError, match="a context of 25 tokens exceeds 24"):
+        asked(loop, go_on(row, [*range(1, 14)], [8] * 8))
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"token_ids": (1,), "anew": True}, ""),
+        ({"finish_reason": FinishReason.ENVIRONMENT, "anew": True}, "a branch begins with"),
+        ({"token_ids": (1,) * 24, "anew": True}, "24 tokens leave no place for a turn in the 24"),
+        ({"token_ids": (1,) * 20}, "20 tokens leave no place for a turn in the 20"),
+    ],
+)
+def test_what_a_host_can_say(told: dict[str, Any], words: str) -> None:
+    loop, row = hosted_loop()
+    asked(loop, row)
+    (question,) = to_answer(loop, 8, 1.0)
+    said = take_answers(loop, [TurnAnswer(GROUP, 0, question.row_digest, **told)], 1.0)
+    if not words:
+        assert run(loop, said) == 1
+        return
+    with pytest.raises(ContractError, match=words):
+        run(loop, said)
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_no_branch_begins_before_a_turn_or_without_a_host(hosted: bool) -> None:
+    loop = made_loop(LightHostedPrompts if hosted else LightTurnPrompts)
+    asked(loop, NOTHING if hosted else turn([3]))
+    (question,) = to_answer(loop, 8, 1.0)
+    told = TurnAnswer(GROUP, 0, question.row_digest, (1, 2), anew=True)
+    with pytest.raises(ContractError, match="a branch begins with what a host says to a turn"):
+        run(loop, take_answers(loop, [told], 1.0))
+
+
+@pytest.mark.parametrize(("reason", "failure"), [("failed", "no server"), ("environment", "")])
+def test_a_trajectory_that_ends_before_a_token_has_failed(reason: str, failure: str) -> None:
+    loop = made_loop(LightHostedPrompts)
+    ended = FinishReason(reason)
+    for index in (0, 1):
+        asked(loop, replace(NOTHING, sample_index=index))
+    for question in to_answer(loop, 8, 1.0):
+        told = TurnAnswer(
+            GROUP, question.sample_index, question.row_digest, finish_reason=ended, failure=failure
+        )
+        run(loop, take_answers(loop, [told], 1.0))
+    whole = tuple(
+        Trajectory(NOTHING.token_ids, NOTHING.logprobs, (), ended, sample_index=index, seed=seed)
+        for index, seed in enumerate(loop.seeds(loop.run.groups[GROUP]))
+    )
+    submission = GroupSubmission(LEASE, GROUP, WORKER, whole, 1.0)
+    assert run(loop, submit(loop, submission, 1.0)) is SubmitVerdict.ACCEPTED
+    run(loop, reward_at_once(loop, submission, 1.0))
+    group = loop.run.groups.get(GROUP)
+    assert loop.run.trajectories_failed == 2 and (group is None or group.token_counts == (0, 0))
+    assert loop.run.last_failure == (failure or "its host ended it before a token was sampled")

@@ -13,6 +13,8 @@ from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, Ver
 from antiphon.net import wire
 from antiphon.services.coordinator.journal import payloads
 
+PLACES = st.sets(st.integers(0, 2**31 - 2), max_size=3).map(lambda places: tuple(sorted(places)))
+
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
@@ -30,6 +32,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             for i, (a, b) in enumerate(zip([0, *cuts], cuts, strict=False))
         ),
         finish_reason=draw(st.sampled_from(FinishReason)),
+        observed=tuple((place, place + 1) for place in draw(PLACES)),
+        breaks=draw(PLACES),
     )
 
 
@@ -46,6 +50,8 @@ def as_told(group: tuple[Trajectory, ...]) -> list[Any]:
             t.logprobs.tobytes(),
             t.spans,
             t.finish_reason,
+            t.observed,
+            t.breaks,
         )
         for t in group
     ]

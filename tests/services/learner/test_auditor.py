@@ -10,6 +10,8 @@ import torch
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SamplingParameters, VersionSpan
+from antiphon.core.seeds import branch_seed
+from antiphon.core.spans import Branch
 from antiphon.core.trust.audit import AuthoredSpan, Band, Sums, audit_group
 from antiphon.services.learner import scoring
 from antiphon.services.learner.audits import auditor as auditor_module
@@ -83,6 +85,34 @@ def test_tokens_over_a_kept_cache_are_left_out_and_counted(sampler: workers.Tiny
     assert not audit_group(found, Band())
 
 
+def test_a_branch_is_scored_in_its_own_context_and_by_its_own_seed(sampler: workers.TinySampler) -> None:
+    first, second = workers.trust_leases(2)
+    second = dataclasses.replace(second, seeds=tuple(branch_seed(seed, 1) for seed in first.seeds))
+    made, parts = workers.honest(sampler)([first, second]), []
+    for one, other in zip(*made, strict=True):
+        prompts = [np.array(lease.prompt_token_ids, dtype=np.int32) for lease in (first, second)]
+        sizes = [prompts[0].size, one.token_ids.size, prompts[1].size, other.token_ids.size]
+        ends = np.cumsum(sizes).tolist()
+        silence = [np.zeros(prompt.size, dtype=np.float32) for prompt in prompts]
+        parts.append(
+            dataclasses.replace(
+                one,
+                token_ids=np.concatenate([prompts[0], one.token_ids, prompts[1], other.token_ids]),
+                logprobs=np.concatenate([silence[0], one.logprobs, silence[1], other.logprobs]),
+                spans=(VersionSpan(0, ends[0], ends[1]), VersionSpan(0, ends[2], ends[3])),
+                observed=((0, ends[0]), (ends[1], ends[2])),
+                breaks=(ends[1],),
+            )
+        )
+    hosted = dataclasses.replace(first, prompt_token_ids=())
+    auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
+    found = auditor.examine(to_audit(hosted, tuple(parts)))
+    assert Sums.of(found).tokens == sum(part.sampled_tokens for part in parts)
+    assert not Sums.of(found).missed and not audit_group(found, Band())
+    unbroken = tuple(dataclasses.replace(part, breaks=()) for part in parts)
+    assert Sums.of(auditor.examine(to_audit(hosted, unbroken))).missed
+
+
 def test_a_version_that_is_gone_is_a_reason_and_no_end(tmp_path: Path, sampler: workers.TinySampler) -> None:
     (lease,) = workers.trust_leases(1)
     (made,) = workers.honest(sampler)([lease])
@@ -114,7 +144,8 @@ def test_a_cut_that_rounding_moves_is_no_proof() -> None:
             made[0], token_ids=np.array([token]), logprobs=np.array([-1.3], dtype=np.float32), seed=seed
         )
         scores = TokenScores.of(dataclasses.replace(one, spans=()))
-        score_tokens(scores, logits, one, np.array([0]), 5, sampling, "inverse_cdf", "float32")
+        branch = Branch(0, np.zeros(5, dtype=np.int32), 0, 1)
+        score_tokens(scores, logits, one, np.array([0]), branch, sampling, "inverse_cdf", "float32")
         assert scores.cut[0]
         grosses.append(bool(scores.gross[0]))
     # Only where no cut explains the token: most uniforms lie in the first token's interval.

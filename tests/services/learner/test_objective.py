@@ -11,7 +11,7 @@ from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner import objective as objective_module
 from antiphon.services.learner.objective import Objective, UpdateTotals
-from antiphon.services.learner.packing import MicroBatch, make_micro_batches
+from antiphon.services.learner.packing import MicroBatch, count_trajectories, make_micro_batches
 
 HIDDEN, VOCABULARY, MAX_TOKENS = 16, 24, 32
 OBJECTIVES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo")
@@ -316,3 +316,30 @@ def test_a_trajectory_that_is_masked_by_its_weight_stays_in_the_divisor() -> Non
         found.append(gradients(toy, [loss]))
     for masked, without in zip(*found, strict=True):
         torch.testing.assert_close(masked, without, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["grpo", "dapo", "dr_grpo", "cispo"])
+@pytest.mark.parametrize("budget", [12, 400])
+def test_a_trajectory_counts_once_however_many_branches_it_has(objective: str, budget: int) -> None:
+    """The toy sees one token back, so a context that begins anew changes none of its log-probabilities."""
+    toy, algorithm = Toy(), AlgorithmSection(objective=objective)
+    loss = Objective(algorithm, MAX_TOKENS, 1.0)
+    whole = []
+    for row in make_rows(8, seed=5):
+        logprobs, size = row.logprobs.copy(), len(row.token_ids)
+        cut = size // 2
+        logprobs[cut - 1 : cut] = 0
+        spans = tuple(s for s in (VersionSpan(0, 0, cut - 1), VersionSpan(0, cut, size)) if s.start < s.stop)
+        whole.append(dataclasses.replace(row, logprobs=logprobs, spans=spans, observed=((cut - 1, cut),)))
+    broken = [
+        dataclasses.replace(row, breaks=(row.observed[0][0],) if row.observed[0][0] else ()) for row in whole
+    ]
+    found = []
+    for rows in (whole, broken):
+        batches = make_micro_batches(rows, 0, budget)
+        totals = UpdateTotals(count_trajectories(batches), sum(batch.completion_tokens for batch in batches))
+        losses = [loss.loss(toy.hidden(batch), toy.head, batch, totals, None)[0] for batch in batches]
+        found.append((float(sum(losses).detach()), *gradients(toy, losses)))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
+    for ours, plain in zip(found[1][1:], found[0][1:], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)

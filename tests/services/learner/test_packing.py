@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
-from antiphon.services.learner.packing import MicroBatch, deal_groups, make_micro_batches
+from antiphon.services.learner.packing import (
+    MicroBatch,
+    count_trajectories,
+    deal_groups,
+    make_micro_batches,
+    sequences_of,
+)
+from tests.support.branched_rows import row_of, sampled_of, stories
 
 
 def make_row(group: int, sample: int, prompt: int, length: int) -> BatchRow:
@@ -156,6 +163,51 @@ def test_arrival_changes_nothing(rows, budget, chance) -> None:
             assert same(getattr(ours, field.name), getattr(theirs, field.name))
     ids, mixed = [row.group_id for row in rows], [row.group_id for row in shuffled]
     assert deal_groups(ids, 3) == deal_groups(mixed, 3)
+
+
+def trained(batch: MicroBatch) -> list[tuple]:
+    """Read from a micro-batch what it trains: context, token, logprob, version, advantage."""
+    shared, contexts, start = batch.shared, dict[int, tuple[int, ...]](), 0
+    real = torch.zeros(len(shared.slots.index), dtype=torch.bool)
+    real[shared.slots.places] = True
+    for count, length in shared.blocks:
+        for _ in range(count):
+            index = shared.slots.index[start : start + length][real[start : start + length]]
+            row = batch.input_ids[index].tolist()
+            contexts |= {int(at): tuple(row[: place + 1]) for place, at in enumerate(index)}
+            start += length
+    return [
+        (
+            contexts[int(batch.pairs.index[pair])],
+            int(batch.pair_ids[pair]),
+            float(batch.behaviour_logprobs[row, place]),
+            5 - int(batch.staleness[row, place]),
+            float(batch.advantages[row]),
+        )
+        for row, place in (batch.mask > 0).nonzero().tolist()
+        for pair in [int(batch.token_index[row, place])]
+    ]
+
+
+@given(told=st.lists(stories(), min_size=1, max_size=6), budget=st.integers(1, 60))
+def test_each_sampled_token_trains_once_in_the_context_it_was_sampled_in(told, budget) -> None:
+    rows = [row_of(story, place // 2, place % 2) for place, story in enumerate(told)]
+    expected = [
+        (*sampled, row.advantage)
+        for row, story in zip(rows, told, strict=True)
+        for sampled in sampled_of(story)
+    ]
+    batches = make_micro_batches(rows, 5, budget)
+    assert sorted(found for batch in batches for found in trained(batch)) == sorted(expected)
+    assert count_trajectories(batches) == len(rows)
+    shares: dict[tuple[str, int], float] = {}
+    for batch in batches:
+        for name, share in zip(batch.rows, batch.shares.tolist(), strict=True):
+            shares[name] = shares.get(name, 0.0) + share
+    assert list(shares.values()) == pytest.approx([1.0] * len(rows))
+    for row in rows:
+        for part in sequences_of(row):
+            assert not part.breaks and part.prompt_token_ids.size and part.stop == part.token_ids.size
 
 
 @given(rows=ROWS, updates=st.integers(1, 6))

@@ -13,11 +13,13 @@ import grpc
 import numpy as np
 import pytest
 
+from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.coordinator import running_leases
 from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.loop.partials import PartialGroups
-from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.records import BatchRef, SamplingParameters, StepCommit, TurnLimits
+from antiphon.core.seeds import branch_seed, request_seeds
 from antiphon.core.spans import sampled_mask, token_versions
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.rollout_table import decode_batch
@@ -34,20 +36,27 @@ from antiphon.services.rollout.worker import RolloutWorker
 from tests.support.light_engine import LightEngine
 from tests.support.light_environment import (
     LightEnvironment,
+    LightHostedPrompts,
     LightPrompts,
     LightTurnPrompts,
-    answer_light_turn,
     check_light_turns,
     light_codec,
+    light_host_says,
 )
-from tests.support.light_weights import LightSource, light_manifest
+from tests.support.light_weights import LightSource, light_bias, light_manifest
 
 RUN_ID = "run-1"
 DEADLINE_S = 60.0
 PATIENCE_S = 30.0
 
 
-def make_config(mode: str, max_staleness: int = 2, publish_interval: int = 1, steps: int = 6) -> RunConfig:
+def make_config(
+    mode: str,
+    max_staleness: int = 2,
+    publish_interval: int = 1,
+    steps: int = 6,
+    max_model_tokens: int = 1024,
+) -> RunConfig:
     return build_config(
         {
             "run": {"steps": steps},
@@ -60,7 +69,7 @@ def make_config(mode: str, max_staleness: int = 2, publish_interval: int = 1, st
                 "group_size": 4,
             },
             "sampling": {"max_tokens": 10},
-            "rollout": {"concurrent_groups": 2},
+            "rollout": {"concurrent_groups": 2, "max_model_tokens": max_model_tokens},
             "coordinator": {"heartbeat_s": 0.05, "lease_s": 5.0},
             "evaluation": {"prompts": 4},
             "services": {"stall_timeout_s": PATIENCE_S},
@@ -164,13 +173,18 @@ async def run_loop(
     concurrent_groups: int = 2,
     delays: Delays | None = None,
     restart_after: int | None = None,
+    lose_after: int | None = None,
     turns: LightTurnPrompts | None = None,
 ) -> tuple[list[BatchRef], ArtifactStore]:
     delays = delays or Delays(None)
     house = House(config, folder, turns or LightPrompts())
     await house.open()
 
+    working: list[asyncio.Task[None]] = []
+
     async def after_step(step: int) -> None:
+        if step == lose_after:  # without a word
+            working[0].cancel()
         if step == restart_after:
             await house.shut()
             await house.open()
@@ -184,7 +198,7 @@ async def run_loop(
         "judge",
         PATIENCE_S,
         pace=delays.pace(),
-        answer=None if turns is None else answer_light_turn,
+        answer=None if turns is None else turns.answer,
     )
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         for number in range(workers):
@@ -197,7 +211,7 @@ async def run_loop(
                 concurrent_groups=concurrent_groups,
                 delay=delays.pace(),
             )
-            tasks.create_task(worker.run(lambda: None))
+            working.append(tasks.create_task(worker.run(lambda: None)))
         tasks.create_task(judge.run(lambda: None))
         batches = await train(config, house.address, after_step)
     for client in clients:
@@ -288,3 +302,74 @@ def test_fixed_batches_with_turns_depend_on_no_timing(tmp_path: Path, test_seed:
     delays, shaken = Delays(test_seed), tmp_path / "shaken"
     again, _ = asyncio.run(run_loop(config, shaken, workers=2, delays=delays, restart_after=3, turns=turns))
     assert [batch.digest for batch in again] == [batch.digest for batch in calm]
+
+
+def check_hosted(config: RunConfig, batches: list[BatchRef], store: ArtifactStore) -> None:
+    """Each token is what a fresh engine samples in the context that its host gave, by the branch's seed."""
+    limits = TurnLimits(5, 60, config.rollout.max_model_tokens)
+    rows = [row for batch in batches for row in decode_batch(store.get(batch.digest))]
+    for row in rows:
+        seeds = request_seeds(config.run.seed, row.prompt_key, 0, config.loop.group_size)
+        tokens: list[int] = []
+        observed: list[tuple[int, int]] = []
+        breaks: list[int] = []
+        asked = row.prompt_key, row.sample_index
+        while not isinstance(said := light_host_says(*asked, tokens, breaks, len(observed), limits), float):
+            if said is None:
+                break
+            if said[1]:
+                breaks.append(len(tokens))
+            observed.append((len(tokens), len(tokens) + len(said[0])))
+            tokens += said[0]
+            first = max(breaks, default=0)
+            begun = observed[[start for start, _ in observed].index(first)][1]
+            request = EngineRequest(
+                "alone",
+                tuple(tokens[first:begun]),
+                branch_seed(seeds[row.sample_index], len(breaks)),
+                SamplingParameters(
+                    max_tokens=min(
+                        len(tokens) - begun + config.sampling.max_tokens,
+                        min(60, first + config.rollout.max_model_tokens) - begun,
+                    )
+                ),
+                prefix_token_ids=tuple(tokens[begun:]),
+            )
+            engine = LightEngine()
+            engine.load_weights(row.oldest_version, {"bias": light_bias(row.oldest_version)}, "")
+            engine.add([request])
+            ended: list[EngineOutput] = []
+            while not ended:
+                ended = engine.step()
+            tokens += ended[0].token_ids.tolist()
+        assert (row.token_ids.tolist(), row.observed, row.breaks) == (tokens, tuple(observed), tuple(breaks))
+        assert row.reward == (0.0 if said is None else said) and bool(row.failure) == (said is None)
+        assert bool(tokens) or row.failure
+    assert max(len(row.breaks) for row in rows) > 1 and any(not row.token_ids.size for row in rows)
+    assert max(np.diff((0, *row.breaks, row.stop)).max() for row in rows) > limits.context - 4
+
+
+def test_hosted_batches_with_branches_depend_on_no_timing(tmp_path: Path, test_seed: int) -> None:
+    config, turns = make_config("fixed", steps=5, max_model_tokens=24), LightHostedPrompts(tokens=60)
+    calm, store = asyncio.run(run_loop(config, tmp_path / "calm", turns=turns))
+    check_hosted(config, calm, store)
+    again, _ = asyncio.run(
+        run_loop(
+            config,
+            tmp_path / "shaken",
+            workers=2,
+            delays=Delays(test_seed),
+            restart_after=3,
+            lose_after=1,
+            turns=turns,
+        )
+    )
+    assert [batch.digest for batch in again] == [batch.digest for batch in calm]
+
+
+def test_elastic_loop_with_a_host(tmp_path: Path) -> None:
+    config, turns = make_config("elastic", max_model_tokens=24), LightHostedPrompts(tokens=60)
+    batches, store = asyncio.run(run_loop(config, tmp_path, workers=2, restart_after=2, turns=turns))
+    rows = [row for batch in batches for row in decode_batch(store.get(batch.digest))]
+    assert max(len(row.breaks) for row in rows) > 1 and any(not row.token_ids.size for row in rows)
+    assert sum(batch.trajectories_failed for batch in batches) >= sum(bool(row.failure) for row in rows) > 0

@@ -9,7 +9,11 @@ import pytest
 
 from antiphon.api.engine import EngineRequest
 from antiphon.core.drafting.config import DraftingSection
-from antiphon.core.records import SamplingParameters
+from antiphon.core.records import Lease, SamplingParameters, TurnLimits
+from antiphon.core.requests import TurnReply
+from antiphon.core.seeds import branch_seed
+from antiphon.core.spans import joined, shifted
+from antiphon.services.rollout.work import GroupInFlight, piece_of
 from antiphon.weights.snapshot import verify, weights_digest
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
@@ -102,3 +106,62 @@ def test_turns_have_the_same_bits_with_drafts_and_kept_prefixes(folder) -> None:
     assert sum(len(tokens) for tokens, _ in plain.values()) > ROWS * TURNS
     assert found[0, True] == plain
     assert found[6, True] == plain
+
+
+def test_a_branch_goes_on_as_a_request_of_its_own_would(folder) -> None:
+    """Only what stands behind the break counts: the tokens, their positions, the seed of the branch."""
+    from safetensors.torch import load_file
+
+    print(f"seed={SEED}")
+    chance = np.random.default_rng(SEED)
+    tensors = load_file(folder / "model.safetensors")
+    seeds = tuple(int(seed) for seed in chance.integers(2**64, size=GROUP, dtype=np.uint64))
+    lease = Lease(
+        lease_id="1" * 32,
+        group_id="g0",
+        prompt_key="p",
+        prompt_token_ids=(),
+        epoch=0,
+        seeds=seeds,
+        sampling=SamplingParameters(max_tokens=TURN_TOKENS),
+        version=0,
+        duration_s=60.0,
+        attempt=1,
+        limits=TurnLimits(8, 600, 192),
+    )
+    said = [chance.integers(3, VOCABULARY, size).tolist() for size in (30, 7, 150)]
+    engine = open_engine(folder, 0, True)
+    try:
+        engine.load_weights(0, verify(tensors), weights_digest(tensors))
+        group = GroupInFlight(lease, 0.0, {})
+        found = []
+        for turn, tokens in enumerate([said[0], said[1], said[2], said[1]]):
+            for index in range(GROUP):
+                group.answered(index, TurnReply(True, tuple(tokens), anew=turn == 2), 0.0)
+            requests = [group.request(index) for index in range(GROUP)]
+            alone = []
+            for index, request in enumerate(requests):
+                row = group.prefixes[index]
+                context = row.token_ids[row.breaks[-1] if row.breaks else 0 :].tolist()
+                most = len(request.prompt_token_ids) + request.sampling.max_tokens - len(context)
+                sampling = replace(request.sampling, max_tokens=most)
+                seed = branch_seed(seeds[index], len(row.breaks))
+                alone.append(EngineRequest(f"alone-{index}", tuple(context), seed, sampling))
+                assert most == TURN_TOKENS or len(context) + most == 192
+            engine.add([*requests, *alone])
+            ended = {}
+            while engine.unfinished:
+                ended |= {output.request_id: output for output in engine.step()}
+            for index, request in enumerate(requests):
+                ours, theirs = ended[request.request_id], ended[f"alone-{index}"]
+                assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+                assert ours.logprobs.tobytes() == theirs.logprobs.tobytes()
+                row = group.prefixes[index]
+                group.waiting[index] = joined(
+                    [row, piece_of(replace(ours, spans=shifted(ours.spans, row.stop)), index)]
+                )
+                found.append(ours.token_ids.tolist())
+        assert max(map(len, found)) == TURN_TOKENS and len({*map(tuple, found)}) > GROUP
+    finally:
+        engine.close()
+        gc.collect()

@@ -1,0 +1,538 @@
+"""Gateway: hosts of others' environments ask here for tokens over HTTP, and report what the episodes earned.
+
+It stands in the reward service's place: questions of workers are answered by what hosts ask next. Everything
+that a host is told was written to the journal before. `sessions` decides, `chat` makes tokens of messages;
+here are sockets, bodies and waits.
+"""
+
+import asyncio
+import hmac
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+from weakref import WeakValueDictionary
+
+import structlog
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.messages import Message
+from antiphon.core.records import SamplingParameters, TurnAnswer, TurnToAnswer
+from antiphon.core.trust.access_tokens import Denial, Refusal, Scope
+from antiphon.environments.host import HostEnvironment
+from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
+from antiphon.models.codec import TextCodec
+from antiphon.models.rendering import Renderer
+from antiphon.net.rpc.serving import is_loopback
+from antiphon.net.security.credentials import read_token
+from antiphon.net.security.guard import Guard
+from antiphon.net.security.keys import make_private_folder, write_private
+from antiphon.services.reward.chat import ChatMessage, ChatTool, context_of, message_of
+from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, TokenId
+from antiphon.system.clock import wall_clock
+from antiphon.system.ports import free_port, is_free
+from antiphon.system.wakeup import Wakeup, end_tasks, wait_any
+
+MODEL = "policy"
+"""What the policy is called. Other names are refused: a judge that is asked for here would train."""
+TAKE_S = 20.0
+"""Longest wait for a group."""
+TICK_S = 1.0
+"""Pause between two looks at deadlines, and at what is to be kept of the hosts."""
+BODY_BYTES = 64 << 20
+_NEUTRAL = {
+    "n": 1,
+    "min_p": 0.0,
+    "min_tokens": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "stream": False,
+}
+"""What requests may say besides, as long as it changes nothing."""
+
+_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -~]+$")]
+_T = TypeVar("_T")
+_B = TypeVar("_B", bound=BaseModel)
+_log = structlog.get_logger(__name__)
+
+
+class SamplingBody(BaseModel):
+    """What a request says of sampling; of what stands there besides `_NEUTRAL` is looked at."""
+
+    model_config = ConfigDict(extra="allow")
+
+    antiphon_trajectory: str | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+
+
+class GenerateBody(BaseModel):
+    """`POST /inference/v1/generate`."""
+
+    model: str = MODEL
+    token_ids: list[TokenId]
+    sampling_params: SamplingBody = SamplingBody()
+
+
+class ChatBody(SamplingBody):
+    """`POST /v1/chat/completions`."""
+
+    model: str = MODEL
+    messages: list[ChatMessage]
+    tools: list[ChatTool] | None = None
+    max_completion_tokens: int | None = None
+
+
+class TokenizeBody(BaseModel):
+    """`POST /tokenize`: a text, or messages."""
+
+    model: str = MODEL
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[ChatTool] | None = None
+    add_special_tokens: bool = True
+
+
+class HostBody(BaseModel):
+    """`POST /antiphon/v1/take`, and with the groups that it has `/antiphon/v1/alive`."""
+
+    host: _Name
+    groups: list[str] = []
+
+
+class ReportBody(BaseModel):
+    """`POST /antiphon/v1/report`."""
+
+    host: _Name
+    group: str
+    episode: int
+    seats: list[SeatReport]
+
+
+class Gateway:
+    """Answers hosts' requests, and with them the questions of workers."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        sessions: Sessions,
+        codec: TextCodec,
+        renderer: Renderer | str,
+        clock: Callable[[], float],
+        admit: Callable[[str], None] = lambda authorization: None,
+    ) -> None:
+        """Begin with no question.
+
+        `renderer` makes tokens of messages, or is the sentence that says why there is none; `admit` raises a
+        `Refusal` for a header that lets no one in.
+        """
+        self._config, self._codec, self._renderer, self._clock = config, codec, renderer, clock
+        self._admit = admit
+        self.sessions = sessions
+        self._sampling = {
+            "train": config.sampling.parameters(),
+            "heldout": config.evaluation.parameters(config.sampling),
+        }
+        self._room = config.rollout.max_model_tokens
+        self._questions: dict[tuple[str, str], asyncio.Future[TurnAnswer | None]] = {}
+        """By group and digest of the row with its sample."""
+        self._changes: WeakValueDictionary[str, Wakeup] = WeakValueDictionary()
+        """By group; held by those who wait."""
+        self._offered = Wakeup()
+        self._chats: dict[str, list[Message]] = {}
+        """The last messages of trajectories, with what was answered."""
+
+    async def answer(self, turn: TurnToAnswer) -> TurnAnswer | None:
+        """Return the answer to a turn once a host has said it; None where the question came again."""
+        key = turn.group_id, f"{turn.sample_index}/{turn.row_digest}"
+        self._drop(key)
+        future: asyncio.Future[TurnAnswer | None] = asyncio.get_running_loop().create_future()
+        self._questions[key] = future
+        self.sessions.asked(turn, self._clock())
+        self._settle()
+        self._change(turn.group_id)
+        self._offered.notify()
+        return await future
+
+    def tick(self) -> None:
+        """Look at deadlines; called about once a second."""
+        self.sessions.tick(self._clock())
+        self._settle()
+        for key in [key for key in self._questions if not self.sessions.knows(key[0])]:
+            self._drop(key)
+        held = {*self.sessions.held()}
+        self._chats = {name: said for name, said in self._chats.items() if name in held}
+        for change in list(self._changes.values()):
+            change.notify()
+        self._offered.notify()
+
+    def application(self) -> web.Application:
+        """Return what is served."""
+        app = web.Application(middlewares=[self._guarded], client_max_size=BODY_BYTES)
+        app.router.add_get("/v1/models", self._models)
+        post = app.router.add_post
+        post("/inference/v1/generate", partial(_handle, GenerateBody, self._generate))
+        post("/v1/chat/completions", partial(_handle, ChatBody, self._chat))
+        post("/tokenize", partial(_handle, TokenizeBody, self._tokenize))
+        post("/antiphon/v1/take", partial(_handle, HostBody, self._take))
+        post("/antiphon/v1/alive", partial(_handle, HostBody, self._alive))
+        post("/antiphon/v1/report", partial(_handle, ReportBody, self._report))
+        return app
+
+    @web.middleware
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Let a request in and answer what is refused in a sentence."""
+        try:
+            self._admit(request.headers.get("Authorization", ""))
+            return await handler(request)
+        except Refusal as refusal:
+            return _error(401 if refusal.denial is Denial.UNKNOWN else 403, str(refusal))
+        except Refused as refused:
+            return _error(refused.status, str(refused))
+        except web.HTTPException as error:
+            return _error(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
+        except AntiphonError as error:
+            return _error(400, str(error))
+
+    async def _models(self, request: web.Request) -> web.Response:
+        entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "antiphon"}
+        return web.json_response({"object": "list", "data": [entry | {"max_model_len": self._room}]})
+
+    async def _generate(self, body: GenerateBody, request: web.Request) -> dict[str, Any]:
+        _check_model(body.model)
+        name = _named(body.sampling_params, request)
+        if "/" not in name:
+            raise Refused(400, "name the trajectory in sampling_params.antiphon_trajectory, as take gave it")
+        turn = await self._sampled(name, body.token_ids, body.sampling_params)
+        choice = {"index": 0, "finish_reason": self._reason(turn)} | _tokens(turn)
+        return {"request_id": name, "choices": [choice], **_totals(len(body.token_ids), turn)}
+
+    async def _chat(self, body: ChatBody, request: web.Request) -> dict[str, Any]:
+        _check_model(body.model)
+        renderer, messages, tools = self._rendering(), _plain(body.messages), _plain(body.tools)
+        name = _named(body, request)
+        name = name if "/" in name else self._matching(messages)
+        turns = {tuple(context): turn for context, turn in reversed(self.sessions.turns(name))}
+        context = context_of(renderer, messages, tools, turns)
+        if body.max_completion_tokens is not None:
+            body.max_tokens = body.max_completion_tokens
+        turn = await self._sampled(name, context, body)
+        reply = renderer.reply(context, turn.token_ids.tolist(), tools)
+        message = message_of(reply, f"call-{name}-{len(context)}")
+        self._chats[name] = [*messages, ChatMessage.model_validate(message).plain()]
+        reason = "tool_calls" if reply.tool_calls else self._reason(turn)
+        return {
+            "id": name,
+            "object": "chat.completion",
+            "created": int(wall_clock()),
+            "model": MODEL,
+            "prompt_token_ids": context,
+            "choices": [{"index": 0, "message": message, "finish_reason": reason, **_tokens(turn)}],
+            **_totals(len(context), turn),
+        }
+
+    async def _tokenize(self, body: TokenizeBody, request: web.Request) -> dict[str, Any]:
+        _check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise Refused(400, "give either prompt or messages")
+        if body.prompt is not None:
+            ids = list(self._codec.encode(body.prompt, body.add_special_tokens))
+        else:
+            ids = context_of(self._rendering(), _plain(body.messages), _plain(body.tools), {})
+        return {"count": len(ids), "max_model_len": self._room, "tokens": ids}
+
+    async def _take(self, body: HostBody, request: web.Request) -> dict[str, Any] | None:
+        deadline = self._clock() + TAKE_S
+        while (found := self.sessions.take(body.host, self._clock())) is None:
+            self._settle()
+            if not await self._offered.wait(deadline - self._clock()):
+                return None
+        _log.debug("group.taken", host=body.host, group=found.group)
+        run = self._sampling[found.split]
+        sampling = {"temperature": run.temperature, "top_p": run.top_p, "max_tokens": run.max_tokens}
+        deadline_s = self._config.gateway.host_timeout_s
+        return asdict(found) | {"model": MODEL, "sampling": sampling, "deadline_s": deadline_s}
+
+    async def _alive(self, body: HostBody, request: web.Request) -> dict[str, Any]:
+        held, lost = self.sessions.alive(body.host, body.groups, self._clock())
+        for group_id in held:
+            self._change(group_id)
+        return {"held": held, "lost": lost}
+
+    async def _report(self, body: ReportBody, request: web.Request) -> dict[str, Any]:
+        reporting = partial(self.sessions.report, body.host, body.group, body.episode, body.seats)
+        reason = await self._until(body.group, lambda: reporting(self._clock()))
+        level = _log.warning if reason else _log.debug
+        level("episode.reported", host=body.host, group=body.group, episode=body.episode, refused=reason)
+        return {"accepted": not reason, "reason": reason}
+
+    async def _sampled(self, name: str, context: Sequence[int], asked: SamplingBody) -> SampledTurn:
+        """Wait for the turn that is sampled after a context."""
+        group_id, now = name.rpartition("/")[0], self._clock
+        split = await self._until(group_id, lambda: self.sessions.split_of(name, now()))
+        self._check_sampling(asked, self._sampling[split], len(context))
+        return await self._until(group_id, lambda: self.sessions.request(name, context, now()))
+
+    async def _until(self, group_id: str, attempt: Callable[[], _T | None]) -> _T:
+        """Return what an attempt finds, once there is something.
+
+        Raises:
+            Refused: what the attempt raises, or that nothing came for services.stall_timeout_s.
+        """
+        patience_s = self._config.services.stall_timeout_s
+        change, deadline = self._changes.setdefault(group_id, Wakeup()), self._clock() + patience_s
+        while True:
+            try:
+                found = attempt()
+            finally:
+                self._settle()
+            if found is not None:
+                return found
+            if not await wait_any(deadline - self._clock(), change):
+                raise Refused(503, f"nothing came of group {group_id[:80]} for {patience_s:g} s; ask again")
+
+    def _change(self, group_id: str) -> None:
+        if (change := self._changes.get(group_id)) is not None:
+            change.notify()
+
+    def _settle(self) -> None:
+        """Give the coordinator what was decided."""
+        answers, self.sessions.outbox = self.sessions.outbox, []
+        for said in answers:
+            self._drop((said.group_id, f"{said.sample_index}/{said.row_digest}"), said)
+
+    def _drop(self, key: tuple[str, str], answer: TurnAnswer | None = None) -> None:
+        future = self._questions.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def _matching(self, messages: Sequence[Message]) -> str:
+        """Return the one trajectory that messages without a name can belong to.
+
+        Raises:
+            Refused: when there is none, or more than one.
+        """
+        held = [*self.sessions.held()]
+        said = {name: self._chats[name] for name in held if name in self._chats}
+        found = [n for n, one in said.items() if messages[: len(one)] == one or one[:-1] == messages]
+        found = found or [name for name in held if name not in said]
+        if len(found) == 1:
+            return found[0]
+        raise Refused(
+            400,
+            f"these messages may belong to {len(found)} trajectories; name one by antiphon_trajectory in the "
+            "body or by the header X-Session-ID, as take gave it",
+        )
+
+    def _check_sampling(self, asked: SamplingBody, run: SamplingParameters, size: int) -> None:
+        fixed = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, **_NEUTRAL}
+        for name, value in fixed.items():
+            given = (asked.model_extra or {}).get(name)
+            if given is not None and given != value and (name, given, value) != ("top_k", -1, 0):
+                raise Refused(400, f"{name}={given} differs from the run's {value}; leave it out")
+        least = min(run.max_tokens, self._room - size)
+        if asked.max_tokens is not None and asked.max_tokens < least:
+            raise Refused(
+                400,
+                f"max_tokens={asked.max_tokens} is less than the run's sampling.max_tokens={run.max_tokens}, "
+                "which every turn has; leave it out",
+            )
+        if asked.stop:
+            raise Refused(400, "stop strings end no turn here, end tokens do; leave stop out")
+        if foreign := {*(asked.stop_token_ids or ())} - self._codec.end_tokens:
+            raise Refused(
+                400,
+                f"stop_token_ids has {min(foreign)}, which is no end token of the policy "
+                f"({', '.join(map(str, sorted(self._codec.end_tokens)))}); leave it out",
+            )
+
+    def _rendering(self) -> Renderer:
+        if isinstance(self._renderer, str):
+            raise Refused(400, f"chat completions need a renderer: {self._renderer}")
+        return self._renderer
+
+    def _reason(self, turn: SampledTurn) -> Literal["stop", "length"]:
+        return "stop" if int(turn.token_ids[-1]) in self._codec.end_tokens else "length"
+
+
+async def _handle(
+    kind: type[_B],
+    work: Callable[[_B, web.Request], Awaitable[dict[str, Any] | None]],
+    request: web.Request,
+) -> web.Response:
+    try:
+        body = kind.model_validate_json(await request.read(), strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, fault["loc"])) or "the body"
+        raise Refused(400, f"{where[:200]}: {fault['msg'][:300]}") from None
+    found = await work(body, request)
+    return web.Response(status=204) if found is None else web.json_response(found)
+
+
+def _named(body: SamplingBody, request: web.Request) -> str:
+    """Return how a request names its trajectory; other clients' session ids have no slash."""
+    return body.antiphon_trajectory or str(request.headers.get("X-Session-ID", ""))
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    said = {"message": sentence, "type": "invalid_request_error", "code": status}
+    return web.json_response({"error": said}, status=status)
+
+
+def _check_model(name: str) -> None:
+    if name != MODEL:
+        raise Refused(404, f"there is no model {name[:80]!r} here; the policy is called {MODEL}")
+
+
+def _plain(given: Sequence[Any] | None) -> list[Any]:
+    return [one.plain() for one in given or ()]
+
+
+def _tokens(turn: SampledTurn) -> dict[str, Any]:
+    """Return the tokens of a turn, each log-probability under both names that clients look for."""
+    ids, logprobs = turn.token_ids.tolist(), turn.logprobs.tolist()
+    content = [
+        {
+            "token": f"token_id:{token}",
+            "token_id": token,
+            "logprob": logprob,
+            "bytes": None,
+            "top_logprobs": [],
+        }
+        for token, logprob in zip(ids, logprobs, strict=True)
+    ]
+    versions = [{"version": span.version, "start": span.start, "end": span.stop} for span in turn.spans]
+    return {"token_ids": ids, "logprobs": {"content": content}, "weight_versions": versions}
+
+
+def _totals(context: int, turn: SampledTurn) -> dict[str, Any]:
+    new = int(turn.token_ids.size)
+    return {
+        "usage": {"prompt_tokens": context, "completion_tokens": new, "total_tokens": context + new},
+    }
+
+
+def _renderer_of(config: RunConfig) -> Renderer | str:
+    try:
+        return Renderer.load(config, turns=True)
+    except ConfigError as error:
+        return str(error)
+
+
+def _admission(secret: str, guard: Guard | None) -> Callable[[str], None]:
+    """Return what lets requests in: the run's own hosts by `secret`, others by access tokens."""
+
+    def admit(authorization: str) -> None:
+        if authorization.isascii() and hmac.compare_digest(authorization, f"Bearer {secret}"):
+            return
+        if guard is None or not authorization.isascii():
+            raise Refusal(Denial.UNKNOWN, f"this call does not carry the token in {HOST_TOKEN} of the run")
+        guard.check_bearer(authorization, Scope.SAMPLE)
+
+    return admit
+
+
+@asynccontextmanager
+async def open_gateway(
+    config: RunConfig,
+    environment: HostEnvironment,
+    codec: TextCodec,
+    run_dir: Path,
+    guard: Guard | None,
+) -> AsyncIterator[Gateway]:
+    """Serve hosts while the block lasts; where they reach it stands in the run's folder.
+
+    Raises:
+        ConfigError: when the port is taken, or there is no certificate for the address.
+    """
+    section, clock = config.gateway, asyncio.get_running_loop().time
+    record, patience_s = read_gateway(run_dir), config.services.stall_timeout_s
+    sessions = Sessions(
+        environment,
+        {"train": config.loop.group_size, "heldout": config.evaluation.samples},
+        vocabulary=codec.vocabulary_size,
+        host_timeout_s=section.host_timeout_s,
+        forget_s=2.0 * patience_s,
+        now=clock(),
+    )
+    sessions.hosts.update(record.hosts if record is not None else {})
+    make_private_folder(run_dir / HOST_TOKEN.parent)
+    # A host that was started before this process goes on with what it was given.
+    secret = read_token(run_dir / HOST_TOKEN) or secrets.token_urlsafe(24)
+    write_private(run_dir / HOST_TOKEN, f"{secret}\n".encode())
+    renderer = await asyncio.to_thread(_renderer_of, config)
+    gateway = Gateway(config, sessions, codec, renderer, clock, _admission(secret, guard))
+    before = int(record.url.rpartition(":")[2]) if record is not None else 0
+    port = section.port or (before if before and is_free(before, section.address) else 0)
+    port = port or free_port(section.address)
+    context = None if is_loopback(section.address) else _certificate(config)
+    runner = web.AppRunner(
+        gateway.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, section.address, port, ssl_context=context, reuse_address=True).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ConfigError(
+            f"gateway.port={port} on {section.address} cannot be listened on ({error.strerror}); give "
+            "another one, or 0 for a free one"
+        ) from error
+    reached = section.address if context is None else config.services.reached_at
+    url = f"{'http' if context is None else 'https'}://{reached}:{port}"
+
+    kept: GatewayRecord | None = None
+
+    def keep() -> None:
+        """Write what is known of the hosts where that has changed."""
+        nonlocal kept
+        for name, heard in sessions.heard.items():
+            sessions.hosts[name].seen_at = round(wall_clock() - (clock() - heard))
+        counts = {name: replace(counts) for name, counts in sessions.hosts.items()}
+        found = GatewayRecord(url, counts, sessions.untaken)
+        if found == kept:
+            return
+        try:
+            write_gateway(run_dir, found)
+            kept = found
+        except OSError as error:  # the next look tries again
+            _log.warning("gateway.unkept", error=str(error))
+
+    async def look() -> None:
+        while True:
+            gateway.tick()
+            keep()
+            await asyncio.sleep(TICK_S)
+
+    keep()
+    looking = asyncio.create_task(look())
+    try:
+        yield gateway
+    finally:
+        await runner.cleanup()
+        keep()
+        await end_tasks(looking)
+
+
+def _certificate(config: RunConfig) -> ssl.SSLContext:
+    if config.services.credentials is None:
+        raise ConfigError(
+            f"gateway.address={config.gateway.address} needs services.credentials: what is not loopback is "
+            "encrypted"
+        )
+    bundle = Path(config.services.credentials).expanduser()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(bundle / "cert.pem", bundle / "key.pem")
+    return context

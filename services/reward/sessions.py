@@ -1,0 +1,485 @@
+"""Sessions: what hosts of others' environments are told, decided from the rows that are known here.
+
+A question of a worker ("my turn has ended") is answered by the host's next request: what its tokens have
+beyond the row is observed. A request whose tokens a recorded turn was sampled after gets that turn again, so
+a host may ask twice, and one that begins an episode again comes to where the last one was. Everything else
+begins a branch. Nothing here is durable: after a restart the coordinator asks again, and hosts say what they
+hold.
+
+T tokens of a row; times are seconds of the caller's clock.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from antiphon.core.errors import ContractError
+from antiphon.core.records import FinishReason, FloatArray, IntArray, TurnAnswer, TurnToAnswer, VersionSpan
+from antiphon.core.seeds import conversation_seed
+from antiphon.core.spans import clipped, shifted
+from antiphon.environments.host import HostEnvironment
+from antiphon.lineage.hosts import HostCounts
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class Refused(ContractError):
+    """A request of a host that is not answered: why, in a sentence, with its HTTP status."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """A turn as a host is told it, [T] tokens."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    spans: tuple[VersionSpan, ...]
+    """Counted from the turn's first token."""
+
+
+class SeatReport(BaseModel):
+    """What a host says of one trajectory of an episode."""
+
+    model_config = ConfigDict(frozen=True)
+
+    trajectory: str
+    reward: float = math.nan
+    error: str | None = None
+    """Why there is no reward."""
+    branches: tuple[tuple[TokenId, ...], ...] | None = None
+    """Of each context that was used the tokens up to its end."""
+    token_ids_digest: str = ""
+    """In their place: `digest_of` the last context."""
+    metrics: Mapping[str, Any] = Field(default_factory=dict)
+    stop_condition: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One run of a host's environment, with a trajectory for each seat."""
+
+    episode: int
+    seed: int
+    trajectories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A group as a host takes it."""
+
+    group: str
+    key: str
+    split: str
+    index: int
+    attempt: int
+    """1 for the first host that takes it from here."""
+    episodes: tuple[Episode, ...]
+    """Those that nobody reported."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """One trajectory."""
+
+    known: TurnToAnswer | None = None
+    """The newest question: the row so far."""
+    answers: dict[str, TurnAnswer] = field(default_factory=dict)
+    """By the digest of the row: a question may come again."""
+    limit: FinishReason | None = None
+    """Which of the run's limits a request went beyond."""
+    verdict: tuple[float, str] | None = None
+    """Reward and failure, once they are said."""
+
+    @property
+    def open(self) -> bool:
+        return self.known is not None and self.known.row_digest not in self.answers
+
+
+@dataclass(slots=True)
+class _Group:
+    """The samples of one prompt, which one host has at a time."""
+
+    name: str
+    key: str
+    split: str
+    index: int
+    episodes: tuple[Episode, ...]
+    samples: tuple[_Session, ...]
+    heard_s: float
+    """When the coordinator last asked about it."""
+    deadline_s: float = math.inf
+    """When `host`, or who may still say that it has the group, loses it."""
+    host: str = ""
+    awaited: bool = False
+    """It had begun before this process, and its host may still say that it has it."""
+    waited_for: bool = False
+    """It was `awaited` once; that is over after `deadline_s`."""
+    takes: int = 0
+    reports: dict[int, tuple[tuple[SeatReport, ...], str]] = field(default_factory=dict)
+    """By episode: what was reported, and why it was refused."""
+
+    @property
+    def over(self) -> bool:
+        return all(session.verdict is not None for session in self.samples)
+
+    @property
+    def free(self) -> bool:
+        return not (self.host or self.awaited or self.over)
+
+    @property
+    def unreported(self) -> tuple[Episode, ...]:
+        return tuple(one for one in self.episodes if one.episode not in self.reports)
+
+    def held_by(self, host: str) -> bool:
+        return self.host == host or self.awaited
+
+
+class Sessions:
+    """The trajectories of hosted groups."""
+
+    def __init__(
+        self,
+        environment: HostEnvironment,
+        group_sizes: dict[str, int],
+        *,
+        vocabulary: int,
+        host_timeout_s: float,
+        forget_s: float,
+        now: float,
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            environment: what the configuration says of it.
+            group_sizes: samples of a group by split.
+            vocabulary: every token id is smaller.
+            host_timeout_s: longest silence of a host; then it loses its groups.
+            forget_s: after this without a question a group is forgotten: the coordinator asks again more
+                often about what it still waits for.
+            now: the time.
+        """
+        self._environment, self._sizes = environment, group_sizes
+        self._vocabulary, self._host_timeout_s = vocabulary, host_timeout_s
+        self._forget_s, self._begun_s = forget_s, now
+        self._groups: dict[str, _Group] = {}
+        self.outbox: list[TurnAnswer] = []
+        """Answers for the coordinator; who reads them empties it."""
+        self.hosts: dict[str, HostCounts] = {}
+        self.heard: dict[str, float] = {}
+        """When each host was heard last."""
+
+    @property
+    def untaken(self) -> int:
+        """Return how many groups no host has."""
+        return sum(group.free for group in self._groups.values())
+
+    def asked(self, question: TurnToAnswer, now: float) -> None:
+        """Take a question; it may come again, with its answer known or not."""
+        group = self._groups.get(question.group_id)
+        if group is None:
+            group = self._groups[question.group_id] = self._group(question, now)
+        if question.token_ids.size and not group.takes and not group.waited_for:
+            group.awaited = group.waited_for = True
+            group.deadline_s = now + self._host_timeout_s
+        group.heard_s = now
+        session = group.samples[question.sample_index]
+        answer = session.answers.get(question.row_digest)
+        if answer is not None:
+            self.outbox.append(answer)
+            return
+        session.known = question
+        self._end_if_said(group, session)
+
+    def take(self, host: str, now: float) -> Taken | None:
+        """Give a host the group that waits longest; None where none waits."""
+        self.tick(now)
+        counts = self._counts(host, now)
+        group = next((group for group in self._groups.values() if group.free), None)
+        if group is None:
+            return None
+        group.host, group.deadline_s, group.takes = host, now + self._host_timeout_s, group.takes + 1
+        left = group.unreported
+        counts.taken += len(left)
+        return Taken(group.name, group.key, group.split, group.index, group.takes, left)
+
+    def alive(self, host: str, groups: Sequence[str], now: float) -> tuple[list[str], list[str]]:
+        """Note that a host lives; return which of these groups it has, and which it lost."""
+        self.tick(now)
+        self._counts(host, now)
+        held = []
+        for group_id in groups:
+            group = self._groups.get(group_id)
+            if group is not None and group.held_by(host) and not group.over:
+                group.host, group.awaited = host, False
+                group.deadline_s = now + self._host_timeout_s
+                held.append(group_id)
+        return held, [one for one in groups if one not in held and not self._unheard(one, now)]
+
+    def knows(self, group_id: str) -> bool:
+        """Return whether a group is asked about."""
+        return group_id in self._groups
+
+    def held(self) -> Iterator[str]:
+        """Return the names of the trajectories that hosts have and that are not over."""
+        for group in self._groups.values():
+            samples = enumerate(group.samples) if group.host else ()
+            yield from (f"{group.name}/{i}" for i, session in samples if session.verdict is None)
+
+    def turns(self, name: str) -> list[tuple[list[int], IntArray]]:
+        """Return the context and the tokens of each turn of a trajectory that was sampled so far."""
+        known = self._session(name).known
+        if known is None:
+            return []
+        return [(known.token_ids[b:p].tolist(), known.token_ids[p:q]) for b, p, q in _turns(known)]
+
+    def split_of(self, name: str, now: float) -> str | None:
+        """Return the split of a trajectory's prompt; None while its group may still be asked about.
+
+        Raises:
+            Refused: when there is no such trajectory.
+        """
+        group = self._find(name, now)
+        return None if group is None else group.split
+
+    def request(self, name: str, context: Sequence[int], now: float) -> SampledTurn | None:
+        """Return the turn that was sampled after `context`; None: it is being sampled, ask again later.
+
+        Raises:
+            Refused: when there will be none.
+        """
+        group = self._find(name, now)
+        if group is None:
+            return None
+        session = self._session(name)
+        if not group.host and not group.awaited:
+            raise Refused(409, f"group {name.rpartition('/')[0]} is not held by a host; take it first")
+        if group.host:
+            group.deadline_s = now + self._host_timeout_s
+        tokens = np.asarray(context, dtype=np.int32)
+        if not tokens.size:
+            raise Refused(400, f"token_ids of {name} is empty; send the whole context")
+        known = session.known
+        if known is None:
+            return None
+        for begin, start, stop in _turns(known):
+            if start - begin == tokens.size and np.array_equal(known.token_ids[begin:start], tokens):
+                spans = shifted(clipped(known.spans, start, stop), -start)
+                return SampledTurn(known.token_ids[start:stop], known.logprobs[start:stop], spans)
+        if session.verdict is not None:
+            raise Refused(409, f"trajectory {name} is over; ask for turns that it has, or take a group")
+        if session.open:
+            self._answer(group, session, known, tokens, name)
+        return None
+
+    def report(
+        self, host: str, group_id: str, episode: int, seats: Sequence[SeatReport], now: float
+    ) -> str | None:
+        """Take what a host reports of an episode; return why it is refused, "" where it counts.
+
+        None: one of its turns is being sampled, so that it cannot be compared yet; ask again later.
+        """
+        self.tick(now)
+        counts, group = self._counts(host, now), self._groups.get(group_id)
+        if self._unheard(group_id, now):
+            return None
+        if group is None or not group.held_by(host):
+            counts.refused += 1
+            return f"group {group_id[:80]} is not held by {host}; report what you took"
+        named = [one.trajectories for one in group.episodes if one.episode == episode]
+        if [tuple(seat.trajectory for seat in seats)] != named:
+            counts.refused += 1
+            return f"episode {episode} of group {group_id} has other trajectories; report each seat in order"
+        group.host, group.awaited, group.deadline_s = host, False, now + self._host_timeout_s
+        if episode in group.reports:
+            before, reason = group.reports[episode]
+            if before == tuple(seats):
+                return reason
+            counts.refused += 1
+            return f"episode {episode} of group {group_id} was reported otherwise before; that counts"
+        sessions = [self._session(seat.trajectory) for seat in seats]
+        if any(session.verdict is not None for session in sessions):
+            counts.refused += 1
+            return f"episode {episode} of group {group_id} failed: its host was silent for too long"
+        failure, reason = next((f"host {host}: {s.error}" for s in seats if s.error), ""), ""
+        if not failure:
+            if not all(session.open for session in sessions):
+                return None
+            found = (self._problem(*one) for one in zip(seats, sessions, strict=True))
+            reason = next((problem for problem in found if problem), "")
+        group.reports[episode] = tuple(seats), reason
+        counts.refused += bool(reason)
+        counts.failed += bool(failure)
+        counts.reported += not (reason or failure)
+        said = f"host {host}: {reason}" if reason else failure
+        for seat, session in zip(seats, sessions, strict=True):
+            session.verdict = 0.0 if said else seat.reward, said
+            self._end_if_said(group, session)
+        return reason
+
+    def tick(self, now: float) -> None:
+        """Take groups from hosts that were silent for too long, and forget those that nobody asks about."""
+        for group_id, group in list(self._groups.items()):
+            if now - group.heard_s > self._forget_s:
+                del self._groups[group_id]
+            elif group.deadline_s <= now and not group.over:
+                self._lose(group)
+
+    def _lose(self, group: _Group) -> None:
+        silent, left = group.host or "its host", len(group.unreported)
+        counts = self.hosts.get(group.host, HostCounts())
+        group.deadline_s, group.awaited = math.inf, False
+        if self._environment.rebuildable:
+            counts.lost += left
+            group.host = ""
+            return
+        counts.failed += left
+        said = f"{silent} was silent for {self._host_timeout_s:g} s, and its episodes cannot be built again"
+        for session in group.samples:
+            if session.verdict is None:
+                session.verdict = 0.0, said
+                self._end_if_said(group, session)
+
+    def _counts(self, host: str, now: float) -> HostCounts:
+        self.heard[host] = now
+        return self.hosts.setdefault(host, HostCounts())
+
+    def _group(self, question: TurnToAnswer, now: float) -> _Group:
+        split, index = self._environment.place_of(question.prompt_key)
+        samples, seats = self._sizes[split], self._environment.seats
+        seed = conversation_seed(self._environment.seed, question.prompt_key)
+        names = [f"{question.group_id}/{sample}" for sample in range(samples)]
+        starts = range(0, samples, seats)
+        episodes = (Episode(at // seats, seed, tuple(names[at : at + seats])) for at in starts)
+        sessions = tuple(_Session() for _ in names)
+        return _Group(
+            question.group_id, question.prompt_key, split, index, tuple(episodes), sessions, heard_s=now
+        )
+
+    def _unheard(self, group_id: str, now: float) -> bool:
+        """Return whether a group is not known that may have begun before this process."""
+        return group_id not in self._groups and now - self._begun_s < self._forget_s
+
+    def _find(self, name: str, now: float) -> _Group | None:
+        """Return the group of a trajectory; None where it may still be asked about.
+
+        Raises:
+            Refused: when there is none.
+        """
+        group_id, _, sample = name.rpartition("/")
+        group = self._groups.get(group_id)
+        if group is not None and sample in map(str, range(len(group.samples))):
+            return group
+        if group_id and sample.isdecimal() and self._unheard(group_id, now):
+            return None
+        raise Refused(409, f"there is no trajectory {name[:80]!r}; its group is over, or was never given")
+
+    def _session(self, name: str) -> _Session:
+        group_id, _, sample = name.rpartition("/")
+        return self._groups[group_id].samples[int(sample)]
+
+    def _answer(
+        self, group: _Group, session: _Session, known: TurnToAnswer, tokens: IntArray, name: str
+    ) -> None:
+        if int(tokens.max()) >= self._vocabulary or int(tokens.min()) < 0:
+            raise Refused(400, f"{name}: an id of token_ids is not in the vocabulary of {self._vocabulary}")
+        row = known.token_ids
+        begin = known.breaks[-1] if known.breaks else 0
+        context = row[begin:]
+        follows = context.size < tokens.size and np.array_equal(tokens[: context.size], context)
+        new = tokens[context.size :] if follows else tokens
+        if sum(1 for _ in _turns(known)) >= known.limits.turns:
+            session.limit = FinishReason.TURNS
+            raise Refused(
+                400, f"trajectory {name} has its environment.max_turns={known.limits.turns} turns; report it"
+            )
+        breaks = known.breaks if follows or not row.size else (*known.breaks, row.size)
+        if row.size + new.size >= known.limits.longest(breaks):
+            session.limit = FinishReason.TOKENS
+            raise Refused(
+                400,
+                f"{tokens.size} tokens leave {name} no room: the maximum context length is "
+                f"{known.limits.context} tokens, {known.limits.tokens} in all; report it",
+            )
+        session.limit = None
+        self._say(group, session, tuple(new.tolist()), anew=breaks != known.breaks)
+
+    def _end_if_said(self, group: _Group, session: _Session) -> None:
+        if session.open and session.verdict is not None:
+            reward, failure = session.verdict
+            if not session.known.token_ids.size:
+                failure = failure or "it ended before anything was sampled"
+            ended = session.limit or FinishReason.ENVIRONMENT
+            self._say(group, session, (), FinishReason.FAILED if failure else ended, reward, failure)
+
+    def _say(
+        self,
+        group: _Group,
+        session: _Session,
+        token_ids: tuple[int, ...],
+        reason: FinishReason | None = None,
+        reward: float = 0.0,
+        failure: str = "",
+        anew: bool = False,
+    ) -> None:
+        known = session.known
+        assert known is not None, "there is a question"
+        answer = TurnAnswer(
+            known.group_id,
+            known.sample_index,
+            known.row_digest,
+            token_ids,
+            reason,
+            reward,
+            failure,
+            anew=anew,
+            host=group.host,
+        )
+        session.answers[known.row_digest] = answer
+        self.outbox.append(answer)
+
+    def _problem(self, seat: SeatReport, session: _Session) -> str:
+        """Say why a report of a trajectory that waits for its end is not believed; "" where it is."""
+        name, (low, high) = seat.trajectory, self._environment.reward_range
+        if not low <= seat.reward <= high:  # NaN is neither
+            return f"the reward {seat.reward} of {name} lies outside of [{low:g}, {high:g}]"
+        known = session.known
+        assert known is not None, "it waits"
+        bounds = [0, *known.breaks, known.token_ids.size]
+        rows = [known.token_ids[a:b] for a, b in pairwise(bounds) if a < b]
+        if seat.branches is None:
+            if not seat.token_ids_digest and rows:
+                return f"the report of {name} has neither branches nor token_ids_digest; give one"
+            right = not rows or seat.token_ids_digest == digest_of(rows[-1])
+            return "" if right else f"token_ids_digest of {name} is not that of its last context"
+        said = [np.asarray(branch, dtype=np.int64) for branch in seat.branches]
+        for row in rows:
+            if not any(np.array_equal(branch[: row.size], row) for branch in said):
+                return f"no branch in the report of {name} has the {row.size} tokens that were recorded"
+        for branch in said:
+            if not any(np.array_equal(branch[: row.size], row) for row in rows):
+                return f"a branch in the report of {name} with {branch.size} tokens was never recorded"
+        return ""
+
+
+def digest_of(token_ids: IntArray) -> str:
+    """Return the digest of tokens that hosts can compute: SHA-256 of them as little-endian int32."""
+    return hashlib.sha256(np.asarray(token_ids, dtype="<i4").tobytes()).hexdigest()
+
+
+def _turns(known: TurnToAnswer) -> Iterator[tuple[int, int, int]]:
+    """Yield (where its context begins, first token, end) of each turn that a row has."""
+    starts = [0, *(stop for _, stop in known.observed)]
+    stops = [*(start for start, _ in known.observed), known.token_ids.size]
+    for start, stop in zip(starts, stops, strict=True):
+        if start < stop:
+            yield max((place for place in known.breaks if place <= start), default=0), start, stop

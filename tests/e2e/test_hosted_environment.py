@@ -1,0 +1,78 @@
+"""A run whose environment is held by a program of the standard library: real engines, two seats, the record."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from antiphon.lineage.hosts import read_gateway
+from tests.support import urllib_host
+from tests.support.main_job import SMALL, Job, check_batches, command, make_home
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
+STEPS, SEATS = 3, 2
+HOST = Path(urllib_host.__file__)
+
+
+def hosts_of(job: Job) -> list[int]:
+    """Return the processes of the run that hold its environment."""
+    children = psutil.Process(job.process.pid).children(recursive=True)
+    return [child.pid for child in children if str(HOST) in child.cmdline() and "-c" not in child.cmdline()]
+
+
+def test_a_run_trains_on_what_a_host_says_and_loses_nothing_when_hosts_and_the_gateway_die(
+    tmp_path: Path,
+) -> None:
+    words = [
+        "environment.name=host",
+        f"environment.host_command={json.dumps([sys.executable, str(HOST)])}",
+        f"environment.seats={SEATS}",
+        "environment.max_turns=2",
+        f"evaluation.samples={SEATS}",
+        "gateway.host_timeout_s=2",
+        "algorithm.objective=grpo",
+        f"run.steps={STEPS}",
+        "record.mlflow=false",
+        *SMALL,
+        "sampling.max_tokens=8",
+        "loop.filter=none",
+    ]
+    job = Job(make_home(tmp_path), words)
+    try:
+        job.when(lambda: (job.home / "runs").exists() and any((job.home / "runs").iterdir()))
+        job.when(lambda: len(job.journal.events("turn.sampled")) > 5)
+        for pid in hosts_of(job):
+            os.kill(pid, signal.SIGKILL)
+        job.reach(1)
+        job.kill_service("reward")
+        assert job.wait() == 0, job.everything()
+        batches = job.batches()
+        check_batches(batches, 2)
+        assert len(batches) == STEPS
+        for row in (row for batch in batches for row in batch):
+            assert row.failure == "" and row.prompt_token_ids.size == 0
+            assert row.finish_reason == "environment" and row.breaks == ()
+            (_, first), (start, stop) = row.observed
+            said = [*row.token_ids[first:start], *row.token_ids[stop:]]
+            assert row.token_ids[:first].tolist() == [4, 5 + int(row.prompt_key.rpartition("-")[2]) % 7]
+            # The reward is that of the last turn.
+            last = row.token_ids[stop:]
+            assert row.reward == pytest.approx(sum(token % 2 == 0 for token in last) / len(last))
+            assert said
+        sampled = [
+            (event["group_id"], event["sample_index"], event["start"])
+            for event in job.journal.events("turn.sampled")
+        ]
+        assert len(sampled) == len(set(sampled)), "nothing was sampled twice"
+        gateway = read_gateway(job.run_dir)
+        assert gateway is not None and len(gateway.hosts) >= 2
+        assert sum(one.reported for one in gateway.hosts.values()) >= STEPS * 8 * 4 // SEATS
+        assert not any(one.refused or one.failed for one in gateway.hosts.values())
+        again = command(job.home, "replay", job.run_dir.name, "--step", "0", timeout_s=200.0)
+        assert again.returncode == 0 and "bit for bit" in again.stdout, again.stderr
+    finally:
+        job.close()

@@ -1,0 +1,461 @@
+"""Hosts over HTTP: turns, chats, tokens, restarts; whatever is sent is answered, if badly in a sentence."""
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.errors import ConfigError
+from antiphon.core.records import FinishReason
+from antiphon.core.trust.access_tokens import Scope, TokenClaims
+from antiphon.environments.host import HostEnvironment
+from antiphon.lineage.hosts import HOST_TOKEN, read_gateway
+from antiphon.models.codec import TextCodec
+from antiphon.net.security.access_tokens import make_token
+from antiphon.net.security.guard import Guard
+from antiphon.net.security.keys import signing_key
+from antiphon.services.reward.gateway import open_gateway
+from antiphon.services.reward.turns import answer_turns
+from antiphon.system.clock import wall_clock
+from tests.support import urllib_host
+from tests.support.hosted_rows import AskingCoordinator, Row
+from tests.support.turn_model import KEEP, write_turn_model
+
+WAIT_S = 60.0
+RUN_ID = "run-1"
+
+
+def config_of(model: str, **gateway: Any) -> RunConfig:
+    return build_config(
+        {
+            "model": {"path": model, "renderer": "qwen3", "template_arguments": KEEP},
+            "environment": {"name": "host", "seats": 2, "train_size": 32},
+            "loop": {"group_size": 4},
+            "evaluation": {"samples": 2, "temperature": 0.5},
+            "sampling": {"max_tokens": 16},
+            "rollout": {"max_model_tokens": 3000},
+            "gateway": gateway,
+        }
+    )
+
+
+class Served:
+    """A gateway in a thread, with a coordinator that asks it about some groups."""
+
+    def __init__(self, run_dir: Path, url: str, coordinator: AskingCoordinator, loop: Any) -> None:
+        self.run_dir, self.url, self.coordinator, self._loop = run_dir, url, coordinator, loop
+        self.host, _, port = url.rpartition("/")[2].partition(":")
+        self.port = int(port)
+        self.token = (run_dir / HOST_TOKEN).read_text().strip()
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Return status and what the body says."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=WAIT_S)
+        text = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"Authorization": f"Bearer {self.token}"} | {
+            k.replace("_", "-"): v for k, v in headers.items()
+        }
+        try:
+            connection.request(method, path, text, given)
+            reply = connection.getresponse()
+            said = reply.read()
+            return reply.status, json.loads(said) if said else None
+        finally:
+            connection.close()
+
+    def ok(self, path: str, body: Any, **headers: str) -> Any:
+        status, said = self.ask("POST", path, body, **headers)
+        assert status == 200, said
+        return said
+
+    def refused(self, path: str, body: Any, **headers: str) -> str:
+        status, said = self.ask("POST", path, body, **headers)
+        assert 400 <= status < 500 and said["error"]["code"] == status, said
+        return str(said["error"]["message"])
+
+    def take(self, host: str = "h1") -> Any:
+        return self.ok("/antiphon/v1/take", {"host": host})
+
+    def wait_over(self) -> None:
+        waiting = asyncio.run_coroutine_threadsafe(self.coordinator.over.wait(), self._loop)
+        assert waiting.result(WAIT_S)
+
+
+@contextmanager
+def served(
+    config: RunConfig, run_dir: Path, rows: Sequence[Row], guard: Guard | None = None
+) -> Iterator[Served]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
+    thread.start()
+    coordinator, ready, stop = AskingCoordinator(rows), threading.Event(), asyncio.Event()
+    codec = TextCodec.load(config.model.path)
+
+    async def serve() -> None:
+        environment = HostEnvironment(config.environment)
+        async with open_gateway(config, environment, codec, run_dir, guard) as gateway:
+            answering = asyncio.create_task(answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02))
+            ready.set()
+            await stop.wait()
+            answering.cancel()
+
+    serving = asyncio.run_coroutine_threadsafe(serve(), loop)
+    try:
+        serving.add_done_callback(lambda done: ready.set())
+        assert ready.wait(WAIT_S)
+        if serving.done():
+            serving.result()
+        record = read_gateway(run_dir)
+        assert record is not None
+        yield Served(run_dir, record.url, coordinator, loop)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        serving.result(WAIT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(WAIT_S)
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_turn_model(tmp_path_factory.mktemp("turns"))
+
+
+@pytest.fixture(scope="module")
+def codec(model: str) -> TextCodec:
+    return TextCodec.load(model)
+
+
+Rows = Callable[..., list[Row]]
+
+
+@pytest.fixture(scope="module")
+def rows_of(codec: TextCodec) -> Rows:
+    """Return the rows of groups whose policy says how many tokens it saw."""
+
+    def policy(text: str) -> Callable[[str, Sequence[int]], list[int]]:
+        def says(name: str, context: Sequence[int]) -> list[int]:
+            said = text.replace("N", str(len(context)))
+            return [*codec.encode(said, add_special_tokens=False), codec.end_token_id]
+
+        return says
+
+    def make(groups: int, text: str = "N", samples: int = 4) -> list[Row]:
+        return [Row(f"g{g}/{i}", policy(text)) for g in range(groups) for i in range(samples)]
+
+    return make
+
+
+@pytest.fixture
+def gateway(model: str, tmp_path: Path, rows_of: Rows) -> Iterator[Served]:
+    with served(config_of(model), tmp_path, rows_of(2)) as found:
+        yield found
+
+
+def test_a_host_of_the_standard_library_plays_until_nothing_is_left(gateway: Served) -> None:
+    assert gateway.ask("GET", "/v1/models")[1]["data"][0] == {
+        "id": "policy",
+        "object": "model",
+        "created": 0,
+        "owned_by": "antiphon",
+        "max_model_len": 3000,
+    }
+    urllib_host.main(2, gateway.url, gateway.token)
+    gateway.wait_over()
+    for row in gateway.coordinator.rows.values():
+        assert row.over is not None and row.over.finish_reason is FinishReason.ENVIRONMENT
+        assert row.over.host == urllib_host.NAME and 0.0 <= row.over.reward <= 1.0
+        assert len(row.observed) == 2 and row.observed[0][0] == 0 and row.breaks == []
+
+
+def test_an_answer_carries_ids_logprobs_under_both_names_and_versions(gateway: Served) -> None:
+    taken = gateway.take()
+    assert (taken["group"], taken["split"], taken["index"], taken["attempt"]) == ("g0", "train", 0, 1)
+    assert taken["sampling"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 16}
+    assert [one["trajectories"] for one in taken["episodes"]] == [["g0/0", "g0/1"], ["g0/2", "g0/3"]]
+    sampling = {"antiphon_trajectory": "g0/2", "seed": 2**64 - 1, "logprobs": 1, "skip_special_tokens": False}
+    said = gateway.ok("/inference/v1/generate", {"token_ids": [4, 5, 6], "sampling_params": sampling})
+    (choice,) = said["choices"]
+    ids = choice["token_ids"]
+    assert choice["finish_reason"] == "stop" and said["usage"]["completion_tokens"] == len(ids) > 1
+    assert [one["token"] for one in choice["logprobs"]["content"]] == [f"token_id:{one}" for one in ids]
+    assert [one["token_id"] for one in choice["logprobs"]["content"]] == ids
+    assert {one["logprob"] for one in choice["logprobs"]["content"]} == {-0.5}
+    assert choice["weight_versions"] == [{"version": 3, "start": 0, "end": len(ids)}]
+    again = gateway.ok(
+        "/inference/v1/generate", {"token_ids": [4, 5, 6]} | {"model": "policy"}, X_Session_ID="g0/2"
+    )
+    assert again["choices"] == said["choices"]
+
+
+def test_a_chat_goes_on_from_the_tokens_that_were_sampled(gateway: Served) -> None:
+    gateway.take()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "3 + 4"}]
+    before: list[int] = []
+    for turn in range(3):
+        body = {"model": "policy", "messages": messages, "antiphon_trajectory": "g0/0", "max_tokens": 16}
+        said = gateway.ok("/v1/chat/completions", body)
+        assert gateway.ok("/v1/chat/completions", body)["choices"] == said["choices"]
+        context, choice = said["prompt_token_ids"], said["choices"][0]
+        assert context[: len(before)] == before and choice["message"]["content"] == str(len(context))
+        before = [*context, *choice["token_ids"]]
+        messages += [choice["message"], {"role": "user", "content": [{"type": "text", "text": f"+ {turn}"}]}]
+    row = gateway.coordinator.rows["g0/0"]
+    assert row.breaks == [] and row.tokens == before
+    # What the agent changed was not sampled: it is rendered, and a branch begins.
+    messages[1] = {"role": "assistant", "content": "1"}
+    anew = {"messages": messages[:3], "antiphon_trajectory": "g0/0"}
+    said = gateway.ok("/v1/chat/completions", anew)
+    assert row.breaks == [len(before)]
+    longer = [*messages[:3], said["choices"][0]["message"], {"role": "user", "content": "+ 1"}]
+    more = gateway.ok("/v1/chat/completions", {"messages": longer}, X_Session_ID="g0/0")
+    branch = [*said["prompt_token_ids"], *said["choices"][0]["token_ids"]]
+    assert more["prompt_token_ids"][: len(branch)] == branch and row.breaks == [len(before)]
+
+
+def test_tools_are_called_and_answered(model: str, tmp_path: Path, rows_of: Rows) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": N}}\n</tool_call>'
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    with served(config_of(model), tmp_path, rows_of(1, call)) as gateway:
+        gateway.take()
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "3 + 4"}]
+        body = {"antiphon_trajectory": "g0/0", "tools": [tool]}
+        said = gateway.ok("/v1/chat/completions", body | {"messages": messages})
+        choice = said["choices"][0]
+        (called,) = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls" and called["function"]["name"] == "add"
+        assert json.loads(called["function"]["arguments"]) == {"a": len(said["prompt_token_ids"])}
+        messages += [choice["message"], {"role": "tool", "content": "7", "tool_call_id": called["id"]}]
+        more = gateway.ok("/v1/chat/completions", body | {"messages": messages})
+        row = [*said["prompt_token_ids"], *choice["token_ids"]]
+        assert more["prompt_token_ids"][: len(row)] == row
+        assert gateway.coordinator.rows["g0/0"].breaks == []
+
+
+def test_chats_without_a_name_are_matched_where_only_one_can_be_meant(
+    model: str, tmp_path: Path, rows_of: Rows
+) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "3 + 4"}]
+    with served(config_of(model), tmp_path, rows_of(1)) as gateway:
+        assert "may belong to 0 traj" in gateway.refused("/v1/chat/completions", {"messages": messages})
+        gateway.take()
+        assert "may belong to 4 traj" in gateway.refused("/v1/chat/completions", {"messages": messages})
+        named = {"messages": messages, "antiphon_trajectory": "g0/1"}
+        said = gateway.ok("/v1/chat/completions", named)
+        messages += [said["choices"][0]["message"], {"role": "user", "content": "+ 1"}]
+        more = gateway.ok("/v1/chat/completions", {"messages": messages}, X_Session_ID="0b61c7")
+        assert more["id"] == "g0/1"
+
+
+def test_text_and_messages_are_tokenized(gateway: Served, codec: TextCodec) -> None:
+    said = gateway.ok("/tokenize", {"prompt": "3 + 4"})
+    assert said == {"count": len(said["tokens"]), "max_model_len": 3000, "tokens": [*codec.encode("3 + 4")]}
+    longer = gateway.ok("/tokenize", {"messages": [{"role": "user", "content": "3 + 4"}]})
+    assert longer["count"] > said["count"]
+    assert "either prompt or messages" in gateway.refused("/tokenize", {})
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({"temperature": 0.7}, "temperature=0.7 differs from the run's 1.0"),
+        ({"top_p": 0.9}, "top_p=0.9 differs from the run's 1.0"),
+        ({"top_k": 5}, "top_k=5 differs from the run's 0"),
+        ({"n": 2}, "n=2 differs from the run's 1"),
+        ({"stream": True}, "stream=True differs"),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5 differs"),
+        ({"max_tokens": 3}, "max_tokens=3 is less than the run's sampling.max_tokens=16"),
+        ({"stop": ["\n"]}, "stop strings end no turn here"),
+        ({"stop_token_ids": [4]}, "stop_token_ids has 4, which is no end token"),
+        ({"temperature": "hot"}, "temperature=hot differs"),
+        ({"antiphon_trajectory": "g0/9"}, "there is no trajectory 'g0/9'"),
+        ({"antiphon_trajectory": "nobody"}, "name the trajectory in sampling_params.antiphon_trajectory"),
+    ],
+)
+def test_what_no_worker_will_do_is_refused(gateway: Served, sampling: dict[str, Any], words: str) -> None:
+    gateway.take()
+    body = {"token_ids": [4], "sampling_params": {"antiphon_trajectory": "g0/0", **sampling}}
+    assert words in gateway.refused("/inference/v1/generate", body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/inference/v1/generate", b"{", "the body: Invalid JSON"),
+        ("/inference/v1/generate", b"\xff\xfe", "the body: Invalid JSON"),
+        ("/inference/v1/generate", [], "the body: "),
+        ("/inference/v1/generate", {"token_ids": [-1]}, "token_ids.0: "),
+        ("/inference/v1/generate", {"token_ids": [1.5]}, "token_ids.0: "),
+        ("/inference/v1/generate", {"token_ids": [True]}, "token_ids.0: "),
+        ("/inference/v1/generate", {"token_ids": [2**31]}, "token_ids.0: "),
+        ("/inference/v1/generate", {"token_ids": [4], "model": "gpt-4"}, "there is no model 'gpt-4' here"),
+        ("/v1/chat/completions", {"messages": []}, "messages must end with one of the user or a tool"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0",
+        ),
+        ("/antiphon/v1/take", {"host": ""}, "host: "),
+        (
+            "/antiphon/v1/report",
+            {"host": "h", "group": "g0", "episode": 0, "seats": [{}]},
+            "seats.0.trajectory: ",
+        ),
+        ("/antiphon/v1/nothing", {}, "POST /antiphon/v1/nothing: Not Found"),
+        ("/v1/models", {}, "POST /v1/models: Method Not Allowed"),
+    ],
+)
+def test_a_body_that_cannot_be_is_refused_in_a_sentence(
+    gateway: Served, path: str, body: Any, words: str
+) -> None:
+    gateway.take()
+    assert words in gateway.refused(path, body, X_Session_ID="g0/0")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+PATHS = {
+    "/inference/v1/generate": ("model", "token_ids", "sampling_params"),
+    "/v1/chat/completions": ("model", "messages", "tools", "antiphon_trajectory", "max_tokens", "stop"),
+    "/tokenize": ("prompt", "messages", "tools"),
+    "/antiphon/v1/alive": ("host", "groups"),
+    "/antiphon/v1/report": ("host", "group", "episode", "seats"),
+}
+MEANT = st.sampled_from(
+    [
+        "policy",
+        "g0",
+        "g0/0",
+        "h1",
+        0,
+        [4, 5],
+        [{"role": "user", "content": "3"}],
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "f", "arguments": "["}}],
+            }
+        ],
+        [{"type": "function", "function": {"name": "f", "parameters": {"$ref": []}}}],
+        [{"trajectory": "g0/0", "reward": float("nan")}, {"trajectory": "g0/1", "reward": 1e999}],
+        {"antiphon_trajectory": "g0/1"},
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(model: str, tmp_path_factory: pytest.TempPathFactory, rows_of: Rows) -> Iterator[Served]:
+    run_dir = tmp_path_factory.mktemp("fuzzed")
+    config = config_of(model).model_copy(
+        update={"services": config_of(model).services.model_copy(update={"stall_timeout_s": 0.2})}
+    )
+    with served(config, run_dir, rows_of(1)) as found:
+        found.take()
+        yield found
+
+
+@given(data=st.data())
+def test_whatever_is_sent_is_answered_and_never_by_a_trace(fuzzed: Served, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(PATHS)))
+    body: Any = data.draw(JSON)
+    if data.draw(st.booleans()):
+        body = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(PATHS[path], MEANT | JSON)))
+    raw = json.dumps(body).encode("utf-8", "surrogatepass")
+    if data.draw(st.booleans()) and data.draw(st.booleans()):
+        raw = data.draw(st.binary(max_size=30))
+    status, said = fuzzed.ask("POST", path, raw)
+    assert status < 500 or status == 503, (path, body, said)
+    if status >= 400:
+        message = said["error"]["message"]
+        assert message and "Traceback" not in message and "\n" not in message.strip()
+
+
+def test_a_token_of_scope_sample_is_needed(model: str, tmp_path: Path, rows_of: Rows) -> None:
+    key = signing_key(bytes(32))
+    guard = Guard(key.public, RUN_ID, wall_clock, wall_clock)
+
+    def token(*scopes: Scope, run: str = RUN_ID, expires: float = 3600.0) -> str:
+        claims = TokenClaims("0" * 32, run, "far", scopes, int(wall_clock() + expires), 1)
+        return f"Bearer {make_token(claims, key)}"
+
+    with served(config_of(model), tmp_path, rows_of(1), guard) as gateway:
+        for shown, status, words in (
+            ("", 401, "carries no access token"),
+            ("Bearer x", 401, "this is no access token"),
+            ("Bearer \u00e9", 401, "host.token"),
+            (token(Scope.SAMPLE, expires=-5.0), 401, "expired"),
+            (token(Scope.LEASE, Scope.PULL), 403, "this call needs scope sample"),
+            (token(Scope.SAMPLE, run="run-2"), 403, "is for run run-2"),
+            (token(Scope.SAMPLE), 200, ""),
+            (token(Scope.ADMIN), 200, ""),
+            (f"Bearer {gateway.token}", 200, ""),
+        ):
+            found, said = gateway.ask("GET", "/v1/models", Authorization=shown)
+            assert found == status, (shown, said)
+            assert status == 200 or words in said["error"]["message"]
+    assert (tmp_path / HOST_TOKEN).stat().st_mode & 0o077 == 0
+
+
+def test_a_gateway_that_starts_again_is_found_where_it_was_and_goes_on(
+    model: str, tmp_path: Path, rows_of: Rows
+) -> None:
+    rows = rows_of(1)
+    with served(config_of(model), tmp_path, rows) as before:
+        group = before.take()
+        request = {"token_ids": [4, 5], "sampling_params": {"antiphon_trajectory": "g0/0"}}
+        said = before.ok("/inference/v1/generate", request)
+    with served(config_of(model), tmp_path, rows) as after:
+        assert (after.url, after.token) == (before.url, before.token)
+        assert after.ok("/inference/v1/generate", request)["choices"] == said["choices"]
+        alive = {"host": "h1", "groups": ["g0", "g1"]}
+        assert after.ok("/antiphon/v1/alive", alive) == {"held": ["g0"], "lost": []}, "g1 may come yet"
+        for episode in group["episodes"]:
+            seats = urllib_host.play(group, episode, after.url, after.token)
+            body = {"host": "h1", "group": "g0", "episode": episode["episode"], "seats": seats}
+            assert after.ok("/antiphon/v1/report", body)["accepted"]
+        after.wait_over()
+    record = read_gateway(tmp_path)
+    assert record is not None
+    counts = record.hosts["h1"]
+    assert (counts.taken, counts.reported, record.untaken) == (2, 2, 0)
+    assert record.lines() == [
+        "host h1: 2 episodes taken, 2 reported, 0 failed, 0 reports refused, 0 lost by silence"
+    ]
+
+
+def test_a_port_that_is_taken_is_named(gateway: Served, model: str, tmp_path: Path, rows_of: Rows) -> None:
+    config = config_of(model, port=gateway.port)
+    with (
+        pytest.raises(
+            ConfigError, match=rf"gateway\.port={gateway.port} on 127\.0\.0\.1 cannot be listened on"
+        ),
+        served(config, tmp_path / "other", rows_of(1)),
+    ):
+        pass
+
+
+def test_a_model_without_a_renderer_for_turns_still_serves_tokens(
+    model: str, tmp_path: Path, rows_of: Rows
+) -> None:
+    tree = json.loads(config_of(model).model_dump_json())
+    tree["model"] |= {"renderer": "default", "template_arguments": {}}
+    with served(build_config(tree), tmp_path, rows_of(1)) as gateway:
+        gateway.take()
+        said = gateway.refused("/v1/chat/completions", {"messages": [{"role": "user", "content": "3"}]})
+        assert said.startswith("chat completions need a renderer: model.renderer=default")
+        gateway.ok(
+            "/inference/v1/generate", {"token_ids": [4], "sampling_params": {"antiphon_trajectory": "g0/0"}}
+        )

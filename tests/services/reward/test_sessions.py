@@ -1,0 +1,421 @@
+"""Whatever hosts, the coordinator and restarts do in between: the same request has the same answer, nothing
+that was sampled is sampled again, and each trajectory gets the reward that its host reports."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.config_sections import EnvironmentSection
+from antiphon.core.errors import ContractError
+from antiphon.core.records import FinishReason, VersionSpan
+from antiphon.core.seeds import conversation_seed, derive_seed
+from antiphon.environments.host import HostEnvironment
+from antiphon.services.reward.sessions import Refused, SeatReport, Sessions, Taken, digest_of
+from tests.support.hosted_rows import Row
+
+SEATS, GROUP = 2, 4
+TIMEOUT_S, FORGET_S = 10.0, 100.0
+
+
+def changed(seat: SeatReport, **changes: Any) -> SeatReport:
+    return seat.model_copy(update=changes)
+
+
+def environment(**changes: Any) -> HostEnvironment:
+    section = EnvironmentSection(name="host", train_size=8, heldout_size=4, seats=SEATS)
+    return HostEnvironment(section.model_copy(update=changes))
+
+
+def sessions_at(now: float, **changes: Any) -> Sessions:
+    return Sessions(
+        environment(**changes),
+        {"train": GROUP, "heldout": SEATS},
+        vocabulary=1000,
+        host_timeout_s=TIMEOUT_S,
+        forget_s=FORGET_S,
+        now=now,
+    )
+
+
+def says(name: str, context: Sequence[int]) -> list[int]:
+    """Return what the policy samples after a context."""
+    seed = derive_seed("policy", name, *context)
+    return [500 + (seed >> 8 * i) % 400 for i in range(1 + seed % 3)]
+
+
+class Play:
+    """One episode of a host, which does the same again when it is begun again; one of its turns is rendered
+    anew."""
+
+    def __init__(self, taken: Taken, index: int) -> None:
+        self.group_id, self.index = taken.group, index
+        episode = taken.episodes[[e.episode for e in taken.episodes].index(index)]
+        self.names = episode.trajectories
+        self.contexts = {name: [1 + i, 2, episode.seed % 90] for i, name in enumerate(episode.trajectories)}
+        self.branches: dict[str, list[list[int]]] = {name: [] for name in self.names}
+        self.turns = 0
+
+    @property
+    def asks(self) -> str:
+        """The trajectory whose turn it is; "" at the end."""
+        return self.names[self.turns % SEATS] if self.turns < 5 else ""
+
+    def hear(self, said: Sequence[int]) -> None:
+        name = self.asks
+        whole = [*self.contexts[name], *said]
+        if len(self.branches[name]) == 0 or self.turns == 2:
+            self.branches[name].append(whole)
+        else:
+            self.branches[name][-1] = whole
+        self.contexts[name] = [7, 8, whole[-1] % 100] if self.turns == 0 else [*whole, 9, sum(said) % 100]
+        self.turns += 1
+
+    def report(self) -> list[SeatReport]:
+        return [
+            SeatReport(
+                trajectory=name,
+                reward=(sum(self.branches[name][-1]) % 11) / 10,
+                branches=self.said(name),
+            )
+            for name in self.names
+        ]
+
+    def said(self, name: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, self.branches[name]))
+
+
+class World:
+    """A coordinator with its workers, and hosts, around `Sessions`."""
+
+    def __init__(self, groups: int) -> None:
+        self.now = 0.0
+        self.sessions = sessions_at(self.now)
+        self.rows = {f"g{g}/{i}": Row(f"g{g}/{i}", says) for g in range(groups) for i in range(GROUP)}
+        self.plays: dict[tuple[str, int], tuple[str, Play]] = {}
+        self.told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        self.hosts = 0
+
+    def ask(self, name: str) -> None:
+        if self.rows[name].over is None:
+            self.sessions.asked(self.rows[name].question(), self.now)
+            self.settle()
+
+    def settle(self) -> None:
+        """Let workers hear what was decided, as often as it is said."""
+        answers, self.sessions.outbox = self.sessions.outbox, []
+        for answer in answers:
+            row = self.rows[f"{answer.group_id}/{answer.sample_index}"]
+            if row.over is None and row.question().row_digest == answer.row_digest:
+                row.hear(answer)
+
+    def take(self) -> None:
+        self.hosts += 1
+        taken = self.sessions.take(f"h{self.hosts}", self.now)
+        self.settle()
+        if taken is not None:
+            assert taken.episodes, "there is something to do"
+            assert {e.seed for e in taken.episodes} == {conversation_seed(0, taken.key)}
+            for episode in taken.episodes:
+                play = Play(taken, episode.episode)
+                self.plays[taken.group, episode.episode] = f"h{self.hosts}", play
+
+    def step(self, place: tuple[str, int]) -> None:
+        host, play = self.plays[place]
+        name = play.asks
+        if not name:
+            reason = self.sessions.report(host, play.group_id, play.index, play.report(), self.now)
+            self.settle()
+            if reason is None:
+                return
+            assert reason == ""
+            assert self.sessions.report(host, play.group_id, play.index, play.report(), self.now) == ""
+            del self.plays[place]
+            return
+        turn = self.sessions.request(name, play.contexts[name], self.now)
+        self.settle()
+        if turn is None:
+            return
+        said = turn.token_ids.tolist()
+        assert self.told.setdefault((name, tuple(play.contexts[name])), said) == said
+        assert turn.logprobs.tolist() == [-0.5] * len(said)
+        assert turn.spans == (VersionSpan(3, 0, len(said)),)
+        play.hear(said)
+
+    def alive(self) -> None:
+        for host in {host for host, _ in self.plays.values()}:
+            groups = [group for (group, _), (one, _) in self.plays.items() if one == host]
+            _, lost = self.sessions.alive(host, groups, self.now)
+            self.settle()
+            for place in [place for place in self.plays if place[0] in lost]:
+                del self.plays[place]
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.sessions.tick(self.now)
+        self.settle()
+        self.alive()
+
+    def restart(self) -> None:
+        """Another gateway process: it knows nothing, and what it was told is lost."""
+        self.sessions = sessions_at(self.now)
+
+    def finish(self) -> None:
+        for _ in range(400):
+            for name in self.rows:
+                self.ask(name)
+            self.take()
+            for place in list(self.plays):
+                self.step(place)
+            self.pass_time(0.5)
+            if all(row.over is not None for row in self.rows.values()):
+                return
+        raise AssertionError([row for row in self.rows.values() if row.over is None])
+
+
+def undisturbed(groups: int) -> dict[str, Row]:
+    world = World(groups)
+    world.finish()
+    return world.rows
+
+
+EXPECTED = undisturbed(2)
+
+
+@given(st.data())
+def test_whatever_comes_between_nothing_is_lost_and_nothing_is_sampled_twice(data: st.DataObject) -> None:
+    world = World(2)
+    moves = ("ask", "take", "step", "step", "step", "again", "alive", "wait", "die", "restart")
+    for move in data.draw(st.lists(st.sampled_from(moves), max_size=60)):
+        names, places = list(world.rows), list(world.plays)
+        if move == "ask":
+            for name in data.draw(st.lists(st.sampled_from(names), max_size=8)):
+                world.ask(name)
+        elif move == "take":
+            world.take()
+        elif move in ("step", "again", "die") and places:
+            place = data.draw(st.sampled_from(places))
+            if move == "die":
+                host = world.plays[place][0]
+                world.plays = {at: one for at, one in world.plays.items() if one[0] != host}
+            for _ in range({"step": 1, "again": 2, "die": 0}[move]):
+                if place in world.plays:
+                    world.step(place)
+        elif move == "alive":
+            world.alive()
+        elif move == "wait":
+            world.pass_time(data.draw(st.sampled_from([0.1, TIMEOUT_S / 2, TIMEOUT_S])))
+        elif move == "restart":
+            world.restart()
+    world.finish()
+    for name, row in world.rows.items():
+        assert row == replace(EXPECTED[name], over=row.over), "the same tokens, each sampled once"
+        assert len(row.sampled) == len(set(row.sampled))
+        over, wanted = row.over, EXPECTED[name].over
+        assert over is not None and wanted is not None
+        assert (over.reward, over.finish_reason, over.failure) == (wanted.reward, wanted.finish_reason, "")
+
+
+def test_the_rows_of_the_game_have_branches() -> None:
+    assert any(row.breaks for row in EXPECTED.values())
+    assert {row.over.host for row in EXPECTED.values() if row.over} == {"h1", "h2"}
+
+
+@pytest.fixture
+def played() -> Iterator[tuple[World, str, Play]]:
+    """A world in which one episode has come to its report."""
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    world.take()
+    host, play = world.plays["g0", 0]
+    while play.asks:
+        for name in world.rows:
+            world.ask(name)
+        world.step(("g0", 0))
+    for name in play.names:
+        world.ask(name)
+    yield world, host, play
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: changed(one, reward=math.nan), "the reward nan of"),
+        (lambda one: changed(one, reward=1.5), "lies outside of [0, 1]"),
+        (lambda one: changed(one, reward=math.inf), "lies outside of [0, 1]"),
+        (lambda one: changed(one, branches=None), "neither branches nor token_ids_digest"),
+        (
+            lambda one: changed(one, branches=None, token_ids_digest="0" * 64),
+            "is not that of its last context",
+        ),
+        (lambda one: changed(one, branches=()), "that were recorded"),
+        (lambda one: changed(one, branches=(*one.branches, (1,))), "was never recorded"),
+    ],
+)
+def test_a_report_that_cannot_be_is_refused_and_its_episode_has_failed(
+    played: tuple[World, str, Play], change: Any, words: str
+) -> None:
+    world, host, play = played
+    first, *others = play.report()
+    reason = world.sessions.report(host, "g0", 0, [change(first), *others], world.now)
+    assert reason is not None and words in reason
+    world.settle()
+    for name in play.names:
+        over = world.rows[name].over
+        assert over is not None and over.finish_reason is FinishReason.FAILED and words in over.failure
+    assert world.sessions.hosts[host].refused == 1 and world.sessions.hosts[host].reported == 0
+
+
+@given(st.data())
+def test_a_host_that_alters_one_token_is_always_found(data: st.DataObject) -> None:
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    world.take()
+    host, play = world.plays["g0", 0]
+    while play.asks:
+        for name in world.rows:
+            world.ask(name)
+        world.step(("g0", 0))
+    for name in play.names:
+        world.ask(name)
+    seats = play.report()
+    seat = data.draw(st.integers(0, SEATS - 1))
+    branches = [list(branch) for branch in seats[seat].branches or ()]
+    branch = data.draw(st.sampled_from(branches))
+    place = data.draw(st.integers(0, len(branch) - 1))
+    branch[place] = data.draw(st.integers(0, 999).filter(lambda token: token != branch[place]))
+    seats[seat] = changed(seats[seat], branches=tuple(map(tuple, branches)))
+    assert world.sessions.report(host, "g0", 0, seats, world.now)
+
+
+def test_a_digest_does_as_well_as_the_tokens(played: tuple[World, str, Play]) -> None:
+    world, host, play = played
+    seats = [
+        changed(one, branches=None, token_ids_digest=digest_of(np.array((one.branches or ())[-1])))
+        for one in play.report()
+    ]
+    assert world.sessions.report(host, "g0", 0, seats, world.now) == ""
+
+
+def test_reports_that_are_no_ones_change_nothing(played: tuple[World, str, Play]) -> None:
+    world, host, play = played
+    report, seats = world.sessions.report, play.report()
+    while world.now <= FORGET_S:  # then it is known that there is no such group
+        for name in world.rows:
+            world.ask(name)
+        world.pass_time(TIMEOUT_S / 2)
+    assert "is not held by other" in str(report("other", "g0", 0, seats, world.now))
+    assert "is not held by" in str(report(host, "g9", 0, seats, world.now))
+    assert "has other trajectories" in str(report(host, "g0", 1, seats, world.now))
+    assert "has other trajectories" in str(report(host, "g0", 0, seats[::-1], world.now))
+    assert "has other trajectories" in str(report(host, "g0", 7, seats, world.now))
+    assert world.sessions.outbox == []
+    assert report(host, "g0", 0, seats, world.now) == ""
+    assert report(host, "g0", 0, seats, world.now) == ""
+    worse = [changed(one, reward=0.0, error="no") for one in seats]
+    assert "was reported otherwise" in str(report(host, "g0", 0, worse, world.now))
+    counts = world.sessions.hosts[host]
+    assert (counts.taken, counts.reported, counts.failed, counts.refused) == (2, 1, 0, 5)
+
+
+def test_an_error_of_the_host_is_a_failure_and_no_wrong_answer(played: tuple[World, str, Play]) -> None:
+    world, host, play = played
+    first, *others = play.report()
+    seats = [changed(first, reward=math.nan, error="the game server is gone"), *others]
+    assert world.sessions.report(host, "g0", 0, seats, world.now) == ""
+    world.settle()
+    overs = [world.rows[name].over for name in play.names]
+    assert [(over.finish_reason, over.failure) for over in overs if over] == [
+        (FinishReason.FAILED, f"host {host}: the game server is gone")
+    ] * SEATS
+    assert world.sessions.hosts[host].failed == 1
+
+
+def test_a_silent_host_whose_episodes_cannot_be_built_again_fails_them() -> None:
+    world = World(1)
+    world.sessions = sessions_at(0.0, rebuildable=False)
+    for name in world.rows:
+        world.ask(name)
+    world.take()
+    world.step(("g0", 0))
+    host = world.plays["g0", 0][0]
+    world.plays.clear()
+    world.pass_time(TIMEOUT_S)
+    for name in world.rows:
+        world.ask(name)
+    overs = [row.over for row in world.rows.values()]
+    assert all(over and over.finish_reason is FinishReason.FAILED for over in overs)
+    assert world.sessions.take("h2", world.now) is None
+    assert world.sessions.hosts[host].failed == 2 and world.sessions.hosts[host].lost == 0
+    (play,) = ([SeatReport(trajectory=f"g0/{i}", reward=1.0) for i in range(SEATS)],)
+    assert "silent for too long" in str(world.sessions.report(host, "g0", 0, play, world.now))
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "reason"),
+    [
+        (3000, "maximum context length is 3000", FinishReason.TOKENS),
+        (1, r"environment\.max_turns=8", FinishReason.TURNS),
+    ],
+)
+def test_a_context_beyond_the_limits_is_refused_and_the_report_ends_the_trajectory_so(
+    more: int, words: str, reason: FinishReason
+) -> None:
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    world.sessions.take("h", 0.0)
+    context = [1, 2]
+    with pytest.raises(Refused, match=words) as refused:
+        for _ in range(100):
+            turn = world.sessions.request("g0/0", context, 0.0)
+            world.settle()
+            world.ask("g0/0")
+            if turn is not None:
+                context = [*context, *turn.token_ids.tolist(), *[3] * more]
+    assert refused.value.status == 400
+    seats = [
+        SeatReport(trajectory="g0/0", reward=0.5, branches=(tuple(world.rows["g0/0"].tokens),)),
+        SeatReport(trajectory="g0/1", reward=0.25, branches=()),
+    ]
+    assert world.sessions.report("h", "g0", 0, seats, 0.0) == ""
+    world.settle()
+    over, unasked = world.rows["g0/0"].over, world.rows["g0/1"].over
+    assert over is not None and (over.finish_reason, over.reward) == (reason, 0.5)
+    assert unasked is not None and unasked.failure == "it ended before anything was sampled"
+
+
+def test_what_is_no_request_of_a_trajectory_is_refused_in_a_sentence() -> None:
+    world = World(1)
+    world.ask("g0/0")
+    with pytest.raises(Refused, match="take it first"):
+        world.sessions.request("g0/0", [1], 0.0)
+    world.take()
+    assert world.sessions.request("g0/1", [1], 0.0) is None, "its worker has not asked yet"
+    assert world.sessions.request("g7/0", [1], 0.0) is None, "it may have begun before this process"
+    for name, context, words in (
+        ("g7/0", [1], "there is no trajectory 'g7/0'"),
+        ("g0/4", [1], "there is no trajectory 'g0/4'"),
+        ("g0/00", [1], "there is no trajectory"),
+        ("g0/\u00b2", [1], "there is no trajectory"),
+        ("g0/0", [], "is empty"),
+        ("g0/0", [1000], "vocabulary of 1000"),
+    ):
+        world.now = FORGET_S - 1 if name.startswith("g0") else FORGET_S + 1
+        world.ask("g0/0")
+        with pytest.raises(Refused, match=words):
+            world.sessions.request(name, context, world.now)
+        world.now = 0.0
+
+
+def test_a_key_of_another_environment_is_no_group() -> None:
+    question = Row("g0/0", says).question()
+    with pytest.raises(ContractError, match=r"environment\.seed"):
+        sessions_at(0.0).asked(replace(question, prompt_key="train-9-0"), 0.0)
