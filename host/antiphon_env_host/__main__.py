@@ -5,6 +5,7 @@ import asyncio
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -24,9 +25,9 @@ COMMON: dict[str, tuple[Any, Any, str]] = {
     "gateway": (os.environ.get("ANTIPHON_GATEWAY"), str, "its URL (ANTIPHON_GATEWAY)"),
     "token-file": (None, Path, "file with the access token (or ANTIPHON_TOKEN)"),
     "name": (f"{socket.gethostname()}-{os.getpid()}", str, "of this host in the run"),
-    "concurrency": (32, int, "groups at a time (32)"),
-    "episode-s": (1800.0, float, "longest episode, in seconds (1800)"),
-    "patience-s": (300.0, float, "longest outage of the gateway, in seconds (300)"),
+    "concurrency": (32, lambda text: math.ceil(_positive(text)), "groups at a time (32)"),
+    "episode-s": (1800.0, lambda text: _positive(text), "longest episode, in seconds (1800)"),
+    "patience-s": (300.0, lambda text: _positive(text), "longest outage of the gateway, in seconds (300)"),
     "args": ({}, lambda text: _object(text), "JSON object that the environment is given"),
 }
 """Option -> default, type, help."""
@@ -121,6 +122,13 @@ def _program(gateway: Gateway, options: argparse.Namespace) -> Program:
     from antiphon_env_host.verifiers_v1 import VerifiersV1
 
     return VerifiersV1(gateway, options.target, options.args, options.renderer, options.tokenizer)
+
+
+def _positive(text: str) -> float:
+    """Read a number that is not too large for a clock."""
+    if not 1e-3 <= (found := float(text)) <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.001 and 1e9")
+    return found
 
 
 def _object(text: str) -> dict[str, Any]:

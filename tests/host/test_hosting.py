@@ -461,9 +461,22 @@ def test_a_verifiers_outside_of_the_window_is_refused(monkeypatch: pytest.Monkey
         _program(Gateway("http://here", "", 1.0), _parser().parse_args(["verifiers", "X"]))
 
 
-def test_arguments_that_are_no_object_are_refused() -> None:
-    done = run("verifiers", "X", "--args", "[1]")
-    assert done.returncode == 2 and "[1] is no JSON object" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--args", "[1]"), "[1] is no JSON object"),
+        (("--args", "{"), "{ is no JSON: "),
+        (("--concurrency", "0"), "0 is not between"),
+        (("--episode-s", "nan"), "nan is not between"),
+    ],
+)
+def test_an_option_that_cannot_be_is_said(
+    words: tuple[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in (["verifiers", "X", *words], [*words, "verifiers", "X"]):
+        with pytest.raises(SystemExit):
+            _parser().parse_args(line)
+        assert f"argument {words[0]}: {sentence}" in capsys.readouterr().err
 
 
 def test_it_needs_nothing_of_antiphon_and_at_first_nothing_but_the_standard_library() -> None:
