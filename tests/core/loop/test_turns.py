@@ -384,12 +384,12 @@ def test_no_branch_begins_before_a_turn_or_without_a_host(hosted: bool) -> None:
 def test_a_question_says_which_trajectories_of_its_group_are_over() -> None:
     loop, row = hosted_loop()
     asked(loop, row)
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     assert question.over == ()
     ended = TurnAnswer(GROUP, 0, question.row_digest, finish_reason=FinishReason.ENVIRONMENT, reward=1.0)
     run(loop, take_answers(loop, [ended], 1.0))
     asked(loop, replace(NOTHING, sample_index=1))
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     assert (question.sample_index, question.over) == (1, (0,))
 
 
