@@ -121,7 +121,6 @@ def served(
         if serving.done():
             serving.result()
         record = read_gateway(run_dir)
-        assert record is not None
         yield Served(run_dir, record.url, coordinator, loop)
     finally:
         loop.call_soon_threadsafe(stop.set)
@@ -438,7 +437,6 @@ def test_a_gateway_that_starts_again_is_found_where_it_was_and_goes_on(
             assert after.ok("/antiphon/v1/report", body)["accepted"]
         after.wait_over()
     record = read_gateway(tmp_path)
-    assert record is not None
     counts = record.hosts["h1"]
     assert (counts.taken, counts.reported, record.untaken) == (2, 2, 0)
     assert record.lines() == [
