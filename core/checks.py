@@ -163,7 +163,10 @@ def _check_completions(
     """Check completions that begin at token `start`, their numbers all at once; `names` are for errors."""
     if limits is not None and limits.hosted and start == 0:
         # Of these the host has said nothing yet, or that they are over before a token was sampled.
-        begun = [x.token_ids.size + x.logprobs.size + len(x.spans) + len(x.observed) > 0 for x in completions]
+        begun = [
+            x.token_ids.size + x.logprobs.size + len(x.spans) + len(x.observed) + len(x.breaks) > 0
+            for x in completions
+        ]
         completions, names = list(compress(completions, begun)), list(compress(names, begun))
     for x, where in zip(completions, names, strict=True):
         tokens, stop = x.token_ids, start + x.token_ids.size

@@ -187,7 +187,7 @@ class StageReply:
     counter: int = 0
     """Grows with everything that moves the stage; a stage whose counter stands still for long has stalled."""
     no_workers: bool = False
-    """It waits for workers, and none is active: no stall, since one that joins continues it."""
+    """It waits for workers, and none is active, or for hosts: no stall, since one that joins continues it."""
 
     def stalled(self, stage: str, number: int, still_s: float) -> str:
         """Say which counter stood still while a stage was waited for.
@@ -196,11 +196,9 @@ class StageReply:
         'collect 3: no token, group or reward for 300 s; it waits for 2 groups at w-1'
         """
         counted = "byte or loaded version" if stage == "broadcast" else "token, group or reward"
-        said = f"{stage} {number}: no {'worker' if self.no_workers else counted} for {still_s:.3g} s; "
-        hint = (
-            "; start workers (`antiphon worker`) and give the same command again" if self.no_workers else ""
-        )
-        return f"{said}it waits for {self.waiting_for}{hint}"
+        counted = "worker or host" if self.no_workers else counted
+        said = f"{stage} {number}: no {counted} for {still_s:.3g} s; it waits for {self.waiting_for}"
+        return said + "; start workers or hosts and give the same command again" * self.no_workers
 
 
 @frozen

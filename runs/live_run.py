@@ -401,7 +401,7 @@ class LiveRun(ServiceCalls):
         for spec in (reward, *workers):
             self.supervisor.wait_ready(spec.name, services.start_timeout_s)
             if spec is reward and config.environment.name == HOST:
-                self._start_host()
+                self._start_host(credentials.authority if credentials else b"")
 
         async def connect() -> None:  # on the loop, as channels want it
             self.coordinator = CoordinatorClient(address, credentials=credentials)
@@ -411,11 +411,11 @@ class LiveRun(ServiceCalls):
         self.stages = LoopStages(config, self.coordinator, self.learner)
         return lambda name: replace(worker(name), needed=False)
 
-    def _start_host(self) -> None:
+    def _start_host(self, authority: bytes) -> None:
         """Start the program that holds the environment, or say how one is started."""
         url, token = read_gateway(self.run_dir).url, shlex.quote(str(self.run_dir / HOST_TOKEN))
         if command := self.config.environment.host_command:
-            self.supervisor.start(host_spec(self.run_dir, url, command))
+            self.supervisor.start(host_spec(self.run_dir, url, command, authority))
             return
         self.display.message(f"hosts of the environment ask {url}; one is started by")
         self.display.message(f"  antiphon-env-host --gateway {url} --token-file {token} verifiers MODULE")

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import queue
+import ssl
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.lineage.hosts import HOST_TOKEN
 from antiphon.net.security.credentials import VARIABLE, read_token
+from antiphon.system.files import write_atomically
 from antiphon.system.memory import keep_memory
 from antiphon.system.ports import free_port
 from antiphon.system.processes import (
@@ -395,9 +397,17 @@ def service_spec(
     return ServiceSpec(role, tuple(arguments), environment, port, waits)
 
 
-def host_spec(run_dir: Path, gateway: str, command: Sequence[str]) -> ServiceSpec:
-    """Return how the program that holds a run's environment is started; `gateway` is the URL it asks."""
+def host_spec(run_dir: Path, gateway: str, command: Sequence[str], authority: bytes = b"") -> ServiceSpec:
+    """Return how the program that holds a run's environment is started.
+
+    `gateway` is the URL it asks. With TLS it believes the run's `authority` beside those of this machine.
+    """
     told = {"ANTIPHON_GATEWAY": gateway, "ANTIPHON_TOKEN": read_token(run_dir / HOST_TOKEN), VARIABLE: ""}
+    if gateway.startswith("https:"):
+        usual = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
+        believed = run_dir / "host-authorities.pem"
+        write_atomically(believed, (Path(usual).read_bytes() if usual else b"") + b"\n" + authority)
+        told["SSL_CERT_FILE"] = str(believed)
     return ServiceSpec("host", ("host",), told, command=tuple(command))
 
 

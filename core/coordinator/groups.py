@@ -149,7 +149,8 @@ def take_rewards(
     group, client_id = loop.run.groups[group_id], "" if rewarding is None else rewarding.client_id
     given = check_rewards(group_id, rewards.samples, group.samples, loop.reward_range)
     most = loop.config.reward.max_failed_share
-    author = acceptance.author_of_failures(loop.run, group_id, given, most)
+    # What a host says of its episodes is no answer of a worker.
+    author = "" if loop.hosted else acceptance.author_of_failures(loop.run, group_id, given, most)
     yield from acceptance.accept_rewards(loop.run, group_id, given, client_id, now, most)
     if submission is not None:
         by_sample = tuple(loop.reward_range[0] if sample.failure else sample.reward for sample in given)

@@ -206,7 +206,9 @@ def explained(
     loop: LoopState, reply: StageReply, stage: str, number: int, now: float, blocked: str
 ) -> StageReply:
     """Return a stage's reply with what the stage waits for; `blocked` says why nothing can be recorded."""
-    absence = "" if reply.halted or not _needs_workers(loop, stage, number) else loop.fleet.absence()
+    absence = ""
+    if not reply.halted and _needs_workers(loop, stage, number):
+        absence = loop.fleet.absence() or _host_absence(loop, stage)
     if stage == "broadcast":
         waits_for = _broadcast_waits_for(loop, number)
     elif stage == "evaluate":
@@ -217,6 +219,13 @@ def explained(
     return dataclasses.replace(
         reply, waiting_for=absence or waits_for, counter=counter, no_workers=bool(absence)
     )
+
+
+def _host_absence(loop: LoopState, stage: str) -> str:
+    """Return how many turns wait for hosts, whose episodes take what they take, where nothing else moves."""
+    if stage == "broadcast" or not loop.hosted or not loop.turns:
+        return ""
+    return f"{len(loop.turns)} turns to be answered by hosts of the environment"
 
 
 _HANDED_IN = (GroupPhase.SUBMITTED, GroupPhase.REWARDED)

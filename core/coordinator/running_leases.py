@@ -5,7 +5,7 @@ next holder of a group may continue from waits here too.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from antiphon.core.config import RunConfig
 from antiphon.core.lengths.running import GroupEnds, RunningGroup
@@ -111,10 +111,13 @@ class RunningLeases(LeaseTable):
         self._reported[lease_id] = max(reported, before)
         return reported > before
 
-    def engine_hangs(self, heartbeat: WorkerHeartbeat, gained: bool, now: float) -> list[HeldLease]:
+    def engine_hangs(
+        self, heartbeat: WorkerHeartbeat, gained: bool, waiting: Container[str], now: float
+    ) -> list[HeldLease]:
         """Take in what a heartbeat says of the engine; when it stands still, return the leases to take back.
 
-        `gained`: it reported new tokens of unfinished groups.
+        `gained`: it reported new tokens of unfinished groups. `waiting`: leases of which a turn waits for its
+        environment; where nothing is sampled, they ask nothing of the engine.
         """
         held = [lease for lease_id in heartbeat.lease_ids if (lease := self.get(lease_id)) is not None]
         sign = EngineSign(
@@ -123,7 +126,7 @@ class RunningLeases(LeaseTable):
             busy_s=heartbeat.busy_s,
             version=heartbeat.held_version,
             sampling=heartbeat.sampling,
-            leased=bool(held),
+            leased=any(heartbeat.sampling or lease.lease_id not in waiting for lease in held),
             attempts=max((self._hangs[lease.group_id] for lease in held), default=0),
         )
         if not self.engines.hear(heartbeat.worker_id, sign, now):

@@ -6,6 +6,7 @@ in memory alone: after a restart the workers ask again.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from antiphon.core.coordinator.loop_state import Decision, LoopState, OpenTurn
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
-from antiphon.core.loop.turns import answer_key, check_answered, is_over, sampled_turn
+from antiphon.core.loop.turns import answer_key, check_answered, sampled_turn
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import (
     FinishReason,
@@ -102,8 +103,10 @@ def _kept(loop: LoopState, request: TurnRequest) -> int:
 def _check_number(group: GroupState, sample_index: int, limits: TurnLimits, where: str) -> None:
     """Refuse a sample with more answers than its leases can have asked for, each with a row of its own."""
     answers = sum(answer.sample_index == sample_index for answer in group.answers.values())
-    if answers > (limits.turns + limits.hosted) * max(1, group.attempt):  # a host's first one is the prompt
-        raise ContractError(f"{where}: {answers} rows of it were answered; a lease has one")
+    leases, most = max(1, group.attempt), limits.turns + limits.hosted  # a host's first one is the prompt
+    if answers > most * leases or group.turns_sampled > group.samples * most * leases:
+        rows = max(answers, group.turns_sampled)
+        raise ContractError(f"{where}: {rows} rows of it were answered; a lease has one")
 
 
 def _row(loop: LoopState, request: TurnRequest) -> PartialTrajectory | None:
@@ -167,15 +170,27 @@ def to_answer(loop: LoopState, client_id: str, limit: int, now: float) -> list[T
         overdue = 0 if turn.question.limits.hosted else turn.handed_out
         turn.deadline_s = hold_until(loop, overdue, now)
         turn.handed_out += 1
-    return [replace(turn.question, over=_over(groups[turn.question.group_id])) for turn in free]
+    over = {group_id: _over(groups[group_id]) for group_id in {turn.question.group_id for turn in free}}
+    return [replace(turn.question, over=over[turn.question.group_id]) for turn in free]
 
 
 def _over(group: GroupState) -> tuple[int, ...]:
-    """Return the samples of a hosted group whose trajectories are over, of which no further turn is asked."""
+    """Return the samples of a hosted group whose trajectories are over, of which no further turn is asked.
+
+    A row that was begun again after its end has a younger turn than that, or none but other answers.
+    """
     if not group.turns:
         return ()
-    samples = range(group.samples)
-    return tuple(i for i in samples if is_over(i, group.turns.get(i, ()), group.answers))
+    answers = defaultdict(list)
+    for answer in group.answers.values():
+        answers[answer.sample_index].append(answer)
+    newest = {sample: turns[-1].at_s for sample, turns in group.turns.items()}
+    return tuple(
+        sample
+        for sample, said in sorted(answers.items())
+        if said[-1].finish_reason
+        and (said[-1].at_s >= newest[sample] if sample in newest else len(said) == 1)
+    )
 
 
 def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> Decision[int]:

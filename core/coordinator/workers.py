@@ -127,7 +127,7 @@ def heartbeat(
         yield from _take_network(loop, member, heartbeat.network)
     wanted = loop.news_for(member)
     before = leases.engines.most_leases(member.worker_id)
-    hung = [] if blocked else leases.engine_hangs(heartbeat, gained, now)
+    hung = [] if blocked else leases.engine_hangs(heartbeat, gained, loop.waiting_leases, now)
     seconds = leases.engines.stands_still_s(member.worker_id)
     if not hung and before is not None and leases.engines.most_leases(member.worker_id) != before:
         yield News()

@@ -99,6 +99,8 @@ class GroupState:
     """What the environment said to its turns, by `core.loop.turns.answer_key`."""
     turns: dict[int, tuple[TurnSampled, ...]] = field(default_factory=dict)
     """Sample -> its turns that a host may ask for again, in order; what its next holder continues from."""
+    turns_sampled: int = 0
+    """How many were ever recorded."""
 
     def offer_again(self) -> None:
         """Forget what was handed in; the leases that were granted stay known."""

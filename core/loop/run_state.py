@@ -285,6 +285,7 @@ def _turn_sampled(event: e.TurnSampled, state: RunState) -> None:
     known = group.turns.get(event.sample_index, ())
     before = tuple(turn for turn in known if turn.start < event.start)
     group.turns[event.sample_index] = (*before, event)
+    group.turns_sampled += 1
 
 
 def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:

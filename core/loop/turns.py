@@ -120,14 +120,6 @@ def sampled_turn(
     )
 
 
-def is_over(sample_index: int, turns: Sequence[TurnSampled], answers: Answers) -> bool:
-    """Return whether the row that these turns of a sample make was answered with the trajectory's end."""
-    nothing = PartialTrajectory(np.empty(0, np.int32), np.empty(0, np.float32), (), sample_index=sample_index)
-    digest = check_answered(row_of(turns) or nothing, sample_index, answers, "a kept row")
-    answer = answers.get(answer_key(sample_index, digest))
-    return answer is not None and bool(answer.finish_reason)
-
-
 def piece_of_turn(event: TurnSampled) -> PartialTrajectory:
     """Return the tokens that an event has of a sample."""
     return PartialTrajectory(

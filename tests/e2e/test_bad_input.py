@@ -78,7 +78,7 @@ def test_a_run_without_workers_is_cancelled_or_waits_as_long_as_it_was_told(tmp_
     assert f"\n  ./antiphon worker --coordinator 127.0.0.1:{port} --run {job.run_dir.name}\n" in job.said
     assert "rollout.workers=0: the run waits up to 5 s for a worker to join" in said
     (line,) = job.complaints()
-    assert "no worker for" in line and "give the same command again" in line
+    assert "no worker or host for" in line and "give the same command again" in line
     assert "alarm stall" not in said and "Traceback" not in said
     assert all_gone(home)
 

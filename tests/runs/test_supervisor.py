@@ -118,6 +118,20 @@ def test_a_program_that_holds_the_environment_is_told_where_and_kept_alive(
     assert complaints == []
 
 
+def test_a_host_behind_tls_believes_the_run_beside_the_authorities_of_the_machine(
+    tmp_path: Path, monkeypatch
+) -> None:
+    usual = tmp_path / "usual.pem"
+    usual.write_bytes(b"USUAL")
+    monkeypatch.setenv("SSL_CERT_FILE", str(usual))
+    (tmp_path / "keys").mkdir()
+    (tmp_path / HOST_TOKEN).write_text("secret-1\n")
+    plain = host_spec(tmp_path, "http://127.0.0.1:7", ["host"], b"OURS")
+    assert "SSL_CERT_FILE" not in plain.environment
+    told = host_spec(tmp_path, "https://10.0.0.1:7", ["host"], b"OURS").environment
+    assert Path(told["SSL_CERT_FILE"]).read_bytes() == b"USUAL\nOURS"
+
+
 def test_a_service_that_ends_with_the_run_is_let_go(
     watched: tuple[Supervisor, ServiceSpec, list[str]],
 ) -> None:

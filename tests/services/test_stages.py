@@ -97,7 +97,7 @@ def test_an_empty_fleet_is_waited_for_longer_than_a_stall_and_not_for_ever() -> 
     flickering = [waiting(5, no_workers=n % 5 > 0) for n in range(400)]
     with pytest.raises(UnavailableError, match=r"collect 0: no \w+.* for 0\.[26]"):
         run(lambda s: s.collect(0), *flickering)
-    with pytest.raises(UnavailableError, match=r"collect 0: no worker for 0\.6\d* s; it waits for w-1"):
+    with pytest.raises(UnavailableError, match=r"no worker or host for 0\.6\d* s; it waits for w-1"):
         run(lambda s: s.collect(0), waiting(5, no_workers=True))
 
 

@@ -128,7 +128,7 @@ def test_a_reward_service_that_is_gone_is_named() -> None:
 def test_workers_that_never_load_are_waited_for_like_an_empty_fleet() -> None:
     at_s, said = ended(Watched(scenario(engine_step_s=(5000.0, 5000.0)), 1, []))
     assert re.search(
-        r"no worker for 6\d\d s; it waits for a worker to load its first version: none is act", said
+        r"no worker or host for 6\d\d s; it waits for a worker to load its first version: none is act", said
     ), said
     assert at_s > 600.0
 

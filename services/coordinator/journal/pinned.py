@@ -39,6 +39,7 @@ def pinned_values(
     found |= {f"model.{name}": tree["model"][name] for name in ("path", "renderer", "template_arguments")}
     for section in ("environment", "loop", "sampling"):
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
+    del found["environment.host_command"]  # how a host is started says nothing of what it runs
     for name in ("objective", "baseline", "normalise_advantages", "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
     found |= {f"evaluation.{name}": tree["evaluation"][name] for name in ("prompts", "samples")}

@@ -12,11 +12,13 @@ from antiphon.core.config import build_config
 from antiphon.core.coordinator.consequences import check_of
 from antiphon.core.coordinator.groups import hold_until, reward_at_once, submit
 from antiphon.core.coordinator.loop_state import LoopState
+from antiphon.core.coordinator.overview import explained, stage_reply
 from antiphon.core.coordinator.turns import ask, take_answers, to_answer
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.acceptance import accept_rewards
 from antiphon.core.loop.group_state import GroupPhase
+from antiphon.core.loop.leases import EngineSign
 from antiphon.core.loop.partials import KeptGroup, KeptSample, false_author
 from antiphon.core.loop.turns import piece_of_turn, rewards_of, row_of
 from antiphon.core.records import (
@@ -29,7 +31,7 @@ from antiphon.core.records import (
     TurnAnswer,
     VersionSpan,
 )
-from antiphon.core.requests import TurnReply, TurnRequest
+from antiphon.core.requests import TurnReply, TurnRequest, WorkerHeartbeat
 from antiphon.core.spans import rest_of
 from tests.support.light_environment import LightHostedPrompts, LightTurnPrompts
 
@@ -314,6 +316,49 @@ def test_a_row_that_is_begun_again_is_recorded_anew() -> None:
     assert recorded(loop) == [(0, [3, 4, 6])]
 
 
+def test_a_row_that_is_begun_again_after_its_end_is_not_over() -> None:
+    loop, row = hosted_loop()
+    asked(loop, row)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
+    ended = TurnAnswer(GROUP, 0, question.row_digest, finish_reason=FinishReason.ENVIRONMENT, reward=1.0)
+    run(loop, take_answers(loop, [ended], 1.0))
+    run(loop, ask(loop, TurnRequest(WORKER, LEASE, go_on(NOTHING, [3, 4], [6]), 1.0), 2.0))
+    asked(loop, replace(NOTHING, sample_index=1))
+    assert [question.over for question in to_answer(loop, "r-1", 8, 2.0)] == [(), ()]
+
+
+def test_a_lease_records_no_more_turns_than_it_can_have() -> None:
+    loop, _ = hosted_loop()
+    limits = loop.limits
+    assert limits is not None
+    most = loop.run.groups[GROUP].samples * (limits.turns + 1)
+    with pytest.raises(RefusedError, match="a lease has one"):
+        for token in range(most + 2):  # each time its holder says that it began again
+            asked(loop, go_on(NOTHING, [3, 4], [6 + token % 2]))
+
+
+def test_a_worker_that_waits_for_a_host_is_no_hung_one_and_its_run_has_not_stalled(monkeypatch) -> None:
+    loop, signs = made_loop(LightHostedPrompts), list[EngineSign]()
+    monkeypatch.setattr(loop.leases.engines, "hear", lambda worker, sign, now: signs.append(sign))
+    monkeypatch.setattr(loop.fleet, "absence", lambda: "")
+
+    def looked(now: float) -> tuple[bool, str]:
+        heartbeat = WorkerHeartbeat(WORKER, 0, None, (LEASE,), 0, 0.0, now)
+        loop.leases.engine_hangs(heartbeat, False, loop.waiting_leases, now)
+        reply = explained(loop, stage_reply(loop, "collect", 0), "collect", 0, now, "")
+        return signs[-1].leased, reply.waiting_for if reply.no_workers else ""
+
+    assert looked(1.0) == (True, "")
+    asked(loop, NOTHING)
+    assert looked(2.0) == (False, "1 turns to be answered by hosts of the environment")
+
+
+@pytest.mark.parametrize("breaks", [(7,), (1000, -3)])
+def test_a_row_that_nothing_was_said_of_has_no_breaks(breaks: tuple[int, ...]) -> None:
+    with pytest.raises(RefusedError):
+        asked(made_loop(LightHostedPrompts), replace(NOTHING, breaks=breaks))
+
+
 @pytest.mark.parametrize("kept", [0, 5])
 def test_the_next_holder_continues_what_was_recorded_or_begins_again(kept: int) -> None:
     loop, row = hosted_loop()
@@ -410,7 +455,10 @@ def test_a_trajectory_that_ends_before_a_token_has_failed(reason: str, failure: 
     )
     submission = GroupSubmission(LEASE, GROUP, WORKER, whole, 1.0)
     assert run(loop, submit(loop, submission, 1.0)) is SubmitVerdict.ACCEPTED
+    # Of a worker's own answers these would be a sign that it spoils them.
+    loop.run.recent_scored = [("w", True)] * 8 + [("v", False)] * 4
     run(loop, reward_at_once(loop, submission, 1.0))
+    assert "w" not in loop.run.standings
     group = loop.run.groups.get(GROUP)
     assert loop.run.trajectories_failed == 2 and (group is None or group.token_counts == (0, 0))
     assert loop.run.last_failure == (failure or "its host ended it before a token was sampled")

@@ -27,6 +27,10 @@ def test_what_is_not_usual_is_kept() -> None:
     assert range_of(found) == WIDE and found["evaluation.samples"] == "4" and found["files"] == "digest"
 
 
+def test_how_a_host_is_started_may_change() -> None:
+    assert "environment.host_command" not in pinned_values(config())
+
+
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [
