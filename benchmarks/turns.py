@@ -12,26 +12,42 @@ Before that `--book-steps` steps of the production loop with random tokens, for 
 trajectories that trained on another token, mask, version or log-probability than a second account says. The
 script fails when there is any.
 
+Then `--drafts` conversations of fixed mode are played twice with the policy of `examples/game.yaml`, with
+drafts from history and without: `drafts_changed` rows differ. At last `--kills` workers, as many processes of
+the environment and as many hosts (`parts/small_host.py`) are killed in runs of that example
+(`parts/turn_kills.py`): trajectories that were `lost`, trained `twice`, observed something `wrong`, or
+`failed`, and tokens that were `sampled_again` though they were known.
+
     .venv/bin/python benchmarks/turns.py
 """
 
 import asyncio
 import re
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from antiphon.benchmarks.parts.measure import PROJECT, journal_events, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.turn_bookkeeping import MARKERS, bookkeep
+from antiphon.benchmarks.parts.turn_kills import FAULTS, GROUP, HOSTED, OWN, kill_turns, read_run
+from antiphon.core.loop.events import BatchSealed
 
 CONFIG = PROJECT / "examples" / "game.yaml"
 TURNS, TURN_TOKENS, PLACES = 4, 32, 8
+PROMPTS = 32
+"""Of a step of the runs with and without drafts."""
 ANSWER_MS = 200
 RUN_S = 900.0
 """Longest run."""
 LEAST_SHARE, LEAST_SHARE_SLOW = 0.8, 0.7
 MOST_P50_MS, MOST_P99_MS = 30.0, 150.0
+
+NONE = ("rendered_twice", "rows_different", "drafts_changed", *FAULTS)
+"""What must be 0."""
 
 SIDES = {
     "single": ("environment.parameters={turns: 1}", f"sampling.max_tokens={TURNS * TURN_TOKENS}"),
@@ -87,6 +103,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8, help="learner steps of each job")
     parser.add_argument("--rounds", type=int, default=2, help="jobs of each side")
     parser.add_argument("--book-steps", type=int, default=4, help="steps with each renderer")
+    parser.add_argument("--drafts", type=int, default=2000, help="conversations with and without drafts")
+    parser.add_argument("--kills", type=int, default=50, help="processes of each kind that are killed")
+    parser.add_argument("--kill-steps", type=int, default=40, help="steps of a run in which they are")
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     booked = {"turns": 0, "rendered_twice": 0, "rows": 0, "rows_different": 0}
@@ -114,8 +133,16 @@ def main() -> int:
         side: [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(own, found["single"], strict=True)]
         for side, own in found.items()
     }
+    drafted = compare_drafts(arguments.drafts) if arguments.drafts else {}
+    killed = Counter[str]()
+    for kinds, whose in ((("worker", "environment"), OWN), (("host",), HOSTED)):
+        killed.update(kill_turns(arguments.kills, arguments.kill_steps, kinds, whose, seed=0))
     result: dict[str, Any] = {
         **booked,
+        **drafted,
+        **dict.fromkeys(FAULTS, 0),
+        **killed,
+        "kills": killed["worker_kills"] + killed["environment_kills"],
         "turns_of_jobs": sum(one["turns"] for side in found.values() for one in side),
         "throughput_share": round(median(shares["turns"]), 4),
         "throughput_share_slow": round(median(shares["slow"]), 4),
@@ -140,8 +167,39 @@ def main() -> int:
         )
         if wrong
     ]
-    wrong = [f"{booked[name]} {name}" for name in ("rendered_twice", "rows_different") if booked[name]]
+    wrong = [f"{result[name]} {name}" for name in NONE if result.get(name)]
     return finish(result, record=arguments.record, violated=wrong, at_size=violated)
+
+
+def compare_drafts(conversations: int) -> dict[str, int]:
+    """Sample the same conversations of fixed mode with and without drafts and count the rows that differ."""
+    overrides = [
+        f"run.steps={-(-conversations // (PROMPTS * GROUP))}",
+        f"loop.prompts_per_step={PROMPTS}",
+        f"loop.group_size={GROUP}",
+        f"environment.train_size={2 * PROMPTS}",  # from the third step on each prompt has a history
+        "loop.mode=fixed",
+        "loop.filter=none",
+        "evaluation.interval=0",
+        "evaluation.prompts=1",
+        "drafting.probe_steps=16",
+    ]
+    rows, accepted = [], 0
+    for drafts in ("true", "false"):
+        with scratch_home() as home:
+            given = [*overrides, f"drafting.enabled={drafts}"]
+            run_job(home, CONFIG, given, f"drafts-{drafts}", RUN_S, untaught=True)
+            events, own = read_run(home)
+            sealed = [event.drafting for event in events if isinstance(event, BatchSealed)]
+            accepted += sum(one.accepted for one in sealed if one is not None)
+            rows.append(own)
+    changed = sum(
+        not (np.array_equal(a.token_ids, b.token_ids) and np.array_equal(a.logprobs, b.logprobs))
+        for a, b in zip(*rows, strict=True)
+    )
+    found = {"drafts_conversations": len(rows[0]), "drafts_accepted": accepted, "drafts_changed": changed}
+    print(f"drafts: {found}", flush=True)
+    return found
 
 
 def make_policy(out: Path) -> Path:

@@ -65,7 +65,8 @@ class Campaign:
     def _twin(self, scenario: Scenario) -> Outcome:
         config = scenario.run_config()
         key = "\n".join(getattr(config, section).model_dump_json() for section in _DECISIVE)
-        key = f"{key}\n{scenario.reward_rarity}\n{scenario.failure_rarity}\n{scenario.skips} {scenario.turns}"
+        key = f"{key}\n{scenario.reward_rarity}\n{scenario.failure_rarity}\n{scenario.skips}"
+        key = f"{key} {scenario.turns} {scenario.hosts}"
         if key not in self._twins:
             calm = scenario.model_copy(update={"faults": FaultMix(), "hostile": False})
             self._twins[key] = self._run(calm, 0)

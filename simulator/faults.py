@@ -4,6 +4,7 @@ A schedule is a list of facts fixed before the run begins. Every fault ends by i
 killed comes back, what was cut is healed, so that after the last one the loop must move again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -88,6 +89,8 @@ class FaultMix(BaseModel):
     """Kills of one reward service each."""
     flow_kills: int = Field(default=0, ge=0)
     """Kills of the flow."""
+    host_kills: int = Field(default=0, ge=0)
+    """Kills of one host of the environment each."""
     stops: int = Field(default=0, ge=0)
     """Processes suspended for a while."""
     retirements: int = Field(default=0, ge=0)
@@ -162,7 +165,11 @@ def draw_mix(random: RandomStream, links: RandomStream) -> FaultMix:
 
 
 def draw_faults(
-    mix: FaultMix, workers: list[str], reward_services: list[str], random: RandomStream
+    mix: FaultMix,
+    workers: list[str],
+    reward_services: list[str],
+    random: RandomStream,
+    hosts: Sequence[str] = (),
 ) -> list[Fault]:
     """Return the schedule of a run, in the order of time; `random` decides what the mix leaves open."""
     everyone = ["coordinator", "learner", "flow", *workers, *reward_services]
@@ -203,4 +210,5 @@ def draw_faults(
     add(mix.deposals, FaultKind.DEPOSE, "coordinator")
     add(mix.full_disks, FaultKind.FULL_DISK, "")
     add(mix.corrupt_chunks, FaultKind.CORRUPT_CHUNKS, workers)
+    add(mix.host_kills if hosts else 0, FaultKind.KILL, list(hosts))
     return sorted(found, key=lambda fault: (fault.at_s, fault.kind, fault.target))

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.api.engine import Engine
@@ -21,7 +21,9 @@ from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.loop.schedule import Stage, StageKey, schedule
 from antiphon.core.records import Payload, SnapshotManifest, TurnLimits
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
+from antiphon.environments.host import HostEnvironment
 from antiphon.environments.scoring.pool import InProcess
+from antiphon.lineage.hosts import HostCounts
 from antiphon.net.rpc.interceptor import GuardInterceptor
 from antiphon.net.security.access_tokens import make_token
 from antiphon.net.security.credentials import SERVICES_NAME
@@ -37,10 +39,14 @@ from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
+from antiphon.services.reward.gateway import TICK_S, Gateway
 from antiphon.services.reward.service import RewardService
+from antiphon.services.reward.sessions import Sessions
+from antiphon.services.reward.turns import Answer, TurnAnswerer
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.stages import LoopStages
-from antiphon.simulator.standins import engines, training
+from antiphon.simulator.hosts import GatewayPlace
+from antiphon.simulator.standins import arithmetic, engines, training
 from antiphon.simulator.standins.training import ArithmeticAuditor
 from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.simulator.virtual.connection import InProcessChannel
@@ -112,6 +118,8 @@ class SharedRun:
     """Of conversations; None where the task has none."""
     answer_s: Callable[[], float]
     """Seconds that an environment takes to answer the next turn."""
+    conversation_dies: Callable[[], bool]
+    """Whether the process of the next turn's conversation dies instead."""
     engine_step_s: Callable[[str], float]
     """Seconds of the next engine step of a worker."""
     chunk_s: Callable[[str], float]
@@ -129,6 +137,10 @@ class SharedRun:
     """What coordinators take for the time of day; nothing may depend on it."""
     audit_secret: bytes
     """32 bytes that decide which groups are audited."""
+    gateway: GatewayPlace | None = None
+    """The newest one that hosts may ask."""
+    host_counts: dict[str, HostCounts] = field(default_factory=dict)
+    """What became of each host's episodes."""
 
     def channel(self, address: str, worker: str = "") -> Any:
         """Return a channel for a worker of that name, or for the run's own services."""
@@ -164,6 +176,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
         note_quota=state_machine.loop.fleet.note_quota,
+        places_of=state_machine.loop.places_of,
     )
     server = InProcessServer()
     audits = AuditQueue(state_machine, shared.audit_secret)
@@ -248,14 +261,17 @@ def make_worker(
     return worker
 
 
-def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: str) -> RewardService:
-    """Return the reward service of a process; `run` is its main routine."""
+def make_reward_service(
+    shared: SharedRun, coordinator: Coordinator, client_id: str, hosted: Answer | None = None
+) -> RewardService:
+    """Return the reward service of a process; `run` is its main routine, and `hosted` answers for hosts."""
     environment = engines.ArithmeticEnvironment(shared.config, shared.reward_rarity, shared.failure_rarity)
     stall_timeout_s = shared.config.services.stall_timeout_s
     decoder = engines.JsonDecoder()
     conversations = engines.ArithmeticConversations(
-        shared.reward_rarity, shared.failure_rarity, shared.answer_s
+        shared.reward_rarity, shared.failure_rarity, shared.answer_s, shared.conversation_dies
     )
+    own = TurnAnswerer(conversations, cast(Any, engines.JsonRenderer()), shared.config.environment.seed)
     return RewardService(
         coordinator,
         InProcess(environment),
@@ -264,8 +280,36 @@ def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: 
         client_id,
         stall_timeout_s,
         pull_wait_s=PULL_WAIT_S,
-        answer=None if shared.limits is None else conversations.answer,
+        answer=None if shared.limits is None else hosted or own,
     )
+
+
+async def serve_gateway(
+    shared: SharedRun, process: Process, coordinator: Coordinator, client_id: str
+) -> None:
+    """Serve hosts in the reward service's place until the run is finished."""
+    config, clock = shared.config, shared.loop.time
+    sessions = Sessions(
+        HostEnvironment(config.environment),
+        {"train": config.loop.group_size, "heldout": config.evaluation.samples},
+        vocabulary=arithmetic.VOCABULARY,
+        host_timeout_s=config.gateway.host_timeout_s,
+        forget_s=2.0 * config.services.stall_timeout_s,
+        now=clock(),
+    )
+    sessions.hosts = shared.host_counts  # production keeps them in a file
+    gateway = Gateway(config, sessions, cast(Any, engines.JsonDecoder()), "there is none", clock)
+    shared.gateway = GatewayPlace(process, gateway)
+
+    async def look() -> None:
+        while True:
+            gateway.tick()
+            await asyncio.sleep(TICK_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        looking = tasks.create_task(look())
+        await make_reward_service(shared, coordinator, client_id, gateway.answer).run(lambda: None)
+        looking.cancel()
 
 
 async def drive_run(shared: SharedRun) -> None:

@@ -13,9 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.config_errors import read_yaml, sentences
+from antiphon.core.config_sections import HOST
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import TurnLimits
 from antiphon.simulator.faults import FaultMix, draw_mix
+from antiphon.simulator.hosts import TIMEOUT_S, Manner
 from antiphon.simulator.virtual.random_streams import RandomStream
 
 
@@ -53,6 +55,8 @@ class Scenario(BaseModel):
     """What goes wrong."""
     turns: int = Field(default=1, ge=1, le=64)
     """Most turns of a trajectory; from 2 on, environments answer, some of them after a long while."""
+    hosts: tuple[Manner, ...] = ()
+    """Programs that hold the environment of a run with turns; none: it is the run's own."""
     skips: tuple[int, ...] = ()
     """Steps that an operator skips. In fixed mode the learner cannot train on their batches."""
     limit_s: float = Field(default=2000.0, gt=0.0)
@@ -63,7 +67,10 @@ class Scenario(BaseModel):
     @property
     def limits(self) -> TurnLimits | None:
         """Return how long trajectories with turns may be; None where there are none."""
-        return TurnLimits(self.turns, 24) if self.turns > 1 else None
+        if self.turns < 2:
+            return None
+        context = self.run_config().rollout.max_model_tokens if self.hosts else None
+        return TurnLimits(self.turns, 36 if self.hosts else 24, context)
 
     def run_config(self) -> RunConfig:
         """Return the configuration of the simulated run: small by default, then what `run` says.
@@ -82,6 +89,9 @@ class Scenario(BaseModel):
             "services": {"stall_timeout_s": 600.0},
             "reward": {"max_failed_share": 1.0},
         }
+        if self.hosts:
+            tree["environment"] |= {"name": HOST}
+            tree["gateway"] = {"host_timeout_s": TIMEOUT_S}
         for section, fields in self.run.items():
             known = tree.setdefault(section, {})
             if not isinstance(fields, dict):
@@ -166,9 +176,18 @@ def drawn_scenario(seed: int) -> Scenario:
         editor=not fixed and RandomStream("editor", seed).happens(0.4),
         faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),
     )
-    return scenario.model_copy(
-        update={"skips": _draw_skips(scenario, RandomStream("taken-back", int(fixed), pattern))}
-    )
+    hosted = RandomStream("hosts", int(fixed), pattern)
+    changes: dict[str, Any] = {
+        "skips": _draw_skips(scenario, RandomStream("taken-back", int(fixed), pattern))
+    }
+    if scenario.turns > 1 and hosted.happens(0.4):
+        # What a lie spoils depends on who takes which group.
+        others = [manner for manner in Manner if not (fixed and manner is Manner.LYING)]
+        manners = (Manner.HONEST, *(hosted.choose(others) for _ in range(1 + hosted.index(3))))
+        kills = hosted.index(4)
+        changes |= {"hosts": tuple(dict.fromkeys(manners)), "reward_services": 1, "failure_rarity": 0}
+        changes |= {"reward_rarity": 1, "faults": scenario.faults.model_copy(update={"host_kills": kills})}
+    return scenario.model_copy(update=changes)
 
 
 def _draw_skips(scenario: Scenario, random: RandomStream) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ network is good and every process runs, and from then on the run must move withi
 
 import asyncio
 import gc
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, draw_faults
 from antiphon.simulator.hostile_worker import EDITED, EDITOR, NAME, HostileWorker
+from antiphon.simulator.hosts import HARMFUL, MISCHIEF, SLOWEST_TURN_S, TIMEOUT_S, Host, Manner
 from antiphon.simulator.injector import FaultInjector
 from antiphon.simulator.processes import RESTART_S, ProcessEntry, SharedRun
 from antiphon.simulator.report import Outcome
@@ -156,6 +158,8 @@ HOSTILE_S = 20.0
 """How long a hostile worker acts in a run without faults; else until the last of them."""
 SLOW_ANSWERS = 0.02
 """Share of an environment's answers that take longer than a reward service has."""
+DEAD_ANSWERS = 0.05
+"""Share of them that never come, since the conversation's process dies."""
 SETTLE_S = 1.0
 """How long the coordinator has to write what it was told before a run is stopped as it stands."""
 COLLECT_AFTER = 50_000
@@ -204,10 +208,19 @@ class World:
         )
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
         self._reward_services = [f"reward-{index}" for index in range(scenario.reward_services)]
+        self._hosts = {f"host-{manner}": manner for manner in scenario.hosts}
         hostile = (*((NAME,) if scenario.hostile else ()), *((EDITOR,) if scenario.editor else ()))
         self._processes = {
             name: ProcessEntry(name)
-            for name in ("coordinator", "learner", *self._workers, *self._reward_services, "flow", *hostile)
+            for name in (
+                "coordinator",
+                "learner",
+                *self._workers,
+                *self._reward_services,
+                "flow",
+                *hostile,
+                *self._hosts,
+            )
         }
         self.faults = (
             draw_faults(
@@ -215,6 +228,7 @@ class World:
                 [*self._workers, *([EDITOR] if scenario.editor else [])],
                 self._reward_services,
                 RandomStream("simulate-faults", seed),
+                list(self._hosts),
             )
             if faults is None
             else faults
@@ -223,6 +237,10 @@ class World:
             self.loop, self.network, self._processes, self._start, scenario.slow_chunk_s
         )
         self._restarts = 0
+        self._withheld: Counter[str] = Counter()
+        """Episodes that a host played and did not report."""
+        self._event_s = self._silence_s = 0.0
+        """When something reached the disk last, and the longest time in which nothing did without a fault."""
         self._over = asyncio.Event()
         # A straggler now and then makes work late and stale.
         fastest, slowest = scenario.worker_slowness
@@ -247,6 +265,7 @@ class World:
             failure_rarity=scenario.failure_rarity,
             limits=scenario.limits,
             answer_s=self._answer_s,
+            conversation_dies=lambda: self._answers.happens(DEAD_ANSWERS),
             engine_step_s=self._engine_step_s,
             chunk_s=self._injector.chunk_s,
             upload_s=self._injector.upload_s,
@@ -356,6 +375,12 @@ class World:
             return processes.serve_learner(shared, process, self._told(entry), f"origin-{entry.starts}")
         if name == "flow":
             return processes.drive_run(shared)
+        if name in self._hosts:
+            random = RandomStream("simulate-host", self.seed, name, entry.starts)
+            report = self.witness.report
+            return Host(name, self._hosts[name], lambda: shared.gateway, random, report, self._withheld).run()
+        if name in self._reward_services and self._hosts:
+            return processes.serve_gateway(shared, process, self._told(entry), f"{name}-{entry.starts}")
         if name in self._reward_services:
             return processes.make_reward_service(shared, self._told(entry), f"{name}-{entry.starts}").run(
                 lambda: None
@@ -422,6 +447,9 @@ class World:
             self._injector.begin(fault)
 
     def _on_disk(self, rows: Any) -> None:
+        since_s = max(self._event_s, self._injector.calm_s)
+        self._event_s = self.loop.time()
+        self._silence_s = max(self._silence_s, self._event_s - since_s)
         self.witness.on_disk(rows)
         if self._operator.look(rows, self.shared):
             self._injector.trouble(0.0)
@@ -434,6 +462,10 @@ class World:
         witness.close(bool(witness.counts["run.finished"]))
         state_machine = self.shared.state_machines[-1]
         self._balance_work(state_machine)
+        for name, withheld in self._withheld.items():
+            counts = self.shared.host_counts[name]
+            if counts.taken - counts.reported < withheld:
+                witness.report(f"{name} withheld {withheld} episodes, but {counts} shows fewer")
         state = fold(new_state(config), self._events())
         if self._alive("coordinator") and state_machine.failure is None:
             if state_machine.state != state:
@@ -455,6 +487,8 @@ class World:
                 f"the next step was committed {recovery_s:.1f} s after the last fault; "
                 f"{LEASE_PERIODS} lease periods and the step's own work are {limit_s:.1f} s"
             )
+        if self._silence_s > limit_s:
+            witness.report(f"nothing happened for {self._silence_s:.1f} s, more than {limit_s:.1f} s")
 
     def _balance_work(self, state_machine: RunStateMachine) -> None:
         """Compare the work account's total with the seconds that workers were connected."""
@@ -484,9 +518,11 @@ class World:
         if loop.filter == "refill":
             # The next group is opened once the last was rewarded, and each may be the only one missing.
             turns, group_s = 1 + places * (1 + loop.refill_limit), group_s + TURN_S
+        harm_s = MISCHIEF * TIMEOUT_S * sum(manner in HARMFUL for manner in self._hosts.values())
+        group_s += scenario.turns * SLOWEST_TURN_S if Manner.SLOW in self._hosts.values() else 0.0
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
-        return float(turns * group_s + (1 + repeated) * scenario.learner_step_s[1])
+        return float(turns * group_s + harm_s + (1 + repeated) * scenario.learner_step_s[1])
 
     def _events(self) -> Any:
         return (load_event(row.kind, row.body) for row in self.shared.journal.written())

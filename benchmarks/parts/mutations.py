@@ -11,6 +11,7 @@ import numpy as np
 from pytest import MonkeyPatch
 
 from antiphon.core.coordinator import consequences, groups, leases
+from antiphon.core.coordinator import turns as coordinator_turns
 from antiphon.core.coordinator.running_leases import RunningLeases
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import acceptance, admission, assembly
@@ -29,8 +30,12 @@ from antiphon.services.coordinator.journal import journal
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.store import Written
 from antiphon.services.learner.service import LearnerService
+from antiphon.services.reward import turns
+from antiphon.services.reward.sessions import Sessions
+from antiphon.services.rollout import work
 from antiphon.simulator.campaign import Campaign
 from antiphon.simulator.faults import FaultMix
+from antiphon.simulator.hosts import Manner
 from antiphon.simulator.scenario import Scenario
 
 MOST_SEEDS = 40
@@ -274,7 +279,32 @@ def evaluations_go_on_with_newer_weights(patch: Patch) -> None:
     patch.setattr(consequences, "check_piece", lambda *told, **limits: None)
 
 
+def conversations_die_with_their_process(patch: Patch) -> None:
+    patch.setattr(turns, "ATTEMPTS", 1)
+
+
+def lies_of_hosts_are_believed(patch: Patch) -> None:
+    patch.setattr(Sessions, "_problem", lambda self, seat, session: "")
+
+
+def silent_hosts_keep_their_groups(patch: Patch) -> None:
+    patch.setattr(Sessions, "_lose", lambda self, group: None)
+
+
+def gateways_hear_of_no_end(patch: Patch) -> None:
+    patch.setattr(coordinator_turns, "_over", lambda group: ())
+
+
+def branches_share_a_seed(patch: Patch) -> None:
+    patch.setattr(work, "branch_seed", lambda seed, branch: seed)
+
+
 MUTATIONS: dict[Callable[[Patch], None], str] = {
+    lies_of_hosts_are_believed: "a lie about group .* was believed",
+    silent_hosts_keep_their_groups: "not over|last fault|no progress|nothing happened",
+    gateways_hear_of_no_end: "not over|last fault|no progress|nothing happened",
+    branches_share_a_seed: "has tokens that its prompt, seed and versions cannot give",
+    conversations_die_with_their_process: "what its environment did not say",
     workers_speak_for_others: "in the name of .* was answered",
     workers_give_orders: "order to exclude .* was answered",
     workers_ask_without_limit: "calls of one worker at once were answered",
@@ -326,6 +356,13 @@ WITH_A_LIAR = Scenario(
 WITH_BEGINNINGS = WITH_A_LIAR.model_copy(update={"editor": False, "hostile": True, "workers": 3})
 WITH_DEPOSALS = Scenario(workers=2, faults=FaultMix(deposals=3, last_s=25.0, shortest_s=4.0))
 WITH_DEAD_SCORERS = Scenario(run={"run": {"steps": 8}}, faults=FaultMix(reward_kills=10, last_s=30.0))
+WITH_HOSTS = Scenario(
+    run={"run": {"steps": 6}, "coordinator": {"lease_s": 8.0}},
+    workers=2,
+    turns=5,
+    hosts=(Manner.HONEST, Manner.LYING, Manner.SILENT),
+    faults=FaultMix(reward_kills=4, host_kills=2, last_s=60.0),
+)
 SCENARIO_OF: dict[Callable[[Patch], None], Scenario] = {
     who_hands_in_is_blamed: WITH_A_LIAR,
     groups_of_liars_train: WITH_A_LIAR,
@@ -333,6 +370,10 @@ SCENARIO_OF: dict[Callable[[Patch], None], Scenario] = {
     beginnings_are_not_checked: WITH_BEGINNINGS,
     deposed_coordinators_go_on: WITH_DEPOSALS,
     scorers_have_for_ever: WITH_DEAD_SCORERS,
+    lies_of_hosts_are_believed: WITH_HOSTS,
+    silent_hosts_keep_their_groups: WITH_HOSTS,
+    gateways_hear_of_no_end: WITH_HOSTS,
+    branches_share_a_seed: WITH_HOSTS,
 }
 """Where drawn runs seldom have what shows a mutation."""
 
@@ -342,6 +383,7 @@ SHOWN_BY: dict[Callable[[Patch], None], int] = {
     workers_give_orders: 2,
     workers_ask_without_limit: 2,
     who_hands_in_is_blamed: 3,
+    gateways_hear_of_no_end: 2,
     beginnings_are_not_checked: 30,
     evaluations_go_on_with_newer_weights: 2,
     leases_are_anyones: 18,

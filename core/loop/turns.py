@@ -84,7 +84,8 @@ def rewards_of(submission: GroupSubmission, answers: Answers) -> tuple[SampleRew
         digest = check_answered(x, x.sample_index, answers, where)
         answer = answers[answer_key(x.sample_index, digest)]
         if x.sampled_tokens:
-            found.append(SampleReward(x.sample_index, answer.reward, answer.failure))
+            told = answer.reward, answer.failure, answer.parts, answer.reason
+            found.append(SampleReward(x.sample_index, *told))
         else:
             failure = answer.failure or "its host ended it before a token was sampled"
             found.append(SampleReward(x.sample_index, 0.0, failure))
@@ -117,6 +118,14 @@ def sampled_turn(
         finish_reason=piece.finish_reason.value,
         at_s=now,
     )
+
+
+def is_over(sample_index: int, turns: Sequence[TurnSampled], answers: Answers) -> bool:
+    """Return whether the row that these turns of a sample make was answered with the trajectory's end."""
+    nothing = PartialTrajectory(np.empty(0, np.int32), np.empty(0, np.float32), (), sample_index=sample_index)
+    digest = check_answered(row_of(turns) or nothing, sample_index, answers, "a kept row")
+    answer = answers.get(answer_key(sample_index, digest))
+    return answer is not None and bool(answer.finish_reason)
 
 
 def piece_of_turn(event: TurnSampled) -> PartialTrajectory:

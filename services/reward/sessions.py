@@ -156,7 +156,9 @@ class _Group:
 
     @property
     def unreported(self) -> tuple[Episode, ...]:
-        return tuple(one for one in self.episodes if one.episode not in self.reports)
+        seats = len(self.samples) // len(self.episodes)
+        left = {index // seats for index, session in enumerate(self.samples) if session.verdict is None}
+        return tuple(one for one in self.episodes if one.episode in left)
 
     def held_by(self, host: str) -> bool:
         return self.host == host or self.awaited
@@ -206,10 +208,15 @@ class Sessions:
         group = self._groups.get(question.group_id)
         if group is None:
             group = self._groups[question.group_id] = self._group(question, now)
-        if question.token_ids.size and not group.takes and not group.waited_for:
+        begun = question.token_ids.size or question.over
+        if begun and not group.takes and not group.waited_for:
             group.awaited = group.waited_for = True
             group.deadline_s = now + self._host_timeout_s
         group.heard_s = now
+        for sample in question.over:
+            ended = group.samples[sample]
+            if ended.known is None:  # before this process began, with its whole episode
+                ended.verdict = 0.0, ""
         session = group.samples[question.sample_index]
         answer = session.answers.get(question.row_digest)
         if answer is not None:
@@ -282,8 +289,12 @@ class Sessions:
         session, tokens = self.find(name, now), np.asarray(context, dtype=np.int32)
         if not tokens.size:
             raise Refused(400, f"token_ids of {name} is empty; send the whole context")
-        if session is None or session.known is None:
+        if session is None:
             return None
+        if session.known is None:
+            if session.verdict is None:
+                return None
+            raise Refused(409, f"trajectory {name} is over; take a group")
         group = self._groups[session.known.group_id]
         if group.host:
             group.deadline_s = now + self._host_timeout_s
@@ -321,6 +332,8 @@ class Sessions:
             before, reason = group.reports[episode]
             return reason if before == tuple(seats) else refuse(f"{where} was reported otherwise before")
         sessions = [one for one in group.samples if one.name in names]
+        if all(session.known is None and session.verdict is not None for session in sessions):
+            return ""  # it was reported to the process before this one
         if any(session.verdict is not None for session in sessions):
             return refuse(f"{where} failed: its host was silent for too long")
         failure = next((f"host {host}: {seat.error}" for seat in seats if seat.error), "")

@@ -14,6 +14,7 @@ from antiphon.simulator.checks import reasons
 from antiphon.simulator.hostile_worker import NAME
 from antiphon.simulator.standins import arithmetic
 
+LYING_HOST = "host-lying"
 SEAL_S = 5.0
 """Longest time that a batch takes to be written."""
 
@@ -145,32 +146,45 @@ class BatchFiles:
                 yield f"{where} has tokens of version {span.version}, which was never announced"
                 return
             numbers[span.version] = arithmetic.weights_number(snapshots[span.version])
-        prompt = arithmetic.prompt_number(tuple(int(token) for token in row.prompt_token_ids))
         seed = seeds.get(row.group_id, ())[row.sample_index]
-        tokens, logprobs = arithmetic.completion(numbers, row.spans, prompt, seed)
+        prompt = row.prompt_token_ids.tolist()
+        tokens, logprobs = arithmetic.sampled(numbers, row.spans, prompt, row, seed)
         mask = sampled_mask(row)
         wrong = tokens.size != mask.sum() or tokens != row.token_ids[mask]
         if np.any(wrong) and np.all(self._authorship.lied(row)[mask] | ~np.asarray(wrong)):
             self._authorship.edited.add(row.group_id)
         elif np.any(wrong):
             yield f"{where} has tokens that its prompt, seed and versions cannot give"
-        if self._limits is not None and not _answered(row, self._limits):
+        lied = row.failure.startswith(f"host {LYING_HOST}: ")  # the report of one was not believed
+        if self._limits is not None and not _answered(row, self._limits, lied):
             yield f"{where} observed, or ended with, what its environment did not say"
         if not np.array_equal(logprobs, row.logprobs[mask]):
             yield f"{where} has log-probabilities that are not those of its tokens"
-        failure = arithmetic.failure(row.token_ids, self._failure_rarity)
-        reward = arithmetic.reward(row.prompt_key, row.token_ids, self._reward_rarity)
-        if (row.reward, row.failure) != (0.0 if failure else reward, failure):
+        failure, reward = "", 0.0
+        if row.finish_reason not in (FinishReason.TURNS, FinishReason.TOKENS):  # which earn the least
+            failure = arithmetic.failure(row.token_ids, self._failure_rarity)
+            reward = arithmetic.reward(row.prompt_key, row.token_ids, self._reward_rarity)
+        given = (0.0, row.failure) if lied else (0.0 if failure else reward, failure)
+        if (row.reward, row.failure) != given:
             yield f"{where} has a reward that no reward service gave"
 
 
-def _answered(row: BatchRow, limits: TurnLimits) -> bool:
+def _answered(row: BatchRow, limits: TurnLimits, lied: bool) -> bool:
     """Return whether a row observed what its environment answered to each turn, and ended as it said."""
-    for turns, (start, stop) in enumerate(row.observed, 1):
-        said = tuple(int(token) for token in row.token_ids[start:stop])
-        if arithmetic.turn_answer(row.token_ids[:start], turns, limits) != said:
+    begin, turns = 0, 0
+    for start, stop in row.observed:
+        observed = tuple(int(token) for token in row.token_ids[start:stop])
+        context = row.token_ids[begin:start]
+        if start == 0:
+            expected: object = arithmetic.opening(row.prompt_key)
+        else:
+            turns += 1
+            expected = arithmetic.turn_answer(context, start, turns, limits)
+        anew = limits.hosted and start > 0 and arithmetic.begins_anew(context.tolist())
+        if expected != observed or anew != (start in row.breaks):
             return False
-    ended = arithmetic.turn_answer(row.token_ids, len(row.observed) + 1, limits)
+        begin = start if anew else begin
+    ended = arithmetic.turn_answer(row.token_ids[begin:], row.token_ids.size, turns + 1, limits)
     if row.finish_reason is FinishReason.FAILED:
-        return bool(row.failure) and isinstance(ended, FinishReason)
+        return lied or (bool(row.failure) and ended is FinishReason.ENVIRONMENT)
     return ended is row.finish_reason

@@ -60,7 +60,7 @@ def false_beginning(lease: Lease) -> str:
         last_sampled = bool(ends.size) and not (piece.observed and piece.observed[-1][1] == ends.size)
         unfinished = last_sampled and ends[-1] and piece.finish_reason is None
         for start, stop in piece.observed:  # a turn ends before them, and they may be any tokens
-            ends[start - 1 : stop] = False
+            ends[max(0, start - 1) : stop] = False
         if ends[:-1].any() or unfinished:
             return f"is to be continued from tokens {piece.token_ids.tolist()} that go on after their end"
     return ""

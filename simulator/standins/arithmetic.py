@@ -5,10 +5,14 @@ weights, prompt, seed and position, as with position-keyed sampling. So tokens, 
 digests depend on what really happened, and everyone who knows the inputs can check them.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from antiphon.core.digests import digest_bytes
-from antiphon.core.records import FinishReason, FloatArray, IntArray, TurnLimits, VersionSpan
+from antiphon.core.records import Completion, FinishReason, FloatArray, IntArray, TurnLimits, VersionSpan
+from antiphon.core.seeds import branch_seed
+from antiphon.core.spans import branches, clipped, shifted
 
 VOCABULARY = 64
 END_TOKEN = 0
@@ -65,6 +69,26 @@ def completion(
     return tokens, np.array([logprob for _, logprob in found], dtype=np.float32)
 
 
+def sampled(
+    weights_of: dict[int, int],
+    spans: Sequence[VersionSpan],
+    prompt: Sequence[int],
+    row: Completion,
+    seed: int,
+) -> tuple[IntArray, FloatArray]:
+    """Return the tokens and logprobs of some spans of a row, one after the other, as `completion` does.
+
+    Each branch of a row has a context and a seed of its own, and positions that count from its context.
+    """
+    found = []
+    for branch in branches(prompt, row):
+        own = shifted(clipped(spans, branch.start, branch.stop), -branch.start)
+        number = prompt_number(tuple(branch.context.tolist()))
+        found.append(completion(weights_of, own, number, branch_seed(seed, branch.number)))
+    tokens, logprobs = zip(*found, strict=True)
+    return np.concatenate(tokens), np.concatenate(logprobs)
+
+
 def finish_reason(last_token: int) -> FinishReason:
     """Return why a finished completion ended."""
     return FinishReason.STOP if last_token == END_TOKEN else FinishReason.LENGTH
@@ -91,15 +115,38 @@ MOST_OBSERVED = 4
 """Tokens that an environment answers with at most."""
 
 
-def turn_answer(row: IntArray, turns: int, limits: TurnLimits) -> tuple[int, ...] | FinishReason:
-    """Return what the environment says to a row after this many turns: tokens, or why the trajectory is over.
+def said(row: IntArray) -> tuple[int, ...] | None:
+    """Return what an environment says to a row, or None where it ends the trajectory.
 
     Among the tokens are such as end a turn of the policy.
     """
-    said = mix(int(row.sum()), row.size)
-    answer = tuple((said >> (8 * place)) % VOCABULARY for place in range(1 + said % MOST_OBSERVED))
-    if (said >> 40) % 3 == 0:
+    drawn = mix(int(row.sum()), row.size)
+    if (drawn >> 40) % 3 == 0:
+        return None
+    return tuple((drawn >> (8 * place)) % VOCABULARY for place in range(1 + drawn % MOST_OBSERVED))
+
+
+def turn_answer(
+    context: IntArray, row: int, turns: int, limits: TurnLimits
+) -> tuple[int, ...] | FinishReason:
+    """Return what follows a context after this many turns, or why the trajectory is over.
+
+    `row`: tokens of the row so far, which is longer than the context where that was begun anew.
+    """
+    answer = said(context)
+    if answer is None:
         return FinishReason.ENVIRONMENT
     if turns == limits.turns:
         return FinishReason.TURNS
-    return answer if row.size + len(answer) < limits.tokens else FinishReason.TOKENS
+    return answer if row + len(answer) < limits.tokens else FinishReason.TOKENS
+
+
+def opening(prompt_key: str) -> tuple[int, ...]:
+    """Return the tokens with which a host begins."""
+    drawn = mix(*prompt_key.encode())
+    return tuple((drawn >> (8 * place)) % VOCABULARY for place in range(1 + drawn % MOST_OBSERVED))
+
+
+def begins_anew(context: Sequence[int]) -> bool:
+    """Return whether a host shows the policy nothing of a context but what follows it."""
+    return mix(sum(map(int, context)), len(context), 1) % 4 == 0

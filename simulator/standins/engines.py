@@ -10,7 +10,7 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,19 +21,20 @@ from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.messages import UNIT_RANGE, Ended, Message, Reply
 from antiphon.core.records import (
-    FinishReason,
     FloatArray,
     IntArray,
     Prompt,
     SnapshotManifest,
-    TurnAnswer,
     TurnLimits,
-    TurnToAnswer,
     VersionSpan,
 )
 from antiphon.core.spans import spans_of_changes
+from antiphon.environments.conversation import user
 from antiphon.environments.environment import Problem
+from antiphon.environments.scoring.conversations import Conversations
+from antiphon.environments.scoring.messages import Failed, Turn
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryPayloads
@@ -267,9 +268,10 @@ class ArithmeticPrompts:
     def __init__(self, limits: TurnLimits | None = None) -> None:
         """Begin a task; with limits, one whose environment answers."""
         self.limits = limits
+        self.hosted = limits is not None and limits.hosted
 
     def prompt(self, split: str, index: int) -> Prompt:
-        return Prompt(f"{split}-0-{index}", (len(split), 1 + index % 7, index))
+        return Prompt(f"{split}-0-{index}", () if self.hosted else (len(split), 1 + index % 7, index))
 
 
 class ArithmeticEnvironment:
@@ -301,29 +303,71 @@ class ArithmeticEnvironment:
         return [arithmetic.reward(problem.key, answer, self._reward_rarity) for answer in answers]
 
 
-class ArithmeticConversations:
-    """Answers turns as `arithmetic.turn_answer` does, each after a while."""
+class _Answering:
+    """What is asked of an environment that answers, beside its conversations."""
 
-    def __init__(self, reward_rarity: int, failure_rarity: int, answer_s: Callable[[], float]) -> None:
-        """Answer after `answer_s` seconds, asked each time; the rarities are those of rewards."""
+    tools = ()
+    rebuildable = True
+    reward_range = UNIT_RANGE
+
+
+class ArithmeticConversations(Conversations):
+    """Conversations that say what `arithmetic.said` does; the process of a turn may die, once."""
+
+    def __init__(
+        self,
+        reward_rarity: int,
+        failure_rarity: int,
+        answer_s: Callable[[], float],
+        dies: Callable[[], bool],
+    ) -> None:
+        """Answer, or die, after `answer_s` seconds, asked each time; the rarities are those of rewards."""
+        super().__init__(cast(Any, _Answering()))
         self._reward_rarity, self._failure_rarity = reward_rarity, failure_rarity
-        self._answer_s = answer_s
+        self._answer_s, self._dies = answer_s, dies
+        self._died: set[tuple[str, int]] = set()
 
-    async def answer(self, turn: TurnToAnswer) -> TurnAnswer:
-        """Return the answer, a pure function of the row."""
+    async def _turn(self, held: Any, asked: Any, follows: bool) -> Turn:
         await asyncio.sleep(self._answer_s())
-        named, row = (turn.group_id, turn.sample_index, turn.row_digest), turn.token_ids
-        said = arithmetic.turn_answer(row, len(turn.observed) + 1, turn.limits)
-        if not isinstance(said, FinishReason):
-            return TurnAnswer(*named, token_ids=said)
-        if failure := arithmetic.failure(row, self._failure_rarity):
-            return TurnAnswer(*named, finish_reason=FinishReason.FAILED, failure=failure)
-        reward = arithmetic.reward(turn.prompt_key, row, self._reward_rarity)
-        return TurnAnswer(*named, finish_reason=said, reward=reward)
+        name = asked.trajectory, len(asked.replies)
+        if name not in self._died and self._dies():
+            self._died.add(name)
+            return Failed("its process was killed", infrastructure=True)
+        goes_on = follows and held.state is not None
+        row: list[int] = held.state if goes_on else []
+        said: tuple[int, ...] | None = ()
+        for reply in asked.replies[-1:] if goes_on else asked.replies:
+            row = [*row, *json.loads(reply.text)]
+            said = arithmetic.said(np.array(row, dtype=np.int32))
+            held.state = row = [*row, *(said or ())]
+        if said is not None:
+            return (user(json.dumps(said)),)
+        tokens = np.array(row, dtype=np.int32)
+        if failure := arithmetic.failure(tokens, self._failure_rarity):
+            return Failed(failure)
+        return Ended(arithmetic.reward(asked.key, tokens, self._reward_rarity))
+
+    async def _drop(self, trajectory: str, held: Any) -> None:
+        held.state = None
+
+
+class JsonRenderer:
+    """Messages of token ids: their list as text."""
+
+    def reply(self, context: Sequence[int], turn: Sequence[int], tools: object) -> Reply:
+        return Reply(json.dumps(list(turn)))
+
+    def following(
+        self, context: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: object
+    ) -> tuple[int, ...]:
+        return tuple(json.loads(messages[0].content))
 
 
 class JsonDecoder:
     """Text of token ids: their list."""
+
+    vocabulary_size = arithmetic.VOCABULARY
+    end_tokens = frozenset({arithmetic.END_TOKEN})
 
     def decode(self, token_ids: Iterable[int]) -> str:
         return json.dumps([int(token) for token in token_ids])

@@ -147,24 +147,24 @@ class ArithmeticAuditor:
 
     def examine(self, group: GroupToAudit) -> Sequence[SampleStatistics]:
         """Return what each sample and author showed; see `services.learner.audits.audit_loop.Examine`."""
-        found, prompt = [], arithmetic.prompt_number(group.prompt_token_ids)
+        found: list[SampleStatistics] = []
         scored = 0
         for trajectory in group.submission.trajectories:
-            scores = self._scores(trajectory, prompt)
+            scores = self._scores(trajectory, group.prompt_token_ids)
             scored += int(scores.scored.sum())
             found += scores.by_author(trajectory.sample_index, group.authors)
         if not scored:
             raise UnavailableError("no version of the group is kept any more")
         return found
 
-    def _scores(self, trajectory: Trajectory, prompt: int) -> TokenScores:
+    def _scores(self, trajectory: Trajectory, prompt: Sequence[int]) -> TokenScores:
         scores = TokenScores.of(trajectory)
         for span in trajectory.spans:
             if span.version not in self._payloads.versions():
                 continue
             digest = self._payloads.manifest(span.version).weights_digest
             weights = {span.version: arithmetic.weights_number(digest)}
-            tokens, logprobs = arithmetic.completion(weights, (span,), prompt, trajectory.seed)
+            tokens, logprobs = arithmetic.sampled(weights, (span,), prompt, trajectory, trajectory.seed)
             places = slice(span.start, span.stop)
             wrong = tokens != trajectory.token_ids[places]
             scores.scored[places] = True

@@ -106,7 +106,9 @@ class World:
 
     def ask(self, name: str) -> None:
         if self.rows[name].over is None:
-            self.sessions.asked(self.rows[name].question(), self.now)
+            group = name.rpartition("/")[0]
+            over = tuple(i for i in range(GROUP) if self.rows[f"{group}/{i}"].over is not None)
+            self.sessions.asked(replace(self.rows[name].question(), over=over), self.now)
             self.settle()
 
     def settle(self) -> None:
@@ -125,7 +127,8 @@ class World:
         taken = self.sessions.take(f"h{self.hosts}", self.now)
         self.settle()
         if taken is not None:
-            assert taken.episodes, "there is something to do"
+            left = [any(self.rows[t].over is None for t in e.trajectories) for e in taken.episodes]
+            assert left and all(left), "there is something to do in each episode"
             assert {e.seed for e in taken.episodes} == {conversation_seed(0, taken.key)}
             for episode in taken.episodes:
                 play = Play(taken, episode.episode)
@@ -143,7 +146,12 @@ class World:
             assert self.sessions.report(host, play.group_id, play.index, play.report(), self.now) == ""
             del self.plays[place]
             return
-        turn = self.sessions.request(name, play.contexts[name], self.now)
+        try:
+            turn = self.sessions.request(name, play.contexts[name], self.now)
+        except Refused:  # it had heard nothing when the gateway started again, or another host had it
+            assert self.rows[name].over is not None or not self.rows[name].tokens
+            del self.plays[place]
+            return
         self.settle()
         if turn is None:
             return
@@ -364,6 +372,23 @@ def test_a_silent_host_whose_episodes_cannot_be_built_again_fails_them() -> None
     assert world.sessions.hosts[host].failed == 2 and world.sessions.hosts[host].lost == 0
     (play,) = ([SeatReport(trajectory=f"g0/{i}", reward=1.0) for i in range(SEATS)],)
     assert "silent for too long" in str(world.sessions.report(host, "g0", 0, play, world.now))
+
+
+def test_a_gateway_that_starts_again_has_no_host_wait_for_what_is_over(
+    played: tuple[World, str, Play],
+) -> None:
+    world, host, play = played
+    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
+    world.settle()
+    world.restart()
+    for name in world.rows:
+        world.ask(name)
+    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == "", "its answer got lost"
+    with pytest.raises(Refused, match="is over"):
+        world.sessions.request(play.names[0], [1, 2, 3], world.now)
+    world.pass_time(TIMEOUT_S)
+    taken = world.sessions.take("h2", world.now)
+    assert taken is not None and [episode.episode for episode in taken.episodes] == [1]
 
 
 @pytest.mark.parametrize(
