@@ -248,7 +248,7 @@ def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits,
     if start == 0 and (0 in ends) != limits.hosted:
         reason = "sampled ones, before what its host says" if limits.hosted else "observed ones, a prompt's"
         raise ContractError(f"{where}: its first tokens are {reason}")
-    if x.breaks and (0 in x.breaks or not limits.hosted or not set(x.breaks) <= set(ends)):
+    if x.breaks != tuple(end for end in ends if limits.hosted and end and end in x.breaks):
         raise ContractError(f"{where}: its context breaks at {x.breaks}, where no host began a branch")
     # Where a break may have come before a piece, how long its context is does not show.
     contexts = x.breaks if limits.hosted and start else (0, *x.breaks)

@@ -126,8 +126,8 @@ class Completion:
     observed: Observed = ()
     """What the environment wrote: no version, no loss, no part in staleness."""
     breaks: tuple[int, ...] = ()
-    """Where the context begins anew, ascending; observed tokens stand at each. What a token was sampled after
-    are the tokens from the last break on, or the prompt and all before it where no break comes before."""
+    """Where the context begins afresh, ascending; observed tokens stand at each. A token was sampled after
+    those from the last break on; before the first one, after the prompt and all that came before."""
 
     @property
     def start(self) -> int:

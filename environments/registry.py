@@ -74,6 +74,8 @@ def make_environment(
     """
     if name == FILE:
         return FileEnvironment(parameters, seed, train_size, heldout_size)
+    if name == HOST:
+        raise ConfigError(f"environment.name={HOST} has nothing to show or to judge here: its hosts do that")
     if (reference := reference_of(name)) is not None:
         return OutsideEnvironment(name, reference, parameters, seed, train_size, heldout_size)
     from antiphon.environments.reasoning import prompts as reasoning

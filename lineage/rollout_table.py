@@ -71,7 +71,7 @@ TURNS_SCHEMA = pa.schema(
 BRANCHES_SCHEMA = pa.schema(
     [*TURNS_SCHEMA, _column("breaks", _list_of(pa.int32()))], metadata={"antiphon.table": "batch/6"}
 )
-"""The same where any context began anew: also the tokens at which one did."""
+"""The same where any context began afresh: also the tokens at which one did."""
 _BATCH_SCHEMAS = BATCH_SCHEMA, TURNS_SCHEMA, BRANCHES_SCHEMA
 
 _LEFT_OUT = b"antiphon.left_out"

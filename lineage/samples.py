@@ -28,7 +28,7 @@ from antiphon.models.codec import TextCodec, resolve_model_path
 Explain = Callable[[str, str, float], str]
 """Prompt key, answer and reward -> why the reward is what it is; empty where that is not known."""
 
-ANEW = "\n[the context begins anew]\n"
+AFRESH = "\n[the context begins afresh]\n"
 """Stands between the branches of a completion."""
 _FILES = re.compile(r"(batches/t|evaluations/v)(\d{6,})(\.samples)?\.parquet")
 
@@ -182,7 +182,7 @@ def texts_of(row: BatchRow, decode: Callable[[Iterable[int]], str]) -> tuple[str
     """Return what a policy saw first and what came then, of a row that may have several contexts."""
     first = branches(row.prompt_token_ids, row)[0]
     cuts = pairwise((first.start, *row.breaks, row.stop))
-    return decode(first.context), ANEW.join(decode(row.token_ids[start:stop]) for start, stop in cuts)
+    return decode(first.context), AFRESH.join(decode(row.token_ids[start:stop]) for start, stop in cuts)
 
 
 _ORDERS: Mapping[str, Callable[[float, int], tuple[float, float]]] = {

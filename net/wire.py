@@ -120,9 +120,10 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
             f"and {len(ranges[1])} stops; at most {MOST_SPANS} are possible in one"
         )
     observed = zip(*ranges, strict=True)
-    breaks, anew = iter(m.breaks), m.break_counts[:] or [0] * len(lengths)
-    if len(anew) != len(lengths) or min(anew, default=0) < 0 or len(m.breaks) != sum(anew):
-        raise ContractError(f"{len(m.breaks)} breaks came for {len(lengths)} completions with {sum(anew)}")
+    breaks, marks = iter(m.breaks), m.break_counts[:] or [0] * len(lengths)
+    possible = all(0 <= count <= MOST_SPANS for count in marks)
+    if not possible or len(marks) != len(lengths) or len(m.breaks) != sum(marks):
+        raise ContractError(f"{len(m.breaks)} breaks came for {len(lengths)} completions with {sum(marks)}")
     return tuple(
         [
             r.Trajectory(
@@ -136,7 +137,7 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
                 breaks=tuple(islice(breaks, places)) if places else (),
             )
             for index, seed, length, end, count, reason, shows, places in zip(
-                indices, seeds, lengths, ends, counts, reasons, shown, anew, strict=True
+                indices, seeds, lengths, ends, counts, reasons, shown, marks, strict=True
             )
         ]
     )
@@ -209,10 +210,11 @@ def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.Partial
     Raises:
         ContractError: when its spans do not begin where it says that it begins, or are too many.
     """
-    if len(m.spans) > MOST_SPANS or len(m.observed) > 2 * MOST_SPANS or len(m.observed) % 2:
+    most = max(len(m.spans), len(m.observed) / 2, len(m.breaks))
+    if most > MOST_SPANS or len(m.observed) % 2:
         raise ContractError(
-            f"progress of sample {m.sample_index} came with {len(m.spans)} version spans and "
-            f"{len(m.observed)} bounds of observed ranges; at most {MOST_SPANS} of each are possible"
+            f"progress of sample {m.sample_index} came with {len(m.spans)} version spans, {len(m.observed)} "
+            f"bounds of observed ranges and {len(m.breaks)} breaks; at most {MOST_SPANS} of each are possible"
         )
     bounds = iter(m.observed)
     found = r.PartialTrajectory(

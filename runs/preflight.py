@@ -31,7 +31,7 @@ from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import check_pointers, count_parameters, end_tokens_by_file, most_positions
 from antiphon.models.rendering import Renderer
-from antiphon.net.rpc.serving import check_host, is_loopback
+from antiphon.net.rpc.serving import check_host
 from antiphon.net.security.credentials import find_credentials, needed_token_key
 from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.servers.prefect_server import check_port
@@ -167,11 +167,8 @@ def check_gateway(config: RunConfig) -> None:
         ConfigError: when the address needs credentials, the port is taken, or there is no such program.
     """
     address, command = config.gateway.address, config.environment.host_command
-    if config.services.credentials is None and not is_loopback(address):
-        raise ConfigError(
-            f"gateway.address={address} would serve without encryption; make certificates with `antiphon "
-            "invite --host NAME` and set services.credentials, or use 127.0.0.1"
-        )
+    if config.services.credentials is None:
+        check_host(address, "gateway.address")
     if config.gateway.port:
         check_port(config.gateway.port, "gateway.port", address)
     if command and shutil.which(command[0]) is None:

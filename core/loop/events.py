@@ -193,9 +193,9 @@ class TurnSampled(JournalEvent):
     worker_id: str
     start: int
     """Tokens of the row that earlier events have; 0 where it was begun again."""
-    token_ids: tuple[int, ...]
-    """The tokens from there to the end of the turn, observed ones included."""
-    logprobs: tuple[float, ...]  # of these tokens
+    token_ids: str
+    """The tokens from there to the end of the turn, observed ones included: base64 of little-endian int32."""
+    logprobs: str  # of these tokens, base64 of little-endian float32
     spans: tuple[tuple[int, int, int, bool], ...]  # (version, start, stop, kept_cache), within the row
     observed: tuple[tuple[int, int], ...]
     breaks: tuple[int, ...]

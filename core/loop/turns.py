@@ -3,6 +3,7 @@
 An answer is named by the row that it answers, so a worker that samples this row again gets the same answer.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -38,7 +39,7 @@ def _digests(row: Completion) -> Iterator[str]:
         hashed.update(int(stop).to_bytes(4, "little"))  # so that the ranges are part of it
         yield hashed.hexdigest(DIGEST_BYTES)
         if stop in row.breaks:
-            hashed.update(b"anew")
+            hashed.update(b"break")
         at = stop
 
 
@@ -108,8 +109,8 @@ def sampled_turn(
         sample_index=row.sample_index,
         worker_id=worker_id,
         start=piece.start,
-        token_ids=tuple(piece.token_ids.tolist()),
-        logprobs=tuple(piece.logprobs.tolist()),
+        token_ids=b64encode(np.asarray(piece.token_ids, "<i4").tobytes()).decode(),
+        logprobs=b64encode(np.asarray(piece.logprobs, "<f4").tobytes()).decode(),
         spans=tuple((s.version, s.start, s.stop, s.kept_cache) for s in piece.spans),
         observed=piece.observed,
         breaks=piece.breaks,
@@ -129,8 +130,8 @@ def is_over(sample_index: int, turns: Sequence[TurnSampled], answers: Answers) -
 def piece_of_turn(event: TurnSampled) -> PartialTrajectory:
     """Return the tokens that an event has of a sample."""
     return PartialTrajectory(
-        np.array(event.token_ids, dtype=np.int32),
-        np.array(event.logprobs, dtype=np.float32),
+        np.frombuffer(b64decode(event.token_ids), "<i4").astype(np.int32),
+        np.frombuffer(b64decode(event.logprobs), "<f4").astype(np.float32),
         tuple(VersionSpan(*span) for span in event.spans),
         FinishReason(event.finish_reason),
         sample_index=event.sample_index,

@@ -115,15 +115,15 @@ def is_loopback(host: str) -> bool:
     return len(parts) == 4 and parts[0] == "127" and all(part.isdigit() for part in parts)
 
 
-def check_host(host: str) -> None:
-    """Check that an address may be listened on without encryption.
+def check_host(host: str, key: str = "services.host") -> None:
+    """Check that an address may be listened on without encryption; `key` of the configuration names it.
 
     Raises:
         ConfigError: when it is not loopback.
     """
     if not is_loopback(host):
         raise ConfigError(
-            f"services.host={host} would serve without encryption; make certificates with `antiphon invite "
+            f"{key}={host} would serve without encryption; make certificates with `antiphon invite "
             "--host NAME` and set services.credentials to the folder of the services, or use 127.0.0.1 "
             "and forward the port"
         )

@@ -1,6 +1,6 @@
 """Packing: rows of a batch become micro-batches under a token budget, in one canonical order.
 
-A row whose context begins anew (`Completion.breaks`) is several sequences, one for each branch, with the
+A row whose context begins afresh (`Completion.breaks`) is several sequences, one for each branch, with the
 advantage of all; each sampled token is in one of them. Sequences stand in the lexicographic order of their
 tokens, so that neighbours begin alike, and what they have in common is computed once (`shared_rows`). The
 last token of one predicts nothing and is left out. The output head gets each state that predicts a completion

@@ -11,12 +11,13 @@ import secrets
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
 
+import numpy as np
 import structlog
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,12 +31,12 @@ from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
 from antiphon.models.codec import TextCodec
 from antiphon.models.rendering import Renderer
-from antiphon.net.rpc.serving import is_loopback
+from antiphon.net.rpc.serving import check_host, is_loopback
 from antiphon.net.security.credentials import read_token
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import make_private_folder, write_private
 from antiphon.services.reward.chat import ChatMessage, ChatTool, context_of, message_of
-from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, TokenId
+from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, TokenId, Trajectory
 from antiphon.system.clock import wall_clock
 from antiphon.system.ports import free_port, is_free
 from antiphon.system.wakeup import Wakeup, end_tasks, wait_any
@@ -215,32 +216,25 @@ class Gateway:
         if "/" not in name:
             raise Refused(400, "name the trajectory in sampling_params.antiphon_trajectory, as take gave it")
         turn = await self._sampled(name, body.token_ids, body.sampling_params)
-        choice = {"index": 0, "finish_reason": self._reason(turn)} | _tokens(turn)
-        return {"request_id": name, "choices": [choice], **_totals(len(body.token_ids), turn)}
+        return {"request_id": name, **self._told(len(body.token_ids), turn)}
 
     async def _chat(self, body: ChatBody, request: web.Request) -> dict[str, Any]:
         _check_model(body.model)
         renderer, messages, tools = self._rendering(), _plain(body.messages), _plain(body.tools)
         name = _named(body, request)
         name = name if "/" in name else self._matching(messages)
-        turns = {tuple(context): turn for context, turn in reversed(self.sessions.turns(name))}
-        context = context_of(renderer, messages, tools, turns)
+        turns = (await self._trajectory(name)).turns or []
+        context = context_of(renderer, messages, tools, {tuple(c): turn for c, turn in reversed(turns)})
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
         turn = await self._sampled(name, context, body)
         reply = renderer.reply(context, turn.token_ids.tolist(), tools)
         message = message_of(reply, f"call-{name}-{len(context)}")
         self._chats[name] = [*messages, ChatMessage.model_validate(message).plain()]
-        reason = "tool_calls" if reply.tool_calls else self._reason(turn)
-        return {
-            "id": name,
-            "object": "chat.completion",
-            "created": int(wall_clock()),
-            "model": MODEL,
-            "prompt_token_ids": context,
-            "choices": [{"index": 0, "message": message, "finish_reason": reason, **_tokens(turn)}],
-            **_totals(len(context), turn),
-        }
+        called = {"finish_reason": "tool_calls"} if reply.tool_calls else {}
+        head = {"id": name, "object": "chat.completion", "created": int(wall_clock()), "model": MODEL}
+        told = self._told(len(context), turn, message=message, **called)
+        return {**head, "prompt_token_ids": context, **told}
 
     async def _tokenize(self, body: TokenizeBody, request: web.Request) -> dict[str, Any]:
         _check_model(body.model)
@@ -279,10 +273,36 @@ class Gateway:
 
     async def _sampled(self, name: str, context: Sequence[int], asked: SamplingBody) -> SampledTurn:
         """Wait for the turn that is sampled after a context."""
-        group_id, now = name.rpartition("/")[0], self._clock
-        split = await self._until(group_id, lambda: self.sessions.split_of(name, now()))
+        split = (await self._trajectory(name)).split
         self._check_sampling(asked, self._sampling[split], len(context))
-        return await self._until(group_id, lambda: self.sessions.request(name, context, now()))
+        requesting = partial(self.sessions.request, name, np.asarray(context, dtype=np.int32))
+        return await self._until(name.rpartition("/")[0], lambda: requesting(self._clock()))
+
+    async def _trajectory(self, name: str) -> Trajectory:
+        """Wait until the row of a trajectory is known."""
+
+        def look() -> Trajectory | None:
+            found = self.sessions.find(name, self._clock())
+            return None if found is None or found.known is None else found
+
+        return await self._until(name.rpartition("/")[0], look)
+
+    def _told(self, before: int, turn: SampledTurn, **choice: Any) -> dict[str, Any]:
+        """Say a turn after `before` tokens, each log-probability under both names that clients look for."""
+        rest: dict[str, Any] = {"bytes": None, "top_logprobs": []}
+        ids = turn.token_ids.tolist()
+        ended = ids[-1] in self._codec.end_tokens
+        choice = {"index": 0, "finish_reason": "stop" if ended else "length", "token_ids": ids, **choice}
+        choice["logprobs"] = {
+            "content": [
+                {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, **rest}
+                for token, logprob in zip(ids, turn.logprobs.tolist(), strict=True)
+            ]
+        }
+        spans = [{"version": one.version, "start": one.start, "end": one.stop} for one in turn.spans]
+        choice["weight_versions"] = spans
+        total = {"prompt_tokens": before, "completion_tokens": len(ids), "total_tokens": before + len(ids)}
+        return {"choices": [choice], "usage": total}
 
     async def _until(self, group_id: str, attempt: Callable[[], _T | None]) -> _T:
         """Return what an attempt finds, once there is something.
@@ -362,9 +382,6 @@ class Gateway:
             raise Refused(400, f"chat completions need a renderer: {self._renderer}")
         return self._renderer
 
-    def _reason(self, turn: SampledTurn) -> Literal["stop", "length"]:
-        return "stop" if int(turn.token_ids[-1]) in self._codec.end_tokens else "length"
-
 
 async def _handle(
     kind: type[_B],
@@ -398,30 +415,6 @@ def _check_model(name: str) -> None:
 
 def _plain(given: Sequence[Any] | None) -> list[Any]:
     return [one.plain() for one in given or ()]
-
-
-def _tokens(turn: SampledTurn) -> dict[str, Any]:
-    """Return the tokens of a turn, each log-probability under both names that clients look for."""
-    ids, logprobs = turn.token_ids.tolist(), turn.logprobs.tolist()
-    content = [
-        {
-            "token": f"token_id:{token}",
-            "token_id": token,
-            "logprob": logprob,
-            "bytes": None,
-            "top_logprobs": [],
-        }
-        for token, logprob in zip(ids, logprobs, strict=True)
-    ]
-    versions = [{"version": span.version, "start": span.start, "end": span.stop} for span in turn.spans]
-    return {"token_ids": ids, "logprobs": {"content": content}, "weight_versions": versions}
-
-
-def _totals(context: int, turn: SampledTurn) -> dict[str, Any]:
-    new = int(turn.token_ids.size)
-    return {
-        "usage": {"prompt_tokens": context, "completion_tokens": new, "total_tokens": context + new},
-    }
 
 
 def _renderer_of(config: RunConfig) -> Renderer | str:
@@ -477,7 +470,7 @@ async def open_gateway(
     before = int(record.url.rpartition(":")[2]) if record is not None else 0
     port = section.port or (before if before and is_free(before, section.address) else 0)
     port = port or free_port(section.address)
-    context = None if is_loopback(section.address) else _certificate(config)
+    context = _certificate(config)
     runner = web.AppRunner(
         gateway.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
     )
@@ -493,19 +486,18 @@ async def open_gateway(
     reached = section.address if context is None else config.services.reached_at
     url = f"{'http' if context is None else 'https'}://{reached}:{port}"
 
-    kept: GatewayRecord | None = None
+    kept: dict[str, Any] = {}
 
     def keep() -> None:
         """Write what is known of the hosts where that has changed."""
         nonlocal kept
-        for name, heard in sessions.heard.items():
-            sessions.hosts[name].seen_at = round(wall_clock() - (clock() - heard))
-        counts = {name: replace(counts) for name, counts in sessions.hosts.items()}
-        found = GatewayRecord(url, counts, sessions.untaken)
-        if found == kept:
+        while sessions.heard:
+            sessions.hosts[sessions.heard.pop()].seen_at = round(wall_clock())
+        record = GatewayRecord(url, sessions.hosts, sessions.untaken)
+        if (found := asdict(record)) == kept:
             return
         try:
-            write_gateway(run_dir, found)
+            write_gateway(run_dir, record)
             kept = found
         except OSError as error:  # the next look tries again
             _log.warning("gateway.unkept", error=str(error))
@@ -526,13 +518,13 @@ async def open_gateway(
         await end_tasks(looking)
 
 
-def _certificate(config: RunConfig) -> ssl.SSLContext:
-    if config.services.credentials is None:
-        raise ConfigError(
-            f"gateway.address={config.gateway.address} needs services.credentials: what is not loopback is "
-            "encrypted"
-        )
-    bundle = Path(config.services.credentials).expanduser()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(bundle / "cert.pem", bundle / "key.pem")
+def _certificate(config: RunConfig) -> ssl.SSLContext | None:
+    """Return what encrypts; None on loopback, where others have no authority to check it by."""
+    address, bundle = config.gateway.address, config.services.credentials
+    if bundle is None:
+        check_host(address, "gateway.address")
+    if bundle is None or is_loopback(address):
+        return None
+    folder, context = Path(bundle).expanduser(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     return context

@@ -88,9 +88,11 @@ class Taken:
 
 
 @dataclass(slots=True)
-class _Session:
-    """One trajectory."""
+class Trajectory:
+    """What is known of one trajectory."""
 
+    name: str
+    split: str
     known: TurnToAnswer | None = None
     """The newest question: the row so far."""
     answers: dict[str, TurnAnswer] = field(default_factory=dict)
@@ -104,6 +106,22 @@ class _Session:
     def open(self) -> bool:
         return self.known is not None and self.known.row_digest not in self.answers
 
+    @property
+    def turns(self) -> list[tuple[list[int], IntArray]] | None:
+        """Return the context and the tokens of each turn; None while the row is not known."""
+        row = None if self.known is None else self.known.token_ids
+        return None if row is None else [(row[b:p].tolist(), row[p:q]) for b, p, q in _turns(self.known)]
+
+    def recorded(self, context: IntArray) -> SampledTurn | None:
+        """Return the turn that was sampled after a context; None where there is none."""
+        for begin, start, stop in _turns(self.known):
+            assert self.known is not None, "it has turns"
+            row, logprobs, spans = self.known.token_ids, self.known.logprobs, self.known.spans
+            if np.array_equal(row[begin:start], context):
+                said = shifted(clipped(spans, start, stop), -start)
+                return SampledTurn(row[start:stop], logprobs[start:stop], said)
+        return None
+
 
 @dataclass(slots=True)
 class _Group:
@@ -114,7 +132,7 @@ class _Group:
     split: str
     index: int
     episodes: tuple[Episode, ...]
-    samples: tuple[_Session, ...]
+    samples: tuple[Trajectory, ...]
     heard_s: float
     """When the coordinator last asked about it."""
     deadline_s: float = math.inf
@@ -177,8 +195,8 @@ class Sessions:
         self.outbox: list[TurnAnswer] = []
         """Answers for the coordinator; who reads them empties it."""
         self.hosts: dict[str, HostCounts] = {}
-        self.heard: dict[str, float] = {}
-        """When each host was heard last."""
+        self.heard: set[str] = set()
+        """Hosts that were heard since this was emptied."""
 
     @property
     def untaken(self) -> int:
@@ -210,7 +228,7 @@ class Sessions:
     def take(self, host: str, now: float) -> Taken | None:
         """Give a host the group that waits longest; None where none waits."""
         self.tick(now)
-        counts = self._counts(host, now)
+        counts = self._counts(host)
         group = next((group for group in self._groups.values() if group.free), None)
         if group is None:
             return None
@@ -222,7 +240,7 @@ class Sessions:
     def alive(self, host: str, groups: Sequence[str], now: float) -> tuple[list[str], list[str]]:
         """Note that a host lives; return which of these groups it has, and which it lost."""
         self.tick(now)
-        self._counts(host, now)
+        self._counts(host)
         held = []
         for group_id in groups:
             group = self._groups.get(group_id)
@@ -236,56 +254,56 @@ class Sessions:
         """Return whether a group is asked about."""
         return group_id in self._groups
 
-    def held(self) -> Iterator[str]:
+    def held(self) -> list[str]:
         """Return the names of the trajectories that hosts have and that are not over."""
-        for group in self._groups.values():
-            samples = enumerate(group.samples) if group.host else ()
-            yield from (f"{group.name}/{i}" for i, session in samples if session.verdict is None)
+        return [
+            one.name
+            for group in self._groups.values()
+            for one in group.samples
+            if group.host and one.verdict is None
+        ]
 
-    def turns(self, name: str) -> list[tuple[list[int], IntArray]]:
-        """Return the context and the tokens of each turn of a trajectory that was sampled so far."""
-        known = self._session(name).known
-        if known is None:
-            return []
-        return [(known.token_ids[b:p].tolist(), known.token_ids[p:q]) for b, p, q in _turns(known)]
-
-    def split_of(self, name: str, now: float) -> str | None:
-        """Return the split of a trajectory's prompt; None while its group may still be asked about.
+    def find(self, name: str, now: float) -> Trajectory | None:
+        """Return a trajectory; None while its group may still be asked about.
 
         Raises:
-            Refused: when there is no such trajectory.
+            Refused: when there is none of that name, or no host has it.
         """
-        group = self._find(name, now)
-        return None if group is None else group.split
+        group_id, _, sample = name.rpartition("/")
+        group = self._groups.get(group_id)
+        found = [one for one in group.samples if one.name == name] if group is not None else []
+        if group is not None and found:
+            if not group.host and not group.awaited:
+                raise Refused(409, f"group {group_id} is not held by a host; take it first")
+            return found[0]
+        if group_id and sample.isdecimal() and self._unheard(group_id, now):
+            return None
+        raise Refused(409, f"there is no trajectory {name[:80]!r}; its group is over, or was never given")
 
-    def request(self, name: str, context: Sequence[int], now: float) -> SampledTurn | None:
+    def request(self, name: str, context: Sequence[int] | IntArray, now: float) -> SampledTurn | None:
         """Return the turn that was sampled after `context`; None: it is being sampled, ask again later.
 
         Raises:
             Refused: when there will be none.
         """
-        group = self._find(name, now)
-        if group is None:
-            return None
-        session = self._session(name)
-        if not group.host and not group.awaited:
-            raise Refused(409, f"group {name.rpartition('/')[0]} is not held by a host; take it first")
-        if group.host:
-            group.deadline_s = now + self._host_timeout_s
-        tokens = np.asarray(context, dtype=np.int32)
+        session, tokens = self.find(name, now), np.asarray(context, dtype=np.int32)
         if not tokens.size:
             raise Refused(400, f"token_ids of {name} is empty; send the whole context")
-        known = session.known
-        if known is None and session.verdict is None:
+        if session is None:
             return None
-        for begin, start, stop in () if known is None else _turns(known):
-            if start - begin == tokens.size and np.array_equal(known.token_ids[begin:start], tokens):
-                spans = shifted(clipped(known.spans, start, stop), -start)
-                return SampledTurn(known.token_ids[start:stop], known.logprobs[start:stop], spans)
+        if session.known is None:
+            if session.verdict is not None:
+                raise Refused(409, f"trajectory {name} is over; take a group")
+            return None
+        group = self._groups[session.known.group_id]
+        if group.host:
+            group.deadline_s = now + self._host_timeout_s
+        if (turn := session.recorded(tokens)) is not None:
+            return turn
         if session.verdict is not None:
             raise Refused(409, f"trajectory {name} is over; ask for turns that it has, or take a group")
-        if known is not None and session.open:
-            self._answer(group, session, known, tokens, name)
+        if session.open:
+            self._answer(group, session, session.known, tokens)
         return None
 
     def report(
@@ -296,39 +314,39 @@ class Sessions:
         None: one of its turns is being sampled, so that it cannot be compared yet; ask again later.
         """
         self.tick(now)
-        counts, group = self._counts(host, now), self._groups.get(group_id)
+        counts, group = self._counts(host), self._groups.get(group_id)
+
+        def refuse(reason: str) -> str:
+            counts.refused += 1
+            return reason
+
         if self._unheard(group_id, now):
             return None
         if group is None or not group.held_by(host):
-            counts.refused += 1
-            return f"group {group_id[:80]} is not held by {host}; report what you took"
-        named = [one.trajectories for one in group.episodes if one.episode == episode]
-        if [tuple(seat.trajectory for seat in seats)] != named:
-            counts.refused += 1
-            return f"episode {episode} of group {group_id} has other trajectories; report each seat in order"
+            return refuse(f"group {group_id[:80]} is not held by {host}; report what you took")
+        where, names = f"episode {episode} of group {group_id}", tuple(seat.trajectory for seat in seats)
+        if [names] != [one.trajectories for one in group.episodes if one.episode == episode]:
+            return refuse(f"{where} has other trajectories; report each seat in order")
         group.host, group.awaited, group.deadline_s = host, False, now + self._host_timeout_s
         if episode in group.reports:
             before, reason = group.reports[episode]
-            if before == tuple(seats):
-                return reason
-            counts.refused += 1
-            return f"episode {episode} of group {group_id} was reported otherwise before; that counts"
-        sessions = [self._session(seat.trajectory) for seat in seats]
+            return reason if before == tuple(seats) else refuse(f"{where} was reported otherwise before")
+        sessions = [one for one in group.samples if one.name in names]
         if all(session.known is None and session.verdict is not None for session in sessions):
             return ""  # it was reported to the process before this one
         if any(session.verdict is not None for session in sessions):
-            counts.refused += 1
-            return f"episode {episode} of group {group_id} failed: its host was silent for too long"
-        failure, reason = next((f"host {host}: {s.error}" for s in seats if s.error), ""), ""
-        if not failure:
-            if not all(session.open for session in sessions):
-                return None
+            return refuse(f"{where} failed: its host was silent for too long")
+        failure = next((f"host {host}: {seat.error}" for seat in seats if seat.error), "")
+        if not failure and not all(session.open for session in sessions):
+            return None
+        reason = ""
+        if failure:
+            counts.failed += 1
+        else:
             found = (self._problem(*one) for one in zip(seats, sessions, strict=True))
-            reason = next((problem for problem in found if problem), "")
+            reason = next((refuse(problem) for problem in found if problem), "")
+            counts.reported += not reason
         group.reports[episode] = tuple(seats), reason
-        counts.refused += bool(reason)
-        counts.failed += bool(failure)
-        counts.reported += not (reason or failure)
         said = f"host {host}: {reason}" if reason else failure
         for seat, session in zip(seats, sessions, strict=True):
             session.verdict = 0.0 if said else seat.reward, said
@@ -358,8 +376,8 @@ class Sessions:
                 session.verdict = 0.0, said
                 self._end_if_said(group, session)
 
-    def _counts(self, host: str, now: float) -> HostCounts:
-        self.heard[host] = now
+    def _counts(self, host: str) -> HostCounts:
+        self.heard.add(host)
         return self.hosts.setdefault(host, HostCounts())
 
     def _group(self, question: TurnToAnswer, now: float) -> _Group:
@@ -369,7 +387,7 @@ class Sessions:
         names = [f"{question.group_id}/{sample}" for sample in range(samples)]
         starts = range(0, samples, seats)
         episodes = (Episode(at // seats, seed, tuple(names[at : at + seats])) for at in starts)
-        sessions = tuple(_Session() for _ in names)
+        sessions = tuple(Trajectory(name, split) for name in names)
         return _Group(
             question.group_id, question.prompt_key, split, index, tuple(episodes), sessions, heard_s=now
         )
@@ -378,27 +396,8 @@ class Sessions:
         """Return whether a group is not known that may have begun before this process."""
         return group_id not in self._groups and now - self._begun_s < self._forget_s
 
-    def _find(self, name: str, now: float) -> _Group | None:
-        """Return the group of a trajectory; None where it may still be asked about.
-
-        Raises:
-            Refused: when there is none.
-        """
-        group_id, _, sample = name.rpartition("/")
-        group = self._groups.get(group_id)
-        if group is not None and sample in map(str, range(len(group.samples))):
-            return group
-        if group_id and sample.isdecimal() and self._unheard(group_id, now):
-            return None
-        raise Refused(409, f"there is no trajectory {name[:80]!r}; its group is over, or was never given")
-
-    def _session(self, name: str) -> _Session:
-        group_id, _, sample = name.rpartition("/")
-        return self._groups[group_id].samples[int(sample)]
-
-    def _answer(
-        self, group: _Group, session: _Session, known: TurnToAnswer, tokens: IntArray, name: str
-    ) -> None:
+    def _answer(self, group: _Group, session: Trajectory, known: TurnToAnswer, tokens: IntArray) -> None:
+        name = session.name
         if int(tokens.max()) >= self._vocabulary or int(tokens.min()) < 0:
             raise Refused(400, f"{name}: an id of token_ids is not in the vocabulary of {self._vocabulary}")
         row = known.token_ids
@@ -406,7 +405,7 @@ class Sessions:
         context = row[begin:]
         follows = context.size < tokens.size and np.array_equal(tokens[: context.size], context)
         new = tokens[context.size :] if follows else tokens
-        if sum(1 for _ in _turns(known)) >= known.limits.turns:
+        if len(known.observed) >= known.limits.turns:  # each turn stands behind what it answers
             session.limit = FinishReason.TURNS
             raise Refused(
                 400, f"trajectory {name} has its environment.max_turns={known.limits.turns} turns; report it"
@@ -422,41 +421,26 @@ class Sessions:
         session.limit = None
         self._say(group, session, tuple(new.tolist()), anew=breaks != known.breaks)
 
-    def _end_if_said(self, group: _Group, session: _Session) -> None:
-        if session.open and session.verdict is not None:
-            reward, failure = session.verdict
-            if not session.known.token_ids.size:
-                failure = failure or "it ended before anything was sampled"
-            ended = session.limit or FinishReason.ENVIRONMENT
-            self._say(group, session, (), FinishReason.FAILED if failure else ended, reward, failure)
+    def _end_if_said(self, group: _Group, session: Trajectory) -> None:
+        if session.known is None or not session.open or session.verdict is None:
+            return
+        reward, failure = session.verdict
+        if not session.known.token_ids.size:
+            failure = failure or "it ended before anything was sampled"
+        reason = FinishReason.FAILED if failure else session.limit or FinishReason.ENVIRONMENT
+        self._say(group, session, (), finish_reason=reason, reward=reward, failure=failure)
 
-    def _say(
-        self,
-        group: _Group,
-        session: _Session,
-        token_ids: tuple[int, ...],
-        reason: FinishReason | None = None,
-        reward: float = 0.0,
-        failure: str = "",
-        anew: bool = False,
-    ) -> None:
+    def _say(self, group: _Group, session: Trajectory, token_ids: tuple[int, ...], **more: Any) -> None:
+        """Answer the open question of a trajectory; `more` are fields of the answer."""
         known = session.known
         assert known is not None, "there is a question"
         answer = TurnAnswer(
-            known.group_id,
-            known.sample_index,
-            known.row_digest,
-            token_ids,
-            reason,
-            reward,
-            failure,
-            anew=anew,
-            host=group.host,
+            known.group_id, known.sample_index, known.row_digest, token_ids, host=group.host, **more
         )
         session.answers[known.row_digest] = answer
         self.outbox.append(answer)
 
-    def _problem(self, seat: SeatReport, session: _Session) -> str:
+    def _problem(self, seat: SeatReport, session: Trajectory) -> str:
         """Say why a report of a trajectory that waits for its end is not believed; "" where it is."""
         name, (low, high) = seat.trajectory, self._environment.reward_range
         if not low <= seat.reward <= high:  # NaN is neither
@@ -485,8 +469,10 @@ def digest_of(token_ids: IntArray) -> str:
     return hashlib.sha256(np.asarray(token_ids, dtype="<i4").tobytes()).hexdigest()
 
 
-def _turns(known: TurnToAnswer) -> Iterator[tuple[int, int, int]]:
+def _turns(known: TurnToAnswer | None) -> Iterator[tuple[int, int, int]]:
     """Yield (where its context begins, first token, end) of each turn that a row has."""
+    if known is None:
+        return
     starts = [0, *(stop for _, stop in known.observed)]
     stops = [*(start for start, _ in known.observed), known.token_ids.size]
     for start, stop in zip(starts, stops, strict=True):

@@ -14,6 +14,7 @@ from antiphon.net.security.certificates import hosts_of
 def test_scopes_without_leases_are_refused() -> None:
     assert _scopes("lease, submit,pull") == (Scope.LEASE, Scope.SUBMIT, Scope.PULL)
     assert _scopes("admin") == (Scope.ADMIN,)
+    assert _scopes("sample") == (Scope.SAMPLE,)
     for text in ("submit", "submit,pull", ""):
         with pytest.raises(ConfigError, match=f"--scopes {text} lets a worker do nothing.*add lease"):
             _scopes(text)

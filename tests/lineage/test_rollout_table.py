@@ -22,6 +22,7 @@ from antiphon.lineage.rollout_table import (
     encode_timings,
     read_batch,
 )
+from tests.support.branched_rows import row_of, stories
 
 
 @st.composite
@@ -62,6 +63,21 @@ def test_rows_come_back_bit_for_bit_and_in_order(rows: list[BatchRow]) -> None:
     assert read_batch(payload)[1] == left_out
     assert encode_batch(back, left_out) == payload == encode_batch(rows, left_out)
     assert encode_batch(rows) != payload or not rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(told=st.lists(stories(), max_size=4))
+def test_breaks_come_back_and_only_where_there_are_some_is_there_a_column(told: list) -> None:
+    rows = [row_of(story) for story in told]
+    nothing = {"token_ids": np.empty(0, np.int32), "logprobs": np.empty(0, np.float32), "spans": ()}
+    failed = [
+        dataclasses.replace(row, **nothing, observed=(), breaks=(), failure="it broke") for row in rows[:1]
+    ]
+    payload = encode_batch([*rows, *failed])
+    assert [plain(row) for row in decode_batch(payload)] == [plain(row) for row in (*rows, *failed)]
+    columns = pq.read_table(pa.BufferReader(payload)).column_names
+    assert ("breaks" in columns) == any(row.breaks for row in rows)
+    assert ("observed" in columns) == any(row.observed for row in rows)
 
 
 @settings(max_examples=40, deadline=None)

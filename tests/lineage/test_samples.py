@@ -14,10 +14,11 @@ from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.graph import all_documents, build_graph
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.names import name_of
-from antiphon.lineage.samples import Sample, SampleFiles, choose, read_samples
+from antiphon.lineage.samples import AFRESH, Sample, SampleFiles, choose, read_samples, texts_of
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report.page import samples_section
 from tests.support.artifacts import RecordedRun
+from tests.support.branched_rows import Turn, row_of
 
 STEPS = 4
 
@@ -177,3 +178,9 @@ def test_the_choice_does_not_depend_on_the_order_and_shows_nothing_twice(complet
     if len({bits >> 32 for _, bits in completions}) == len(completions):
         again = choose([completions[place] for place in order], count)
         assert [(kind, order[place]) for kind, place in again] == chosen
+
+
+def test_branches_are_shown_one_behind_the_other() -> None:
+    row = row_of(([], [Turn(False, [1, 2], [3], 0), Turn(False, [1], [2], 0), Turn(True, [2, 2], [1, 3], 0)]))
+    prompt, answer = texts_of(row, lambda tokens: "".join(map(str, tokens)))
+    assert (prompt, answer) == ("12", f"312{AFRESH}2213")

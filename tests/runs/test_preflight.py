@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -12,18 +13,21 @@ from safetensors.numpy import save_file
 
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
+from antiphon.core.records import Prompt
 from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.registry import make_environment
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs.preflight import (
     check_characters,
     check_disk,
+    check_gateway,
     check_model,
     check_patience,
     check_scoring,
     check_shared_memory,
     preflight,
 )
+from antiphon.services.coordinator.prompts import load_prompts
 from tests.support.bubblewrap import needs_bubblewrap
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -204,3 +208,31 @@ def test_the_disk_that_records_need_is_said_before_the_start(
     monkeypatch.chdir(tmp_path)
     said = check_disk(config, model, tmp_path, int(free))
     assert bool(said) == bool(words) and (not words or words in said[0])
+
+
+def test_what_hosts_need_is_looked_at_before_a_run() -> None:
+    def hosted(**tree: object) -> RunConfig:
+        return build_config({"environment": {"name": "host", "host_command": [sys.executable]}, **tree})
+
+    check_gateway(hosted())
+    with pytest.raises(ConfigError, match=r"gateway\.address=0\.0\.0\.0 would serve without encryption"):
+        check_gateway(hosted(gateway={"address": "0.0.0.0"}))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken.*gateway.port"):
+            check_gateway(hosted(gateway={"port": port}))
+    command = {"name": "host", "host_command": ["no-such-host"]}
+    with pytest.raises(ConfigError, match="begins with 'no-such-host', which is no program here"):
+        check_gateway(hosted(environment=command))
+
+
+def test_prompts_of_hosts_are_empty_and_their_rows_may_be_longer_than_a_context() -> None:
+    tree = {"model": {"path": "examples/models/turns"}, "environment": {"name": "host"}}
+    tree["environment"] |= {"max_trajectory_tokens": 4000, "reward_range": [-2, 2]}
+    prompts = load_prompts(build_config(tree))
+    assert prompts.hosted and prompts.prompt("train", 3) == Prompt("train-0-3", ())
+    assert prompts.limits is not None and prompts.limits.tokens == 4000
+    assert prompts.reward_range == (-2.0, 2.0)
+    tree["environment"] |= {"reward_range": [2, -2]}
+    with pytest.raises(ConfigError, match="is no pair"):
+        load_prompts(build_config(tree))

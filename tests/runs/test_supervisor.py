@@ -17,9 +17,10 @@ from structlog.testing import capture_logs
 from antiphon.benchmarks.parts.postgres import postgres_server
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
+from antiphon.lineage.hosts import HOST_TOKEN
 from antiphon.net.security.local_run import local_credentials
 from antiphon.runs import supervisor as supervisor_module
-from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_spec, worker_spec
+from antiphon.runs.supervisor import ServiceSpec, Supervisor, host_spec, service_spec, worker_spec
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.system.processes import ChildProcess, tied_command, write_starting_file
 
@@ -92,6 +93,29 @@ def test_a_killed_or_stopped_service_is_back_at_its_address(
     assert complaints[0].startswith("coordinator was ended by SIGKILL (is there enough memory?)")
     supervisor.close()
     assert not psutil.pid_exists(last)
+
+
+def test_a_program_that_holds_the_environment_is_told_where_and_kept_alive(
+    watched: tuple[Supervisor, ServiceSpec, list[str]], tmp_path: Path
+) -> None:
+    supervisor, _, complaints = watched
+    (tmp_path / "keys").mkdir()
+    (tmp_path / HOST_TOKEN).write_text("secret-1\n")
+    code = (
+        "import os, pathlib, sys, time; told = os.environ\n"
+        "pathlib.Path(sys.argv[1]).write_text(told['ANTIPHON_GATEWAY'] + ' ' + told['ANTIPHON_TOKEN'])\n"
+        "time.sleep(600)"
+    )
+    told = tmp_path / "told"
+    command = [sys.executable, "-c", code, str(told)]
+    supervisor.start(host_spec(tmp_path, "http://127.0.0.1:7", command))
+    supervisor.wait_ready("host", START_S)
+    for restarts in range(1, 3):
+        until(lambda: told.exists() and told.read_text() == "http://127.0.0.1:7 secret-1")
+        told.unlink()
+        os.kill(process_ids(supervisor)["host"], signal.SIGKILL)
+        until(lambda wanted=restarts: supervisor.restarts()["host"] == wanted)  # type: ignore[misc]
+    assert complaints == []
 
 
 def test_a_service_that_ends_with_the_run_is_let_go(

@@ -9,10 +9,13 @@ an answer earns more the more of its tokens are even.
 import json
 import os
 import sys
+import time
+import urllib.error
 import urllib.request
 from http import HTTPStatus
 from typing import Any
 
+PATIENCE = 60
 NAME = f"host-{os.getpid()}"
 
 
@@ -20,11 +23,18 @@ def call(path: str, body: dict[str, Any], url: str = "", token: str = "") -> dic
     url, token = url or os.environ["ANTIPHON_GATEWAY"], token or os.environ.get("ANTIPHON_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        if reply.status == HTTPStatus.NO_CONTENT:
-            return None
-        found: dict[str, Any] = json.load(reply)
-        return found
+    for _ in range(PATIENCE):
+        try:
+            with urllib.request.urlopen(request, timeout=120) as reply:
+                if reply.status == HTTPStatus.NO_CONTENT:
+                    return None
+                found: dict[str, Any] = json.load(reply)
+                return found
+        except urllib.error.HTTPError:
+            raise
+        except OSError:  # the gateway starts again
+            time.sleep(1.0)
+    raise TimeoutError(url)
 
 
 def play(

@@ -16,7 +16,7 @@ from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.partials import KeptGroup, KeptSample, false_author
-from antiphon.core.loop.turns import row_of
+from antiphon.core.loop.turns import piece_of_turn, row_of
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
@@ -200,15 +200,21 @@ def hosted_loop() -> tuple[LoopState, PartialTrajectory]:
     return loop, go_on(row, [4, 5, 6], [7], anew=True)
 
 
+def recorded(loop: LoopState) -> list[tuple[int, list[int]]]:
+    """Return beginning and tokens of each turn of sample 0 that the journal has."""
+    turns = loop.run.groups[GROUP].turns[0]
+    return [(turn.start, piece_of_turn(turn).token_ids.tolist()) for turn in turns]
+
+
 def test_a_turn_that_a_host_hears_of_is_recorded_first_and_once() -> None:
     loop, row = hosted_loop()
     group = loop.run.groups[GROUP]
-    assert [(turn.start, turn.token_ids) for turn in group.turns[0]] == [(0, (3, 4, 5))]
+    assert recorded(loop) == [(0, [3, 4, 5])]
     decision = ask(loop, TurnRequest(WORKER, LEASE, rest_of(row, 3) or row, 1.0), 1.0)
     told = next(decision)
     assert isinstance(told, e.TurnSampled) and not to_answer(loop, 8, 1.0)
-    assert (told.start, told.token_ids, told.breaks) == (3, (4, 5, 6, 7), (3,))
     loop.apply(told, 1.0)
+    assert recorded(loop) == [(0, [3, 4, 5]), (3, [4, 5, 6, 7])] and told.breaks == (3,)
     with pytest.raises(StopIteration):
         next(decision)
     (question,) = to_answer(loop, 8, 1.0)
@@ -226,7 +232,7 @@ def test_a_row_that_is_begun_again_is_recorded_anew() -> None:
     asked(loop, row)
     other = go_on(NOTHING, [3, 4], [6])
     asked(loop, other)
-    assert [(turn.start, turn.token_ids) for turn in loop.run.groups[GROUP].turns[0]] == [(0, (3, 4, 6))]
+    assert recorded(loop) == [(0, [3, 4, 6])]
 
 
 @pytest.mark.parametrize("kept", [0, 5])
@@ -245,6 +251,7 @@ def test_the_next_holder_continues_what_was_recorded_or_begins_again(kept: int) 
         (lambda row: replace(row, breaks=()), "are not what its environment answered"),
         (lambda row: replace(row, breaks=(3, 7)), "where no host began a branch"),
         (lambda row: replace(row, breaks=(0, 3)), "where no host began a branch"),
+        (lambda row: replace(row, breaks=(3, 3)), "where no host began a branch"),
         (lambda row: replace(row, observed=((3, 6),), spans=(VersionSpan(0, 0, 3), *row.spans[1:])), "ones"),
     ],
 )
@@ -328,3 +335,16 @@ def test_a_trajectory_that_ends_before_a_token_has_failed(reason: str, failure: 
     group = loop.run.groups.get(GROUP)
     assert loop.run.trajectories_failed == 2 and (group is None or group.token_counts == (0, 0))
     assert loop.run.last_failure == (failure or "its host ended it before a token was sampled")
+
+
+def test_a_row_is_named_by_its_breaks_too() -> None:
+    names = []
+    for anew in (False, True):
+        loop = made_loop(LightHostedPrompts)
+        asked(loop, NOTHING)
+        answer(loop, [3, 4])
+        row = go_on(NOTHING, [3, 4], [5])
+        asked(loop, row)
+        answer(loop, [6], anew=anew)
+        names.append(asked(loop, go_on(row, [6], [7], anew=anew)))
+    assert names[0] != names[1]

@@ -10,6 +10,7 @@ from antiphon.core.records import FinishReason, PartialTrajectory, TurnAnswer, V
 from antiphon.core.requests import LeaseRequest, TurnReply, TurnRequest
 from antiphon.core.spans import rest_of
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal.store import WriteBatch
 from tests.support.light_environment import LightHostedPrompts
 from tests.support.light_parties import hello, served
 from tests.support.loop_model import light_manifest, make_config
@@ -38,11 +39,13 @@ FIRST = row([3, 4, 5, 6], [(2, 4)])
 SECOND = row([3, 4, 5, 6, 7, 8, 9], [(2, 4), (6, 7)], (4,))
 
 
-async def converse(client: CoordinatorClient, worker_id: str, lease_id: str) -> list[TurnReply]:
-    """Ask about three rows of sample 0, one after the other, and be the host that answers them."""
+async def converse(
+    client: CoordinatorClient, worker_id: str, lease_id: str, rows: int = 3
+) -> list[TurnReply]:
+    """Ask about up to three rows of sample 0, one after the other, and be the host that answers two."""
     said = {0: ((3, 4), False), 4: ((7, 8), True), 7: ((), False)}
     replies = []
-    for asked in (row([], []), FIRST, rest_of(SECOND, 4)):
+    for asked in (row([], []), FIRST, rest_of(SECOND, 4))[:rows]:
         assert asked is not None
 
         async def ask(piece: PartialTrajectory = asked) -> TurnReply:
@@ -93,6 +96,41 @@ def test_a_restarted_coordinator_has_the_rows_and_the_next_worker_goes_on_from_t
             (question,) = await client.pull_turns("gateway", 8, 5.0)
             assert question.token_ids.tolist() == SECOND.token_ids.tolist()
             assert question.logprobs.tobytes() == SECOND.logprobs.tobytes()
+            asking.cancel()
+
+    asyncio.run(run())
+
+
+def test_no_host_hears_of_a_turn_before_it_is_on_the_disk(tmp_path: Path) -> None:
+    async def run() -> None:
+        prompts = LightHostedPrompts(turns=3, tokens=40)
+        async with served(CONFIG, tmp_path, prompts=prompts) as site, asyncio.timeout(60.0):
+            service, journal = site.service, site.service.state_machine.journal
+            client = site.client()
+            await client.announce_snapshot(light_manifest(0))
+            await client.open_step(0)
+            worker_id = (await client.register(hello("first"))).worker_id
+            (lease,) = (await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))).leases
+            assert await converse(client, worker_id, lease.lease_id, rows=1)
+            gate, write = asyncio.Event(), journal._write
+
+            async def gated(batch: WriteBatch) -> None:
+                await gate.wait()
+                await write(batch)
+
+            journal._write = gated  # type: ignore[method-assign]
+            asking = asyncio.ensure_future(
+                service.answer_turn(TurnRequest(worker_id, lease.lease_id, FIRST, 5.0))
+            )
+            pulling = asyncio.ensure_future(service.pull_turns("gateway", 8, 5.0))
+            try:
+                for _ in range(10):  # it has looked, and would have found the question
+                    await asyncio.sleep(0)
+                assert not pulling.done()
+            finally:
+                gate.set()
+            (question,) = await pulling
+            assert question.token_ids.tolist() == FIRST.token_ids.tolist()
             asking.cancel()
 
     asyncio.run(run())

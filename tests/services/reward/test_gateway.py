@@ -34,6 +34,9 @@ WAIT_S = 60.0
 RUN_ID = "run-1"
 
 
+CHAT = {"messages": [{"role": "user", "content": "3 + 4"}]}
+
+
 def config_of(model: str, **gateway: Any) -> RunConfig:
     return build_config(
         {
@@ -304,6 +307,8 @@ def test_what_no_worker_will_do_is_refused(gateway: Served, sampling: dict[str, 
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages.0",
         ),
+        ("/v1/chat/completions", CHAT | {"antiphon_trajectory": "g0/7"}, "there is no trajectory 'g0/7'"),
+        ("/v1/chat/completions", CHAT | {"antiphon_trajectory": "g0/x"}, "there is no trajectory 'g0/x'"),
         ("/antiphon/v1/take", {"host": ""}, "host: "),
         (
             "/antiphon/v1/report",
@@ -338,6 +343,8 @@ MEANT = st.sampled_from(
         "policy",
         "g0",
         "g0/0",
+        "g7/1",
+        "g0/\u00b2",
         "h1",
         0,
         [4, 5],

@@ -69,11 +69,12 @@ class Play:
     def hear(self, said: Sequence[int]) -> None:
         name = self.asks
         whole = [*self.contexts[name], *said]
-        if len(self.branches[name]) == 0 or self.turns == 2:
+        if len(self.branches[name]) == 0 or self.turns in (2, 3):
             self.branches[name].append(whole)
         else:
             self.branches[name][-1] = whole
-        self.contexts[name] = [7, 8, whole[-1] % 100] if self.turns == 0 else [*whole, 9, sum(said) % 100]
+        begins = {0: [7, 8, whole[-1] % 100], 1: [7] * 40}  # one shorter and one longer than its row
+        self.contexts[name] = begins.get(self.turns, [*whole, 9, sum(said) % 100])
         self.turns += 1
 
     def report(self) -> list[SeatReport]:
@@ -100,6 +101,8 @@ class World:
         self.plays: dict[tuple[str, int], tuple[str, Play]] = {}
         self.told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         self.hosts = 0
+        self.loses = 0
+        """How often answers are lost on their way."""
 
     def ask(self, name: str) -> None:
         if self.rows[name].over is None:
@@ -111,6 +114,9 @@ class World:
     def settle(self) -> None:
         """Let workers hear what was decided, as often as it is said."""
         answers, self.sessions.outbox = self.sessions.outbox, []
+        if answers and self.loses:
+            self.loses -= 1
+            return
         for answer in answers:
             row = self.rows[f"{answer.group_id}/{answer.sample_index}"]
             if row.over is None and row.question().row_digest == answer.row_digest:
@@ -198,7 +204,7 @@ EXPECTED = undisturbed(2)
 @given(st.data())
 def test_whatever_comes_between_nothing_is_lost_and_nothing_is_sampled_twice(data: st.DataObject) -> None:
     world = World(2)
-    moves = ("ask", "take", "step", "step", "step", "again", "alive", "wait", "die", "restart")
+    moves = ("ask", "take", "step", "step", "step", "again", "alive", "wait", "die", "restart", "lose")
     for move in data.draw(st.lists(st.sampled_from(moves), max_size=60)):
         names, places = list(world.rows), list(world.plays)
         if move == "ask":
@@ -220,6 +226,8 @@ def test_whatever_comes_between_nothing_is_lost_and_nothing_is_sampled_twice(dat
             world.pass_time(data.draw(st.sampled_from([0.1, TIMEOUT_S / 2, TIMEOUT_S])))
         elif move == "restart":
             world.restart()
+        elif move == "lose":
+            world.loses += 1
     world.finish()
     for name, row in world.rows.items():
         assert row == replace(EXPECTED[name], over=row.over), "the same tokens, each sampled once"
@@ -415,6 +423,46 @@ def test_a_context_beyond_the_limits_is_refused_and_the_report_ends_the_trajecto
     over, unasked = world.rows["g0/0"].over, world.rows["g0/1"].over
     assert over is not None and (over.finish_reason, over.reward) == (reason, 0.5)
     assert unasked is not None and unasked.failure == "it ended before anything was sampled"
+
+
+def test_an_agent_that_shortens_its_context_goes_on_and_ends_as_any_other() -> None:
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    world.sessions.take("h", 0.0)
+    with pytest.raises(Refused, match="maximum context length"):
+        world.sessions.request("g0/0", [1] * 3000, 0.0)
+    for name in ("g0/0", "g0/1"):
+        assert world.sessions.request(name, [1], 0.0) is None
+        world.settle()
+        world.ask(name)
+    seats = [
+        SeatReport(trajectory=name, reward=1.0, branches=(tuple(world.rows[name].tokens),))
+        for name in ("g0/0", "g0/1")
+    ]
+    assert world.sessions.report("h", "g0", 0, seats, 0.0) == ""
+    world.settle()
+    over = world.rows["g0/0"].over
+    assert over is not None and over.finish_reason is FinishReason.ENVIRONMENT
+
+
+def test_a_host_keeps_what_it_has_while_the_gateway_starts_again() -> None:
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    world.take()
+    for _ in range(2):
+        for place in list(world.plays):
+            world.step(place)
+            for name in world.rows:
+                world.ask(name)
+    world.restart()
+    for name in reversed(world.rows):  # those that have not begun are asked about first
+        world.ask(name)
+    assert world.sessions.take("h2", world.now) is None
+    assert world.sessions.alive("h1", ["g0"], world.now) == (["g0"], [])
+    assert world.sessions.alive("h2", ["g0"], world.now) == ([], ["g0"])
+    assert world.sessions.untaken == 0
 
 
 def test_what_is_no_request_of_a_trajectory_is_refused_in_a_sentence() -> None:
