@@ -46,7 +46,7 @@ LOOK_S = 0.25
 RUN_S = 1500.0
 """Longest run."""
 GROUP = 8
-OWN = ("environment.name=antiphon.benchmarks.parts.talk:Game",)
+OWN = ("reward.sandbox=always",)
 HOSTED = (
     "environment.name=host",
     f"environment.host_command=[{sys.executable}, {SMALL_HOST}]",
