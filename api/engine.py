@@ -35,6 +35,8 @@ class EngineRequest:
     prefix_token_ids: tuple[int, ...] = ()
     """Completion tokens that are there already: sampling continues after them, at the positions that
     follow theirs, and they count against `sampling.max_tokens`."""
+    turn_begin: int = 0
+    """How many of these belong to earlier turns; `sampling.stop` is looked for behind them."""
 
 
 @frozen_by_identity

@@ -5,7 +5,7 @@ field that a batch or a gradient depends on is compared with the lease before it
 """
 
 from bisect import bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, compress, pairwise
 
@@ -50,6 +50,9 @@ class TokenRules:
     """Rows of the embedding; every token id is smaller."""
     end_tokens: frozenset[int]
     """A completion ends with one of these, or at its longest; empty where they are not known."""
+    stop: Callable[[Sequence[int]], int | None] | None = None
+    """Returns how many of a turn's tokens there are when a text of `sampling.stop` is complete; None without
+    any."""
 
 
 def check_number(what: str, value: float, most: float = MOST_NUMBER) -> None:
@@ -214,19 +217,27 @@ def _check_completions(
     if largest >= rules.vocabulary:
         where = names[holder(int(tokens.argmax()))]
         raise ContractError(f"{where}: token id {largest} is not in the vocabulary of {rules.vocabulary}")
-    if not rules.end_tokens:
+    if not rules.end_tokens and rules.stop is None:
         return
     ended = np.zeros(tokens.size, dtype=bool)
     for token in rules.end_tokens:  # a model has a few, and each is found faster than all by `np.isin`
         ended |= tokens == token
+    if rules.stop is not None:
+        for x, end in zip(completions, ends, strict=True):
+            for first, last in _turns(x, x.start):
+                if (size := rules.stop(x.token_ids[first - x.start : last - x.start].tolist())) is not None:
+                    ended[end - x.stop + first + size - 1] = True
     for x, where, end in zip(completions, names, ends, strict=True):
         begin = end - x.token_ids.size
         for first, last in x.observed:  # the environment may write any token, and a turn ends before it does
             ended[begin + max(first - x.start - 1, 0) : begin + last - x.start] = False
         if x.observed and x.observed[-1][1] == x.stop:
             continue
-        if x.finish_reason is FinishReason.STOP and not ended[end - 1]:
-            raise ContractError(f"{where}: finish_reason=stop, but token {tokens[end - 1]} is no end token")
+        # A text that ends a turn may have begun before the piece; the whole row is looked at later.
+        shows = rules.stop is None or x.start == 0 or x.observed
+        if x.finish_reason is FinishReason.STOP and shows and not ended[end - 1]:
+            told = f"{where}: finish_reason=stop, but token {tokens[end - 1]} is no end token"
+            raise ContractError(told if rules.stop is None else f"{told} and completes no text that stops")
         if x.finish_reason is None and ended[end - 1]:  # else the next piece could go on after it
             raise ContractError(f"{where}: token {tokens[end - 1]} ends it, but it has no finish_reason")
     ended[[end - 1 for end in ends]] = False
@@ -235,7 +246,8 @@ def _check_completions(
         index = holder(place)
         size = completions[index].token_ids.size
         at = place - ends[index] + size
-        raise ContractError(f"{names[index]}: continues after its end token at {at} of {size}")
+        told = "its end token" if rules.stop is None else "an end token or a text of sampling.stop"
+        raise ContractError(f"{names[index]}: continues after {told} at {at} of {size}")
 
 
 def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits, where: str) -> None:
@@ -243,7 +255,6 @@ def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits,
     stop = start + x.token_ids.size
     if stop > limits.tokens:
         raise ContractError(f"{where}: {stop} tokens exceed the {limits.tokens} of its lease")
-    begins = [last for _, last in x.observed]
     ends = [first for first, _ in x.observed]
     if start == 0 and (0 in ends) != limits.hosted:
         reason = "sampled ones, before what its host says" if limits.hosted else "observed ones, a prompt's"
@@ -255,7 +266,7 @@ def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits,
     for begin, end in pairwise((*contexts, stop)):
         if limits.context is not None and end - begin > limits.context:
             raise ContractError(f"{where}: a context of {end - begin} tokens exceeds {limits.context}")
-    turns = [(a, b) for a, b in zip([start, *begins], [*ends, stop], strict=True) if a < b]
+    turns = _turns(x, start)
     if start == 0 and len(turns) > limits.turns:
         raise ContractError(f"{where}: {len(turns)} turns exceed environment.max_turns={limits.turns}")
     if longest := next((b - a for a, b in turns if b - a > max_tokens), 0):
@@ -272,6 +283,13 @@ def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits,
             f"{where}: finish_reason={x.finish_reason} after a turn of {last[1] - last[0]} tokens, but "
             f"sampling.max_tokens={max_tokens} and {limits.tokens} tokens in all"
         )
+
+
+def _turns(x: Completion, start: int) -> list[tuple[int, int]]:
+    """Return where the turns that a completion shows begin and end."""
+    begins, ends = [last for _, last in x.observed], [first for first, _ in x.observed]
+    stop = start + x.token_ids.size
+    return [(a, b) for a, b in zip([start, *begins], [*ends, stop], strict=True) if a < b]
 
 
 def _check_versions(

@@ -35,6 +35,7 @@ from antiphon.core.config_sections import (
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group_bytes
+from antiphon.core.records import TurnLimits
 from antiphon.core.sampling_config import EvaluationSection, Rule, SamplingSection
 
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -61,6 +62,14 @@ class RunConfig(Section):
     record: RecordSection = RecordSection()
     trust: TrustSection = TrustSection()
     services: ServicesSection = ServicesSection()
+
+    @property
+    def turn_limits(self) -> TurnLimits:
+        """Return how long a trajectory may become where the environment answers turns."""
+        most, room = self.environment.max_trajectory_tokens, self.rollout.max_model_tokens
+        if self.environment.name == HOST:  # a row's branches each have all of the engine's room
+            return TurnLimits(self.environment.max_turns, most or room)
+        return TurnLimits(self.environment.max_turns, min(most or room, room))
 
     def price_of(self, worker: str, at: float) -> tuple[str, float]:
         """Return the class of a worker by its name ("": none of the pool) and US dollars per hour.

@@ -56,6 +56,7 @@ class SamplingParameters:
     top_k: int = 0  # keep only this many most probable tokens; 0 keeps all
     top_p: float = 1.0  # keep the smallest set of tokens with at least this probability mass
     max_tokens: int = 256  # longest completion or, where there are several, turn; the end token included
+    stop: tuple[str, ...] = ()  # a turn ends with the token that completes one of these texts
 
 
 @frozen
@@ -346,6 +347,11 @@ class TurnAnswer:
     """Whether the tokens begin a branch: the policy sees them alone, and nothing of the row before them."""
     host: str = ""
     """Which host of others' environments said it; empty for an environment of the run's own."""
+    service: str = ""
+    """The reward service that says it: it holds the conversation, and gets the trajectory's next turns."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """As in `core.messages.Ended`."""
+    reason: str = ""
 
 
 @frozen
@@ -355,6 +361,9 @@ class SampleReward:
     sample_index: int
     reward: float  # within its environment's range; 0 where there is none
     failure: str = ""  # why the trajectory could not be scored, in a line; empty where it was
+    parts: dict[str, float] = field(default_factory=dict)
+    """As in `core.messages.Ended`."""
+    reason: str = ""
 
 
 @frozen
@@ -391,6 +400,8 @@ class BatchRow(Completion):
     """Reward relative to the group, from `core.loop.advantages`."""
     failure: str = ""
     """Why there is no reward; such a row trains nothing and counts as never sampled."""
+    said: str = ""
+    """What the environment said at its end, in a line; a batch's file leaves it to the timings."""
 
 
 @frozen
@@ -413,6 +424,8 @@ class RowTiming:
     drafted: int | None = None
     covered: int | None = None
     accepted: int | None = None
+    said: str = ""
+    """What the environment said at the trajectory's end, in a line."""
 
 
 @frozen
@@ -443,6 +456,8 @@ class BatchRef:
     trajectories_failed: int = 0  # of the step: they could not be scored, no mean counts them
     tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
     samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Means of what the rewards are made of, over the groups whose environment says it, by name."""
 
 
 @frozen

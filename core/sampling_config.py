@@ -8,6 +8,8 @@ from antiphon.core.config_sections import MOST_PROMPTS, MOST_STEPS, MOST_TOKENS,
 from antiphon.core.records import SamplingParameters
 
 Rule = Literal["inverse_cdf", "gumbel"]
+LONGEST_STOP = 200
+"""Characters of a text that ends a turn."""
 
 
 def decide_rule(asked: Literal["auto", "inverse_cdf", "gumbel"], device: str) -> Rule:
@@ -40,6 +42,9 @@ class SamplingSection(Section):
     """Always 1, which keeps all tokens: training needs the whole distribution; see evaluation.top_p."""
     max_tokens: int = Field(default=192, ge=1, le=MOST_TOKENS)
     """Longest completion, in tokens."""
+    stop: tuple[str, ...] = Field(default=(), max_length=16)
+    """Texts that end a completion, or a turn, as its end token does: the token that completes one is the last
+    one kept, and the text stays part of the answer."""
     sampler: Literal["keyed", "native"] = "keyed"
     """keyed: tokens depend on weights, prompt and seed alone; native: the engine's own sampler."""
     rule: Literal["auto", "inverse_cdf", "gumbel"] = "auto"
@@ -60,6 +65,16 @@ class SamplingSection(Section):
             )
         return value
 
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if bad := [one for one in value if not one or len(one) > LONGEST_STOP or "\ufffd" in one]:
+            raise ValueError(
+                f"sampling.stop has {bad[0][:40]!r}; each text needs 1 to {LONGEST_STOP} characters, none of "
+                "them U+FFFD, which stands for half a character"
+            )
+        return value
+
     @model_validator(mode="after")
     def _check_rule(self) -> Self:
         if self.sampler == "native" and self.rule != "auto":
@@ -71,7 +86,7 @@ class SamplingSection(Section):
 
     def parameters(self) -> SamplingParameters:
         """Return the record that travels with a training group's lease."""
-        return SamplingParameters(temperature=self.temperature, max_tokens=self.max_tokens)
+        return SamplingParameters(temperature=self.temperature, max_tokens=self.max_tokens, stop=self.stop)
 
 
 class EvaluationSection(Section):
@@ -97,4 +112,5 @@ class EvaluationSection(Section):
             top_k=self.top_k,
             top_p=self.top_p,
             max_tokens=sampling.max_tokens,
+            stop=sampling.stop,
         )

@@ -191,6 +191,8 @@ class RunStatus:
     """How versions came to the workers, newest last; the journal's events `snapshot.delivered` are all."""
     reward_range: RewardRange = UNIT_RANGE
     """Of the environment."""
+    environment_digest: str = ""
+    """Of the environment's files, as the run was opened with them; "" for an environment without."""
 
     @property
     def evaluated(self) -> frozenset[int]:

@@ -9,6 +9,7 @@ imported; `transformers` comes in for chat templates and hub names.
 import re
 import urllib.error
 import urllib.request
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -143,6 +144,36 @@ class TextCodec:
         size, ends = self.vocabulary_size, self.end_tokens
         ids = [i for i in numbers if 0 <= i < size and i not in ends]
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class StopStrings:
+    """Where a turn ends by `sampling.stop`: its last token is the one with which a string is complete.
+
+    What is looked at is the text of the turn's tokens, special tokens included.
+    """
+
+    def __init__(self, codec: TextCodec, strings: Sequence[str]) -> None:
+        self._decode, self._strings = codec.tokenizer.decode, strings
+        # Each token has a byte at least; a few more in front, since a decoder may change the first ones.
+        self._reach = max(len(one.encode()) for one in strings) + 8
+
+    def end(self, tokens: Sequence[int], known: int = 0) -> int | None:
+        """Return how many of a turn's tokens there are when a string is complete; None while none is.
+
+        The first `known` tokens complete none.
+        """
+        begin = max(0, known - self._reach)
+
+        def complete(stop: int) -> bool:
+            text = self._decode(tokens[begin:stop], skip_special_tokens=False)
+            return any(one in text for one in self._strings)
+
+        if known >= len(tokens) or not complete(len(tokens)):
+            return None
+        if known + 1 == len(tokens) or not complete(len(tokens) - 1):
+            return len(tokens)
+        places = range(known + 1, len(tokens))
+        return places[bisect_left(places, True, key=complete)]
 
 
 def _read_tokenizer(path: Path, model_path: str) -> Tokenizer:

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.messages import Message, Reply, Tool, ToolCall
-from antiphon.models.codec import TextCodec, load_pretrained, resolve_model_path
+from antiphon.models.codec import StopStrings, TextCodec, load_pretrained, resolve_model_path
 from antiphon.models.directory import read_json
 
 OWN_TEMPLATE = "default"
@@ -64,6 +64,8 @@ class Renderer:
         self.codec = codec
         self.name = name
         """The renderer's, as `model.renderer` spells it."""
+        self.stops: StopStrings | None = None
+        """What ends a turn besides its end token."""
         self._written = written
         self._system_prompt = system_prompt
         self._max_lost_share = max_lost_share
@@ -84,6 +86,7 @@ class Renderer:
         codec = TextCodec.load(path)
         name, written = _chosen(config.model.renderer, codec, path, arguments, turns)
         found = cls(codec, written, name, environment.system_prompt, environment.max_lost_share)
+        found.stops = StopStrings(codec, config.sampling.stop) if config.sampling.stop else None
         if turns:
             found._check_turns(path, arguments)
         elif written is None and (environment.system_prompt or arguments):
@@ -165,8 +168,9 @@ class Renderer:
         What looks like a tool call and is none is said in `malformed`; it is no error.
         """
         ids = list(turn)
-        cut = not ids or ids[-1] not in self.codec.end_tokens
-        if not cut:
+        ended = bool(ids) and ids[-1] in self.codec.end_tokens
+        cut = not ended and (self.stops is None or self.stops.end(ids) is None)
+        if ended:
             ids.pop()
         try:
             parsed = self._written.parse_response(ids, tools=_tools(tools), prompt_ids=list(context))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class Host:
         while True:
             await asyncio.sleep(ALIVE_S)
             body = HostBody(host=self._name, groups=list(self._held))
-            said = await self._call(lambda gateway, body=body: gateway._alive(body, NO_REQUEST))
+            said = await self._call(methodcaller("_alive", body, NO_REQUEST))
             for group_id in said["lost"]:
                 if group_id in self._held:
                     self._held.pop(group_id).cancel()
@@ -142,7 +143,7 @@ class Host:
                 token_ids=context, sampling_params=SamplingBody(antiphon_trajectory=trajectory)
             )
             try:
-                said = await self._call(lambda gateway, body=body: gateway._generate(body, NO_REQUEST))
+                said = await self._call(methodcaller("_generate", body, NO_REQUEST))
             except Refused as refused:
                 if refused.status != 400:
                     raise

@@ -176,6 +176,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
         note_quota=state_machine.loop.fleet.note_quota,
+        places_of=state_machine.loop.places_of,
     )
     server = InProcessServer()
     audits = AuditQueue(state_machine, shared.audit_secret)

@@ -43,6 +43,7 @@ ORDER = (
         "net",
         "sampling",
         "environments",
+        "host",
         "lineage",
         "weights",
     ),

@@ -288,7 +288,7 @@ def lies_of_hosts_are_believed(patch: Patch) -> None:
 
 
 def silent_hosts_keep_their_groups(patch: Patch) -> None:
-    patch.setattr(Sessions, "_lose", lambda self, group_id, group: None)
+    patch.setattr(Sessions, "_lose", lambda self, group: None)
 
 
 def gateways_hear_of_no_end(patch: Patch) -> None:

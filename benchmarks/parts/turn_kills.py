@@ -112,10 +112,10 @@ def audit(events: Sequence[e.JournalEvent], rows: Sequence[BatchRow], group_size
     again, known = 0, dict[str, dict[int, int]]()
     for event in events:
         if isinstance(event, e.TurnAnswered) and event.group_id in used:
-            stop = ends.get((event.group_id, f"{event.sample_index}/{event.row_digest}"))
+            answered = ends.get((event.group_id, f"{event.sample_index}/{event.row_digest}"))
             reached = known.setdefault(event.group_id, {})
-            reached[event.sample_index] = max(reached.get(event.sample_index, 0), stop or 0)
-            again += stop is None
+            reached[event.sample_index] = max(reached.get(event.sample_index, 0), answered or 0)
+            again += answered is None
         elif isinstance(event, e.LeaseGranted):
             again += max(0, sum(known.get(event.group_id, {}).values()) - event.continued)
     opened = {event.group_id for event in events if isinstance(event, e.GroupOpened)}

@@ -99,6 +99,8 @@ class OpenTurn:
     """Until then a reward service has it."""
     asked: tuple[str, int]
     """Lease id and sample index."""
+    home: str = ""
+    """The reward service that holds the conversation; "" while none does."""
     handed_out: int = 0
     """How often it was given to one."""
 
@@ -122,6 +124,8 @@ class LoopState:
         """Groups at a reward service."""
         self.turns: dict[str, OpenTurn] = {}
         """Turns that wait for an answer, by group and `answer_key`, the longest waiting first."""
+        self.answering: dict[str, float] = {}
+        """When each reward service last asked for turns or answered one."""
         self.overdue: dict[str, int] = {}
         """How many deadlines of an unrewarded group have passed."""
         self.sealing: frozenset[str] = frozenset()
@@ -166,6 +170,10 @@ class LoopState:
             return replace(limits, context=self.config.rollout.max_model_tokens)
         room = self.config.rollout.max_model_tokens - len(self.prompt_of(group).token_ids)
         return TurnLimits(limits.turns, min(limits.tokens, room))
+
+    def places_of(self, worker_id: str) -> int:
+        """Return for how many samples a worker has leases, those of evaluations counted as others."""
+        return self.leases.count_of_worker(worker_id) * self.config.loop.group_size
 
     def prompt_of(self, group: GroupState) -> Prompt:
         return self.prompts.prompt(group.split, group.prompt_index)

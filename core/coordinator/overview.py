@@ -12,7 +12,7 @@ from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.assembly import step_progress
 from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState
-from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.run_state import ENVIRONMENT_FILES, RunState
 from antiphon.core.requests import StageReply
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
 from antiphon.core.trust.worker_names import name_of_worker
@@ -76,6 +76,7 @@ def status_of(loop: LoopState, now: float, blocked: str) -> RunStatus:
         order=loop.planner.order.describe(),
         length_correlation=loop.planner.order.correlation or 0.0,
         reward_range=loop.reward_range,
+        environment_digest=state.pinned.get(ENVIRONMENT_FILES, ""),
     )
 
 

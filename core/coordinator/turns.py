@@ -54,7 +54,8 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         row = _row(loop, request)
         if row is None:
             return TurnReply(answered=False, kept=_kept(loop, request))
-        check(row)  # a piece alone does not show how long its turn is, or its context
+        if row is not piece:
+            check(row)  # a piece alone does not show how long its turn is, or its context
         where = f"a turn of group {group.group_id}, sample {row.sample_index}"
         digest = check_answered(row, row.sample_index, group.answers, where)
         name = f"{group.group_id}/{answer_key(row.sample_index, digest)}"
@@ -65,10 +66,8 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         worker_id, reason = false or (request.worker_id, str(error))
         yield from strike(loop, name_of_worker(worker_id), group.group_id, "refused", reason, now)
         raise RefusedError(str(error)) from error
-    answer = group.answers.get(answer_key(row.sample_index, digest))
-    if answer is not None:
-        over = FinishReason(answer.finish_reason) if answer.finish_reason else None
-        return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request), anew=answer.anew)
+    if (reply := reply_to(loop, request, name)) is not None:
+        return reply
     if limits.hosted:
         turns = group.turns.get(row.sample_index, ())
         sampled = sampled_turn(row, turns, group.group_id, request.worker_id, now)
@@ -78,8 +77,20 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         # A lease has one row of each sample: another question of it waits for nothing any more.
         asked = request.lease_id, row.sample_index
         loop.turns = {other: turn for other, turn in loop.turns.items() if turn.asked != asked}
-        loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now, asked)
+        loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now, asked, _home(group, row))
     return name
+
+
+def reply_to(loop: LoopState, request: TurnRequest, name: str) -> TurnReply | None:
+    """Return the answer to a question by its name, if the worker still has its lease and there is one."""
+    group_id, _, key = name.partition("/")
+    held, group = loop.leases.get(request.lease_id), loop.run.groups.get(group_id)
+    if held is None or group is None or (held.group_id, held.worker_id) != (group_id, request.worker_id):
+        return None
+    if (answer := group.answers.get(key)) is None:
+        return None
+    over = FinishReason(answer.finish_reason) if answer.finish_reason else None
+    return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request), anew=answer.anew)
 
 
 def _kept(loop: LoopState, request: TurnRequest) -> int:
@@ -106,6 +117,12 @@ def _row(loop: LoopState, request: TurnRequest) -> PartialTrajectory | None:
     return replace(kept, finish_reason=piece.finish_reason)
 
 
+def _home(group: GroupState, row: PartialTrajectory) -> str:
+    """Return the reward service that holds a row's conversation: who answered its sample last."""
+    answers = reversed(group.answers.values()) if row.observed else ()
+    return next((answer.service for answer in answers if answer.sample_index == row.sample_index), "")
+
+
 def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest: str) -> TurnToAnswer:
     prompt, limits = loop.prompt_of(group), loop.limits_of(group)
     assert limits is not None
@@ -125,14 +142,25 @@ def _question(loop: LoopState, group: GroupState, row: PartialTrajectory, digest
     )
 
 
-def to_answer(loop: LoopState, limit: int, now: float) -> list[TurnToAnswer]:
-    """Hand out up to `limit` turns that no reward service has, those that wait longest first."""
+def to_answer(loop: LoopState, client_id: str, limit: int, now: float) -> list[TurnToAnswer]:
+    """Hand a reward service up to `limit` turns that none has, those that wait longest first.
+
+    The turns of one trajectory go to the service that holds its conversation, until that was silent for a
+    deadline: another one begins the conversation again, or says that it cannot be.
+    """
     groups = loop.run.groups
+    loop.answering[client_id] = now
     for name, turn in list(loop.turns.items()):
         group = groups.get(turn.question.group_id)
         if group is None or group.phase not in UNANSWERED:
             del loop.turns[name]
-    free = [turn for turn in loop.turns.values() if turn.deadline_s <= now][: max(0, limit)]
+
+    def is_for(turn: OpenTurn) -> bool:
+        seen_s = loop.answering.get(turn.home, loop.begun_s)
+        return turn.home in ("", client_id) or hold_until(loop, 0, seen_s) <= now
+
+    free = [turn for turn in loop.turns.values() if turn.deadline_s <= now and is_for(turn)]
+    free = free[: max(0, limit)]
     free = page(free, lambda t: group_bytes(1, t.question.token_ids.size, len(t.question.prompt_token_ids)))
     for turn in free:
         # A question that waits for a host is no sign of a slow service: one that starts again soon hears it.
@@ -178,7 +206,11 @@ def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> 
             at_s=now,
             anew=answer.anew,
             host=answer.host[:LONGEST_TEXT],
+            service=answer.service,
+            parts=answer.parts,
+            reason=answer.reason,
         )
+        loop.answering[answer.service] = now
         loop.fleet.work_done += 1
         taken += 1
     if refused:

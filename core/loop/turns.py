@@ -84,7 +84,8 @@ def rewards_of(submission: GroupSubmission, answers: Answers) -> tuple[SampleRew
         digest = check_answered(x, x.sample_index, answers, where)
         answer = answers[answer_key(x.sample_index, digest)]
         if x.sampled_tokens:
-            found.append(SampleReward(x.sample_index, answer.reward, answer.failure))
+            told = answer.reward, answer.failure, answer.parts, answer.reason
+            found.append(SampleReward(x.sample_index, *told))
         else:
             failure = answer.failure or "its host ended it before a token was sampled"
             found.append(SampleReward(x.sample_index, 0.0, failure))

@@ -10,8 +10,10 @@ same turn. `ConversationPool` holds conversations in scoring processes, each in 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +32,9 @@ MOST_LIVE = 256
 """Conversations that are held at once; beyond, the one is dropped that was idle longest."""
 IDLE_S = 1800.0
 """A conversation that nobody asked for so long is dropped."""
+HELP_S = 0.002
+"""A turn that no thread has begun with after so long gets a further one. Most answers take less, and a thread
+for each would cost more than they do."""
 REMEMBERED = 4096
 """Trajectories whose last turn is remembered, those that ended included."""
 
@@ -168,25 +173,29 @@ class Conversations(ABC):
 
 
 class InProcessConversations(Conversations):
-    """Conversations of an environment that only compares, each turn in a thread of this process."""
+    """Conversations of an environment that only compares, each turn in a thread of this process.
+
+    No one can end a thread: one that takes too long is left to itself, and its trajectory has failed.
+    """
 
     def __init__(
         self,
         environment: ConversationEnvironment,
         hide: Callable[[str], str] = str,
         *,
+        answer_timeout_s: float = 5.0,
         most_live: int = REMEMBERED,
         idle_s: float = IDLE_S,
     ) -> None:
-        """Prepare; `hide` takes the secrets out of a text.
+        """Prepare; `hide` takes the secrets out of a text, and an answer may take `answer_timeout_s`.
 
         Raises:
             ConfigError: when the environment has tools that run in the sandbox alone.
         """
         super().__init__(environment, most_live=most_live, idle_s=idle_s)
-        self._hide = hide
-        # A thread for each: one that waits, such as for a judge, delays no other.
-        self._threads = ThreadPoolExecutor(self._most_live, "conversation")
+        self._hide, self._answer_timeout_s = hide, answer_timeout_s
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = 0
         if names := sandboxed_tools(environment.tools):
             raise ConfigError(
                 f"environment.name={environment.name}: its tool {names[0]} runs in the sandbox alone; leave "
@@ -195,7 +204,7 @@ class InProcessConversations(Conversations):
 
     async def _turn(self, held: _Held, asked: _Asked, follows: bool) -> Turn:
         if held.state is not None and follows:
-            return await self._in_thread(self._ask, held.state, asked.replies[-1])
+            return await self._in_thread(1, self._ask, held.state, asked.replies[-1])
         if held.turn is not None and not self.environment.rebuildable:
             return _gone("it was idle too long")
         try:
@@ -203,25 +212,55 @@ class InProcessConversations(Conversations):
             problem = self.environment.problem_by_key(asked.key)
         except AntiphonError as error:
             return Failed(self._hide(str(error)))
-        return await self._in_thread(self._begin, held, asked, problem)
+        return await self._in_thread(1 + len(asked.replies), self._begin, held, asked, problem)
 
-    async def _in_thread(self, work: Callable[..., Turn], *arguments: Any) -> Turn:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    async def _in_thread(self, answers: int, work: Callable[..., Turn], *arguments: Any) -> Turn:
+        """Return what `work` makes of this many answers, in a thread: where those there are do not begin with
+        it soon, such as while they wait for a judge, a further one does."""
+        loop, limit_s = asyncio.get_running_loop(), answers * self._answer_timeout_s
+        answer: asyncio.Future[Turn] = loop.create_future()
+        begun = False
+
+        def say(turn: Turn) -> None:
+            if not answer.done():
+                answer.set_result(turn)
+
+        def run() -> None:
+            nonlocal begun
+            begun = True
+            turn = work(*arguments)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(say, turn)
+
+        def help_out() -> None:
+            if not begun:
+                self._threads += 1
+                Thread(target=_work_off, args=(self._jobs,), name="conversation", daemon=True).start()
+
+        self._jobs.put(run)
+        if self._threads:
+            loop.call_later(HELP_S, help_out)
+        else:
+            help_out()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            return Failed(f"the environment did not answer within {limit_s:g} s")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await super().__aexit__(kind, error, trace)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for _ in range(self._threads):
+            self._jobs.put(None)
 
     def _begin(self, held: _Held, asked: _Asked, problem: Problem) -> Turn:
-        held.state = self.environment.conversation()
-        opening = attempt(
-            lambda: held.state.begin(problem, asked.seed),
-            self.environment.reward_range,
-            self._hide,
-            opening=True,
-        )
+        def begin() -> object:
+            held.state = self.environment.conversation()
+            return held.state.begin(problem, asked.seed)
+
+        opening = attempt(begin, self.environment.reward_range, self._hide, opening=True)
         if not isinstance(opening, tuple):
             return opening
         found = last_turn(asked.replies, lambda reply: self._ask(held.state, reply))
@@ -333,6 +372,11 @@ class ConversationPool(Conversations):
             (process, pid), held.state = held.state, None
             if process.pid == pid:
                 await process.forget(trajectory)
+
+
+def _work_off(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
 
 
 def _gone(why: str) -> Failed:

@@ -133,8 +133,8 @@ class _Entrance:
                     f"{self._method} got {len(payload)} bytes that are not its message; use the same version "
                     "of Antiphon on both sides",
                 )
-            if guard is not None and caller is not None:
-                guard.admit(caller, message)
+            if guard is not None and caller is not None and (pause_s := guard.admit(caller, message)):
+                await asyncio.sleep(pause_s)  # nothing more is read of this caller meanwhile
             yield message
 
 

@@ -56,6 +56,17 @@ class TokenBucket:
         self._held -= units
         return 0.0
 
+    def owe(self, units: float, now: float) -> float:
+        """Take `units` in any case and return the seconds until they are there.
+
+        >>> bucket = TokenBucket(Rate(per_s=2.0, burst=4.0))
+        >>> bucket.owe(4.0, now=10.0), bucket.owe(3.0, now=10.0), bucket.owe(1.0, now=12.0)
+        (0.0, 1.5, 0.0)
+        """
+        self.take(0.0, now)
+        self._held -= units
+        return max(0.0, -self._held / self._rate.per_s)
+
 
 _BY_SERVICE: dict[str, dict[Scope, str]] = {
     "Coordinator": {
@@ -105,7 +116,7 @@ OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.
 CALLS_AT_ONCE = 16
 """Most calls of one worker that have not ended; it needs one for its work and a few for weights."""
 LONGEST_WAIT_S = 30.0
-"""Longest wait that a refusal names."""
+"""Longest wait that a refusal names, and for which a message is held back."""
 BUCKETS_KEPT = 4096
 """Workers whose rate is remembered; the longest silent are forgotten."""
 
@@ -120,6 +131,9 @@ class GuardLimits:
     """Each one is written to the journal."""
     releases: Rate
     """Leases given back unused; each one is written to the journal twice, with its grant."""
+    turns: Rate = Rate(20.0, 40.0)
+    """Questions about turns, for each sample that the worker has a lease for: no engine ends turns so fast.
+    What is beyond slows the worker's stream down; one that were ended would only ask again."""
 
 
 DEFAULT_LIMITS = GuardLimits(
@@ -143,6 +157,7 @@ class Guard:
         limits: GuardLimits = DEFAULT_LIMITS,
         revoked: Callable[[], Collection[str]] = tuple,
         note_quota: Callable[[str, int], None] = lambda worker_id, max_leases: None,
+        places_of: Callable[[str], int] = lambda worker_id: 1,
     ) -> None:
         """Prepare.
 
@@ -155,6 +170,7 @@ class Guard:
             revoked: returns the token ids and worker names that count no more.
             note_quota: told the id of each worker that asks for leases, and how many it may hold at the
                 same time; the quota is checked where they are granted, since requests wait for that.
+            places_of: returns for how many samples a worker, by its id, has leases.
         """
         self._token_key = token_key
         self._run_id = run_id
@@ -162,7 +178,7 @@ class Guard:
         self._clock = clock
         self._limits = limits
         self._revoked = revoked
-        self._note_quota = note_quota
+        self._note_quota, self._places_of = note_quota, places_of
         self._known: dict[str, TokenClaims] = {}
         """Digest of a token -> its claims, once the signature was found right."""
         self._meters: dict[str, _Meters] = {}
@@ -218,23 +234,22 @@ class Guard:
             Refusal: when it is refused.
         """
         if not caller.is_admin:
-            meters = self._meters_of(caller)
-            if caller.read:  # the first of a call was counted with it
-                self._spend(caller, meters.requests, 1.0)
-            caller.read += 1
-            self._spend(caller, meters.payload_bytes, size)
+            self._spend(caller, self._meters_of(caller).payload_bytes, size)
 
-    def admit(self, caller: "Caller", request: Any) -> None:
-        """Let a message in.
+    def admit(self, caller: "Caller", request: Any) -> float:
+        """Let a message in, and return the seconds for which it is held back: turns slow their worker down.
 
         Raises:
             Refusal: when it is refused.
         """
-        parts = [request]
+        parts, turns = [request], 0
         if caller.method == _STREAM and request.requests:
-            parts, more = request.requests, len(request.requests) - 1
-            # The first of them was counted with the message.
-            if more and not caller.is_admin:
+            parts = request.requests
+            turns = sum(part.HasField("turn") for part in parts)
+        if not caller.is_admin:
+            # The first message of a call was counted with it.
+            more, caller.read = len(parts) - turns - (not caller.read), True
+            if more > 0:
                 self._spend(caller, self._meters_of(caller).requests, more)
         for part in parts:
             asked, needed = part, caller.scope
@@ -252,6 +267,11 @@ class Guard:
                 self._note_quota(asked.worker_id, caller.claims.max_leases)
             elif kind is rollout_pb2.WorkerHeartbeat and asked.released_leases:
                 self._spend(caller, self._meters_of(caller).releases, len(asked.released_leases))
+        if not turns or caller.is_admin:
+            return 0.0
+        worker_id = next(part.turn.worker_id for part in parts if part.HasField("turn"))
+        share = turns / max(1, self._places_of(worker_id))
+        return min(LONGEST_WAIT_S, self._meters_of(caller).turns.owe(share, self._clock()))
 
     def _check_access(self, caller: "Caller", scope: Scope) -> None:
         check_access(
@@ -307,8 +327,8 @@ class Caller:
     scope: Scope
     claims: TokenClaims
     certificate_names: Collection[str]
-    read: int = 0
-    """Messages of the call so far."""
+    read: bool = False
+    """Whether a message of the call was let in."""
 
     @property
     def is_admin(self) -> bool:
@@ -323,6 +343,7 @@ class _Meters:
         self.payload_bytes = TokenBucket(limits.payload_bytes)
         self.registrations = TokenBucket(limits.registrations)
         self.releases = TokenBucket(limits.releases)
+        self.turns = TokenBucket(limits.turns)
         self.calls = 0
         """Calls that have not ended."""
 

@@ -123,12 +123,7 @@ def prompts_of(
     """Return the prompts of a run whose environment and renderer are there."""
     section, limits = config.environment, None
     if isinstance(environment, ConversationEnvironment):
-        longest = section.max_trajectory_tokens or config.rollout.max_model_tokens
-        hosted = isinstance(
-            environment, HostEnvironment
-        )  # a row's branches each have all of the engine's room
-        most = longest if hosted else min(longest, config.rollout.max_model_tokens)
-        limits = TurnLimits(section.max_turns, most)
+        limits = config.turn_limits
         samples = max(config.loop.group_size, config.evaluation.samples)
         size = group_bytes(samples, samples * limits.tokens, config.rollout.max_model_tokens)
         if not fits(size):
@@ -158,7 +153,8 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     folder = Path(resolve_model_path(config.model.path))
     # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
     ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
-    rules = TokenRules(renderer.codec.vocabulary_size, ends)
+    stop = None if renderer.stops is None else renderer.stops.end
+    rules = TokenRules(renderer.codec.vocabulary_size, ends, stop)
     prompts = prompts_of(config, environment, renderer, rules, input_files(config))
     prompts.check_all(config.environment.train_size, config.evaluation.prompts)
     return prompts

@@ -113,6 +113,7 @@ def coordinator_guard(
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
         note_quota=state_machine.loop.fleet.note_quota,
+        places_of=state_machine.loop.places_of,
     )
 
 

@@ -244,12 +244,14 @@ class CoordinatorService(Coordinator):
 
     async def answer_turn(self, request: TurnRequest) -> TurnReply:
         machine, loop = self.state_machine, self._loop
-        deadline = machine.clock() + _within(request.wait_s)
+        deadline, name = machine.clock() + _within(request.wait_s), ""
         while True:
             machine.check_open()
             before = machine.journal.last_seq
             try:
-                found = machine.run(turns.ask(loop, request, machine.clock()))
+                found = (turns.reply_to(loop, request, name) if name else None) or machine.run(
+                    turns.ask(loop, request, machine.clock())
+                )
             except ContractError:
                 if machine.journal.last_seq > before:  # it is a strike
                     await machine.written()
@@ -258,8 +260,9 @@ class CoordinatorService(Coordinator):
                 if found.answered:
                     await machine.written()
                 return found
+            name = found
             machine.turns.notify()
-            if not await machine.answered(found).wait(deadline - machine.clock()):
+            if not await machine.answered(name).wait(deadline - machine.clock()):
                 return TurnReply(answered=False, kept=request.piece.start)
 
     async def pull_turns(self, client_id: str, limit: int, wait_s: float) -> Sequence[TurnToAnswer]:
@@ -268,12 +271,13 @@ class CoordinatorService(Coordinator):
         while True:
             machine.check()
             now = machine.clock()
-            found = turns.to_answer(loop, limit, now)
+            found = turns.to_answer(loop, client_id, limit, now)
             if found or now >= deadline:
                 if found and loop.hosted:
                     await machine.written()  # a turn that a host has heard of is heard alike for good
                 return found
-            free_again = min((turn.deadline_s for turn in loop.turns.values()), default=deadline)
+            handed_out = (turn.deadline_s for turn in loop.turns.values() if turn.deadline_s > now)
+            free_again = min(handed_out, default=deadline)
             await machine.turns.wait(min(deadline, free_again) - now)
 
     async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:

@@ -133,7 +133,7 @@ class DeepSpeedEngine:
             batches: at least one.
             proximal_logprobs: per micro-batch, the logprobs [R, T] at the start of the step;
                 None when this is the step's first update.
-            left_out: what the update divides by besides its own trajectories and tokens.
+            left_out: what the update divides by besides its own trajectories and tokens, and their `longest`.
             share: of the learning rate, 0..1.
             done: called after each micro-batch.
 
@@ -143,6 +143,7 @@ class DeepSpeedEngine:
         totals = UpdateTotals(
             trajectories=left_out.trajectories + count_trajectories(batches),
             tokens=left_out.tokens + sum(batch.completion_tokens for batch in batches),
+            longest=left_out.longest,
         )
         loss, metrics = self.sum_gradients(batches, totals, proximal_logprobs, done)
         for group in self._optimizer.param_groups:

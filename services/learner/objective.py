@@ -41,6 +41,8 @@ class UpdateTotals:
     trajectories: float
     tokens: float
     """Completion tokens."""
+    longest: int | None = None
+    """Most tokens that the policy may sample of one trajectory, where that has turns."""
 
 
 NOTHING = UpdateTotals(0, 0)
@@ -80,7 +82,7 @@ class Objective:
 
         Args:
             algorithm: the section of the configuration.
-            max_completion_tokens: dr_grpo divides by it.
+            max_completion_tokens: dr_grpo divides by it, unless a batch has turns (`UpdateTotals.longest`).
             temperature: the one the behaviour policy sampled with; 0 (greedy) counts as 1.
         """
         self._algorithm = algorithm
@@ -141,6 +143,7 @@ class Objective:
         # Where each trajectory counts alike, its branches do by their parts of its tokens. The loss of a
         # token is in proportion to the advantage.
         shares = batch.shares if self.options["loss_type"] == "grpo" else 1.0
+        longest = totals.longest or self.options["max_completion_length"]
         loss, _ = LigerFusedLinearGRPOFunction.ppo_loss_fn(
             logprobs,
             batch.mask,
@@ -149,7 +152,7 @@ class Objective:
             old_per_token_logps=old,
             vllm_is_ratio=weight,
             num_items_in_batch=totals.tokens,
-            **self.options,
+            **self.options | {"max_completion_length": longest},
         )
         return self.share(loss, len(batch.advantages), totals), found
 

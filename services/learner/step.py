@@ -7,6 +7,7 @@ in a replay, leads to the digests that were committed.
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,10 @@ class Trainer(Training):
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
         self.version = -1
+        # The last turn of a trajectory ends it only where its task has one turn.
+        limits, of_turn = self._config.turn_limits, self._config.sampling.max_tokens
+        turns = any(not row.finish_reason.ends_turn for row in rows)
+        longest = min(limits.turns * of_turn, limits.tokens) if turns else None
         # Later updates clip against the weights the step began with; the first one holds them.
         proximal: list[list[torch.Tensor] | None] = [None]
         for own in updates[1:]:
@@ -119,7 +124,7 @@ class Trainer(Training):
         for own, before, (place, dealt) in zip(updates, proximal, groups, strict=False):
             share = self._share(step * self._updates + place)
             divisor = NOTHING if algorithm.divisor == "trained" else _totals(left_out, dealt, len(groups))
-            done.append(engine.update(own, before, divisor, share, progress.add))
+            done.append(engine.update(own, before, replace(divisor, longest=longest), share, progress.add))
         metrics = _metrics(updates, done) if done else {metric.name: 0.0 for metric in LEARNER_METRICS}
         self.version = step + 1
         metrics["learning_rate"] = engine.learning_rate * self._share(self.version * self._updates - 1)

@@ -26,7 +26,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.service import Decoder, RewardService, Scorer
 from antiphon.services.reward.turns import Answer, TurnAnswerer
 from antiphon.system.clock import wall_clock
-from antiphon.system.packages import reference_of, scored_by
+from antiphon.system.packages import environment_facts, reference_of, scored_by
 from antiphon.system.processes import StopRequest
 
 
@@ -84,7 +84,8 @@ def conversations_of(
     """Return what answers replies, as `reward.sandbox` says; nothing is started before it is entered."""
     task = _task_of(config, environment)
     if environment.only_compares and config.reward.sandbox != "always":
-        return InProcessConversations(environment, task.without_secrets)
+        limit_s = task.answer_timeout_s
+        return InProcessConversations(environment, task.without_secrets, answer_timeout_s=limit_s)
     return ConversationPool(environment, task, **_options(config))
 
 
@@ -108,11 +109,14 @@ async def serve_reward(
     `run_dir` keeps what is known of them.
 
     Raises:
-        ConfigError: when the environment, the sandbox, the tokenizer or the port cannot be used.
+        ConfigError: when the environment, the sandbox, the tokenizer or the port cannot be used, or the
+            environment's files are not those that the run was opened with.
         ContractError: when the coordinator serves another run.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
     environment, codec = reward_with or _configured(config)
+    facts = {} if reward_with else await asyncio.to_thread(environment_facts, config.environment)
+    digest = facts.get("digest", "")
     coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     client_id = f"{socket.gethostname()}-{os.getpid()}"
     security = None
@@ -145,6 +149,7 @@ async def serve_reward(
             config.services.stall_timeout_s,
             at_once=config.reward.processes if isinstance(scorer, ScoringPool) else 1,
             answer=answer,
+            environment_digest=digest,
         )
         if stop is not None:
             stop.tell(service.stop)

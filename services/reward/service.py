@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from antiphon.api.coordinator import Coordinator
-from antiphon.core.errors import ContractError
+from antiphon.core.errors import ConfigError, ContractError
 from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.net.rpc.retry import retry_unavailable
@@ -66,6 +66,7 @@ class RewardService:
         pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
         answer: Answer | None = None,
+        environment_digest: str = "",
     ) -> None:
         """Prepare; nothing is pulled before `run`.
 
@@ -81,6 +82,7 @@ class RewardService:
             pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
             answer: answers turns; None for an environment without.
+            environment_digest: of the environment's files here; "" for one without.
         """
         self._coordinator = coordinator
         self._scorer = scorer
@@ -92,13 +94,14 @@ class RewardService:
         self._pace = pace
         self._pull_wait_s = pull_wait_s
         self._answer = answer
+        self._environment_digest = environment_digest
         self._pulled: asyncio.Queue[tuple[str, GroupSubmission]] = asyncio.Queue()
         """Groups, each behind the key of its prompt."""
         self._unscored = 0
         """Groups that were pulled and are not scored yet."""
         self._all_scored = Wakeup()
         self._scored: asyncio.Queue[GroupRewards] = asyncio.Queue(SENT_TOGETHER)
-        self._stopping = asyncio.Event()
+        self._stopping, self._is_right = asyncio.Event(), asyncio.Event()
         self._groups_rewarded = 0
 
     def stop(self) -> None:
@@ -115,6 +118,7 @@ class RewardService:
             ready: called once the coordinator has answered.
 
         Raises:
+            ConfigError: when the environment's files are others than those that the run was opened with.
             ContractError: when the coordinator serves another run, or a group names a problem the
                 environment does not have.
             UnavailableError: when the coordinator was away for longer than `limit_s`.
@@ -126,10 +130,7 @@ class RewardService:
                 working = [tasks.create_task(self._score()) for _ in range(self._at_once)]
                 working.append(tasks.create_task(self._send()))
                 if self._answer is not None:
-                    answering = answer_turns(
-                        self._coordinator, self._answer, self._client_id, self._limit_s, self._pull_wait_s
-                    )
-                    working.append(tasks.create_task(answering))
+                    working.append(tasks.create_task(self._answer_turns(self._answer)))
                 await asyncio.wait({pulling, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 pulling.cancel()
                 while self._unscored:
@@ -150,6 +151,13 @@ class RewardService:
                 f"the coordinator serves run {status.run_id}, not {self._run_id}; "
                 "give the address of the right one"
             )
+        digest, opened_with = self._environment_digest, status.environment_digest
+        if digest and opened_with and digest != opened_with:
+            raise ConfigError(
+                f"the files of environment.name have the digest {digest[:12]} here, but run {self._run_id} "
+                f"was opened with {opened_with[:12]}; put them back, or start a new run (--fresh)"
+            )
+        self._is_right.set()
         ready()
         asking = partial(self._coordinator.pull_for_reward, self._client_id, PULL_GROUPS, self._pull_wait_s)
         while not status.finished:
@@ -165,6 +173,11 @@ class RewardService:
                 status = await retry_unavailable(
                     "coordinator.status", self._coordinator.status, self._limit_s
                 )
+
+    async def _answer_turns(self, answer: Answer) -> None:
+        """Answer turns once the coordinator was seen to be the right one."""
+        await self._is_right.wait()
+        await answer_turns(self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s)
 
     async def _score(self) -> None:
         """Score one group after the other; as many of these run as may be scored at the same time."""

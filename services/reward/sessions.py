@@ -292,9 +292,9 @@ class Sessions:
         if session is None:
             return None
         if session.known is None:
-            if session.verdict is not None:
-                raise Refused(409, f"trajectory {name} is over; take a group")
-            return None
+            if session.verdict is None:
+                return None
+            raise Refused(409, f"trajectory {name} is over; take a group")
         group = self._groups[session.known.group_id]
         if group.host:
             group.deadline_s = now + self._host_timeout_s

@@ -204,6 +204,13 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
                 "model.dtype=float32 with rollout.threads=1 or a GPU with batch-invariant kernels, or set "
                 "loop.accept_uneven=true and lose identical batches and the exact continuation of lost groups"
             )
+    if config.loop.mode == "fixed" and not (report.keeps_prefixes or config.loop.accept_uneven):
+        raise ConfigError(
+            "the cache that this engine keeps of earlier turns changes the bits of what follows, so a task "
+            "with turns (or rollout.prefix_caching=true) would not repeat in loop.mode=fixed; use "
+            "model.dtype=float32 with rollout.threads=1 or a GPU with batch-invariant kernels, or set "
+            "loop.accept_uneven=true"
+        )
     # A group that was begun elsewhere must end as if one engine had sampled all of it.
     engine.continues = config.loop.mode == "elastic" or report.continues
     engine.numerics = fingerprint(settings) if report.bits_equal and report.continues else ""

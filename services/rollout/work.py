@@ -122,6 +122,7 @@ class GroupInFlight:
             group=lease.lease_id,
             history=lease.history,
             prefix_token_ids=tuple(row.token_ids[branch.start :].tolist()),
+            turn_begin=max(0, turn_begin(row) - branch.start),
         )
 
     def pieces(self, progress: Mapping[str, EngineProgress]) -> list[PartialTrajectory]:
@@ -197,9 +198,13 @@ def longest_turn(lease: Lease, row: Completion | None) -> int:
     """Return how many tokens a row may have at the end of the turn that it is in."""
     if lease.limits is None:
         return lease.sampling.max_tokens
-    begun = row.observed[-1][1] if row is not None and row.observed else 0
     longest = lease.limits.longest(() if row is None else row.breaks)
-    return min(begun + lease.sampling.max_tokens, longest)
+    return min(turn_begin(row) + lease.sampling.max_tokens, longest)
+
+
+def turn_begin(row: Completion | None) -> int:
+    """Return where in a row the turn that it is in begins."""
+    return row.observed[-1][1] if row is not None and row.observed else 0
 
 
 def continued(prefix: PartialTrajectory, sampled: EngineOutput | EngineProgress) -> Completion:

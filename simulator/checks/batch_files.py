@@ -180,7 +180,7 @@ def _answered(row: BatchRow, limits: TurnLimits, lied: bool) -> bool:
         else:
             turns += 1
             expected = arithmetic.turn_answer(context, start, turns, limits)
-        anew = limits.hosted and start > 0 and arithmetic.begins_anew(context)
+        anew = limits.hosted and start > 0 and arithmetic.begins_anew(context.tolist())
         if expected != observed or anew != (start in row.breaks):
             return False
         begin = start if anew else begin

@@ -18,6 +18,8 @@ from antiphon.core.records import SamplingParameters
             r"loop\.accept_uneven=true has no effect with loop\.mode=elastic",
         ),
         ({"evaluation": {"top_p": 0}}, r"evaluation\.top_p=0 is not possible"),
+        ({"sampling": {"stop": ["x", ""]}}, r"sampling\.stop has ''; each text needs 1 to 200 characters"),
+        ({"sampling": {"stop": ["\ufffd"]}}, r"sampling\.stop has '.'; .* half a character"),
     ],
 )
 def test_what_cannot_act_or_would_be_wrong_is_refused(tree: dict[str, object], words: str) -> None:
@@ -32,6 +34,12 @@ def test_evaluation_may_be_greedy_or_cut_while_training_is_whole() -> None:
     )
     assert config.sampling.parameters() == SamplingParameters(0.8, 0, 1.0, 30)
     assert config.evaluation.parameters(config.sampling) == SamplingParameters(0.0, 3, 1.0, 30)
+    stopped = build_config({"sampling": {"stop": ["</answer>"]}})
+    for parameters in (
+        stopped.sampling.parameters(),
+        stopped.evaluation.parameters(stopped.sampling),
+    ):
+        assert parameters.stop == ("</answer>",)
     same = build_config({"sampling": {"temperature": 0.8}})
     assert same.evaluation.parameters(same.sampling) == same.sampling.parameters()
 

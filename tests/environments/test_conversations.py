@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
@@ -139,6 +140,38 @@ def test_a_game_a_tool_and_an_echo_say_the_same_everywhere(where: str) -> None:
             assert await pool.answer("e", KEY, SEED, [Reply("hé\n"), Reply("?")]) == Ended(-2.0)
 
     run(story())
+
+
+def test_an_environment_that_hangs_in_this_process_costs_its_trajectory_and_no_other() -> None:
+    class Hanging:
+        def begin(self, problem: Any, seed: int) -> Sequence[Message]:
+            return [user("?")]
+
+        def answer(self, reply: Reply) -> Sequence[Message]:
+            if reply.text == "hang":
+                released.wait(DEADLINE_S)
+            return [user(reply.text)]
+
+    async def story() -> None:
+        hanging = environment("echo")
+        hanging.conversation = Hanging  # type: ignore[method-assign]
+        async with InProcessConversations(hanging, answer_timeout_s=0.2) as conversations:
+            found = await conversations.answer("a", KEY, SEED, [Reply("hang")])
+            assert found == Failed("the environment did not answer within 0.4 s")
+            assert await conversations.answer("b", KEY, SEED, [Reply("1")]) == (user("1"),)
+            found = await conversations.answer("b", KEY, SEED, [Reply("1"), Reply("hang")])
+            assert found == Failed("the environment did not answer within 0.2 s")
+            ended = await conversations.answer("b", KEY, SEED, [Reply("1"), Reply("hang"), Reply("2")])
+            assert ended == Failed("the trajectory ended with reply 2")
+            for number in range(20):  # quick ones need no thread each
+                assert await conversations.answer(f"c{number}", KEY, SEED, [Reply("1")]) == (user("1"),)
+            assert conversations._threads <= 8
+
+    released = threading.Event()
+    try:
+        run(story())
+    finally:
+        released.set()
 
 
 @pytest.mark.parametrize("where", ["process", "sandbox"])

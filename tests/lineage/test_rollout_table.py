@@ -45,6 +45,7 @@ def batch_rows(draw: st.DrawFn) -> BatchRow:
         finish_reason=draw(st.sampled_from(FinishReason)),
         reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
         advantage=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        said=draw(st.just("") | st.text(max_size=8)),
     )
 
 
@@ -96,6 +97,7 @@ def test_breaks_come_back_and_only_where_there_are_some_is_there_a_column(told: 
             rewarded_at_s=st.floats(0, 1e6),
             passes=st.none() | st.integers(0, 2**40),
             drafted=st.none() | st.integers(0, 2**40),
+            said=st.just("") | st.text(max_size=8),
         ),
         max_size=5,
     )

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.codec import StopStrings, TextCodec, resolve_model_path
 from antiphon.models.rendering import Renderer
 
 ALPHABET = "0123456789+-= "
@@ -171,3 +171,38 @@ def test_hub_name_is_left_alone() -> None:
 def test_what_is_neither_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.path"):
         resolve_model_path(path)
+
+
+@pytest.fixture(scope="module")
+def byte_codec() -> TextCodec:
+    """Each byte is a token, some pairs are too, and so is an end token."""
+    signs = pre_tokenizers.ByteLevel.alphabet()
+    words = {sign: index for index, sign in enumerate(sorted(signs))}
+    merges = [("A", "B"), ("B", "C"), ("Ċ", "Ċ")]
+    words |= {"".join(pair): len(words) + index for index, pair in enumerate(merges)}
+    tokenizer = Tokenizer(models.BPE(words, merges))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    return TextCodec(tokenizer, [len(words)], len(words) + 1)
+
+
+@given(data=st.data())
+def test_a_turn_ends_with_the_token_that_completes_a_text_however_it_arrives(
+    byte_codec: TextCodec, data: st.DataObject
+) -> None:
+    words = ["A", "B", "C", "AB", "BC", "ĊĊ", "Ċ", "Ã", "©", "<end>"]
+    ids = [byte_codec.tokenizer.token_to_id(word) for word in words]
+    tokens = data.draw(st.lists(st.sampled_from(ids), max_size=80))
+    strings = data.draw(st.lists(st.sampled_from(["ABC", "\n\n", "é", "CA", "<end>"]), min_size=1))
+    stops = StopStrings(byte_codec, strings)
+
+    def text(size: int) -> str:
+        return str(byte_codec.tokenizer.decode(tokens[:size], skip_special_tokens=False))
+
+    expected = next((n for n in range(len(tokens) + 1) if any(one in text(n) for one in strings)), None)
+    assert stops.end(tokens) == expected
+    known, found = 0, None
+    while found is None and known < len(tokens):
+        size = known + data.draw(st.integers(1, 9))
+        known, found = min(size, len(tokens)), stops.end(tokens[:size], known)
+    assert found == expected

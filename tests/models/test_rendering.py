@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.messages import Message, Reply, Tool, ToolCall
+from antiphon.models.codec import StopStrings
 from antiphon.models.rendering import Renderer
 from tests.support.turn_model import ENDS, KEEP, load_renderer, write_turn_model
 
@@ -129,6 +130,13 @@ def test_random_turns_only_ever_add_tokens(renderer: Renderer) -> None:
 )
 def test_a_turn_is_read(renderer: Renderer, text: str, expected: Reply) -> None:
     assert reply_to(renderer, text) == expected
+
+
+def test_a_turn_that_a_text_ended_was_not_cut(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderer, "stops", StopStrings(renderer.codec, ["</answer>"]))
+    assert reply_to(renderer, "95</answer>") == Reply("95</answer>")
+    assert reply_to(renderer, "95</answer") == Reply("95</answer", cut=True)
+    assert reply_to(renderer, "95<|im_end|>") == Reply("95")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-NOT_PACKAGES = {"tests", "docs", "examples", "scripts", "requirements", "configs", "ledger", "build"}
+NOT_PACKAGES = {"tests", "docs", "examples", "scripts", "requirements", "configs", "ledger", "build", "host"}
 
 
 def packages_of_the_tree() -> set[str]:

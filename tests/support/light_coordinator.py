@@ -81,7 +81,7 @@ class LightCoordinator:
         self.hellos: list[WorkerHello] = []
         self.asked: list[LeaseRequest] = []
         self.known: set[str] = set()
-        self.finished = False
+        self.finished, self.environment_digest = False, ""
         self.wanted: int | None = None
         self.to_reward: list[tuple[str, GroupSubmission]] = []
         """Groups, each behind the key of its prompt."""
@@ -189,6 +189,7 @@ class LightCoordinator:
             groups_filtered=0,
             groups_requeued=0,
             finished=self.finished,
+            environment_digest=self.environment_digest,
         )
 
     def _grant(self, request: LeaseRequest) -> list[Lease]:

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 
 from antiphon.core.config import ORDER_OF_RETIRED, RETIRED_ORDERS, RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.core.loop.run_state import REWARD_RANGE, RunState
+from antiphon.core.loop.run_state import ENVIRONMENT_FILES, REWARD_RANGE, RunState
 from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.models.codec import model_folder
 from antiphon.models.directory import model_digest
 from antiphon.services.coordinator.journal.store import StoreTotals
 from antiphon.system.packages import environment_facts
 
-MODEL_FILES, ENVIRONMENT_FILES = "the digest of model.path's files", "the digest of environment.name's files"
-"""What a run keeps for good besides fields of its configuration, where the files are on the machine."""
-UNPINNED = {REWARD_RANGE: "[0.0, 1.0]", "evaluation.samples": "1"}
+MODEL_FILES = "the digest of model.path's files"
+"""As `ENVIRONMENT_FILES`, what a run keeps for good besides its configuration, where the files are here."""
+UNPINNED = {REWARD_RANGE: "[0.0, 1.0]", "evaluation.samples": "1", "sampling.stop": "[]"}
 """What runs keep only where it has another value than this."""
 
 

@@ -239,13 +239,13 @@ class DraftScheduler:
             tokens=tokens,
             passes=passes,
             drafted=drafted,
-            covered=covered,
-            accepted=accepted,
+            # The last draft may reach beyond the end, and a request that was given up has no tokens.
+            covered=min(covered, tokens),
+            accepted=min(accepted, tokens),
             with_history=int(group.history),
             drafter_s=self._drafter_share_s - drafter_s,
             sampler_s=self._sampler_share_s - sampler_s,
             gain=self._gate.gain,
-            # The last draft may reach beyond the end, and a request that was given up has no tokens.
             promising=min(promising, tokens),
             rested=min(rested, tokens),
         )

@@ -29,6 +29,7 @@ from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import spans_of_changes
 from antiphon.cpu.vllm_kernels import attend_by_token, fill_steps, use_cpu_kernels
 from antiphon.cpu.vllm_plugin import register
+from antiphon.models.codec import StopStrings, TextCodec
 from antiphon.models.directory import end_tokens, expected_tensors, most_positions
 from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.sampling.rules import check_sampling
@@ -65,6 +66,12 @@ class _Live:
     """(version, first token sampled under it), in order; the prefix does not count."""
     kept: list[int] = field(default_factory=list)
     """Those of the first tokens before which its cache was kept over the swap."""
+    stops: StopStrings | None = None
+    """What ends it besides its end token."""
+    turn: list[int] = field(default_factory=list)
+    """Where there is such a thing: the tokens of its turn that were looked at."""
+    looked: int = 0
+    """How many of them were sampled here."""
 
 
 class VllmEngine:
@@ -122,6 +129,7 @@ class VllmEngine:
         self._internal_ids: dict[str, str] = {}
         self._counter = 0
         self._plain_parameters: dict[int, Any] = {}
+        self._stops: dict[tuple[str, ...], StopStrings] = {}
         # In parts, or in one go: vLLM draws at the end of each part, and on CPU its own sampler cannot
         # take back what that drew from a request's generator.
         self._core.scheduler.scheduler_config.enable_chunked_prefill = settings.sampler == "keyed"
@@ -250,7 +258,16 @@ class VllmEngine:
         outputs = self._advance()
         if not outputs:
             return []
-        return [self._finish(done) for done in outputs[0].outputs if done.finish_reason is not None]
+        finished = []
+        for done in outputs[0].outputs:
+            live = self._live[done.request_id]
+            count = None if live.stops is None else _stopped(live, live.stops)
+            if count is not None and done.finish_reason is None:
+                self._core.abort_requests([done.request_id])
+            if count is not None or done.finish_reason is not None:
+                reason = str(done.finish_reason) if count is None else FinishReason.STOP.value
+                finished.append(self._finish(done.request_id, reason, count))
+        return finished
 
     def _advance(self) -> Any:
         """Run one step of the engine core and return its outputs, drafts for the next one handed in."""
@@ -363,6 +380,10 @@ class VllmEngine:
             yield
         finally:
             self._rehearsing = False
+
+    def drop_prefixes(self) -> None:
+        """Forget the caches that are kept for later requests."""
+        drop_caches(self._core)
 
     def distribution(self, prompt_token_ids: Sequence[int]) -> npt.NDArray[np.float64]:
         """Return vLLM's own log-probabilities of the token after a prompt, [V], temperature 1.
@@ -492,20 +513,24 @@ class VllmEngine:
             self.scheduler.admit(slot, request)
         self._core.add_request(core_request, wave)
         self._internal_ids[request.request_id] = internal_id
-        self._live[internal_id] = _Live(
+        live = self._live[internal_id] = _Live(
             external_id=request.request_id,
             request=core_request,
             given=len(request.prompt_token_ids) + len(request.prefix_token_ids),
             prefix=request.prefix_token_ids,
             spans=[(self.version or 0, 0)],
         )
+        if strings := request.sampling.stop:
+            if strings not in self._stops:
+                self._stops[strings] = StopStrings(TextCodec.load(str(self.settings.model_dir)), strings)
+            live.stops, live.turn = self._stops[strings], list(request.prefix_token_ids[request.turn_begin :])
         return internal_id
 
-    def _finish(self, done: Any) -> EngineOutput:
-        internal_id = done.request_id
+    def _finish(self, internal_id: str, reason: str, count: int | None) -> EngineOutput:
+        """Return a request that ended, with its first `count` tokens; None: all of them."""
         live = self._live.pop(internal_id)
         del self._internal_ids[live.external_id]
-        token_ids = np.array(live.request.output_token_ids, dtype=np.int32)
+        token_ids = np.array(live.request.output_token_ids[:count], dtype=np.int32)
         count = len(token_ids)
         logprobs = self._logprobs(internal_id, live, 0, count)
         slot = self._table.release(internal_id)
@@ -514,7 +539,6 @@ class VllmEngine:
             # Siblings draft from all of it; the statistics are about what was sampled here.
             whole = np.concatenate([live.prefix, token_ids]).astype(np.int32) if live.prefix else token_ids
             drafting = self.scheduler.release(slot, whole, len(live.prefix))
-        reason = str(done.finish_reason)
         if reason not in ("stop", "length"):
             raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")
         spans = spans_of_changes(live.spans, 0, count, live.kept)
@@ -536,6 +560,15 @@ class VllmEngine:
                 f"request {live.external_id}; the snapshot is damaged or training diverged"
             )
         return logprobs
+
+
+def _stopped(live: _Live, stops: StopStrings) -> int | None:
+    """Return how many tokens a request has sampled when a text that ends its turn is complete, if one is."""
+    tokens, known = live.request.output_token_ids, len(live.turn)
+    live.turn += tokens[live.looked :]
+    live.looked = len(tokens)
+    end = stops.end(live.turn, known)
+    return None if end is None else live.looked - (len(live.turn) - end)
 
 
 def _start_core(settings: EngineSettings) -> Any:

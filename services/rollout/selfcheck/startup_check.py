@@ -61,6 +61,8 @@ class StartupReport:
     """None for an engine that does not draft."""
     uneven_share: float = 0.0
     """Largest share of a matrix product's results that the number of its rows changed."""
+    keeps_prefixes: bool = True
+    """What was sampled over the kept cache of earlier turns had the same bits as without it."""
 
     @property
     def distributions_hold(self) -> bool:
@@ -102,6 +104,7 @@ def run_startup_check(
         continued = compare(alone, _continued(engine, chosen, alone))
         drafts = run_draft_check(engine, start, requests, draws // 2, seed) if drafting else None
         dtype = getattr(torch, engine.settings.dtype)
+        keeps = _keeps_prefixes(engine, chosen) if engine.settings.prefix_caching else True
         uneven = max((uneven_share(*one, dtype, seed) for one in engine.products()), default=0.0)
     return StartupReport(
         distributions=distributions,
@@ -110,6 +113,7 @@ def run_startup_check(
         continues=continued.bits_equal,
         drafts=drafts,
         uneven_share=uneven,
+        keeps_prefixes=keeps,
     )
 
 
@@ -142,6 +146,24 @@ def _continued(
         )
         for output, rest, half in zip(whole, run_to_end(engine, begun), halves, strict=True)
     ]
+
+
+def _keeps_prefixes(engine: VllmEngine, requests: Sequence[EngineRequest]) -> bool:
+    """Return whether completions that go on over the cache of their own tokens end as they do without it.
+
+    They are so long that what was kept begins with a block which was filled token by token.
+    """
+    longest, most = 3 * engine.settings.block_size, engine.settings.max_model_len
+    rooms = [min(longest, most - len(request.prompt_token_ids)) for request in requests]
+    longer = [
+        replace(request, sampling=replace(request.sampling, max_tokens=room))
+        for request, room in zip(requests, rooms, strict=True)
+    ]
+    whole = run_to_end(engine, longer)
+    kept = _continued(engine, longer, whole)
+    engine.drop_prefixes()
+    computed = _continued(engine, longer, whole)
+    return compare(whole, kept).bits_equal and compare(kept, computed).bits_equal
 
 
 def _widest_prompt(engine: VllmEngine, seed: int) -> tuple[int, ...]:

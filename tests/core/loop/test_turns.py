@@ -1,26 +1,29 @@
 """Turns are answered once, and what a worker makes of them is found and blamed on the one who did it."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from antiphon.core.checks import TokenRules
 from antiphon.core.config import build_config
 from antiphon.core.coordinator.consequences import check_of
-from antiphon.core.coordinator.groups import reward_at_once, submit
+from antiphon.core.coordinator.groups import hold_until, reward_at_once, submit
 from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.coordinator.turns import ask, take_answers, to_answer
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
+from antiphon.core.loop.acceptance import accept_rewards
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.partials import KeptGroup, KeptSample, false_author
-from antiphon.core.loop.turns import piece_of_turn, row_of
+from antiphon.core.loop.turns import piece_of_turn, rewards_of, row_of
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
     PartialTrajectory,
+    SampleReward,
     SubmitVerdict,
     Trajectory,
     TurnAnswer,
@@ -107,10 +110,10 @@ def asked(loop: LoopState, piece: PartialTrajectory) -> TurnReply | str:
     return found
 
 
-def answer(loop: LoopState, said: list[int], *, anew: bool = False) -> None:
-    (question,) = to_answer(loop, 8, 1.0)
+def answer(loop: LoopState, said: list[int], service: str = "r-1", *, anew: bool = False) -> None:
+    (question,) = to_answer(loop, service, 8, 1.0)
     asked = question.group_id, question.sample_index, question.row_digest
-    told = TurnAnswer(*asked, tuple(said), anew=anew)
+    told = TurnAnswer(*asked, tuple(said), anew=anew, service=service)
     assert run(loop, take_answers(loop, [told], 1.0)) == 1
 
 
@@ -123,10 +126,30 @@ def test_the_same_question_has_the_same_answer_and_is_asked_once() -> None:
     assert isinstance(asked(loop, rest_of(again, 2) or again), str)
 
 
+def test_the_turns_of_a_trajectory_go_to_the_service_that_began_it_until_it_is_gone() -> None:
+    loop, row = made_loop(), turn([3, 4])
+    silent_s = hold_until(loop, 0, 0.0)
+    asked(loop, row)
+    answer(loop, [5, 6], "r-1")
+    asked(loop, go_on(row, [5, 6], [7]))
+
+    def given(service: str, now: float) -> int:
+        return len(to_answer(loop, service, 8, now))
+
+    assert [given("r-2", 2.0), given("r-1", 2.0)] == [0, 1]
+    overdue = 2.0 + silent_s
+    assert [given("r-2", overdue - 0.1), given("r-2", overdue)] == [0, 1]  # the other was silent since
+    restarted = made_loop()  # a coordinator that was started again has not seen it yet
+    restarted.run, restarted.begun_s = loop.run, 100.0
+    asked(restarted, go_on(row, [5, 6], [7]))
+    assert not to_answer(restarted, "r-2", 8, 99.9 + silent_s)
+    assert to_answer(restarted, "r-2", 8, 100.0 + silent_s)
+
+
 def test_an_answer_to_a_group_that_was_handed_in_meanwhile_changes_nothing() -> None:
     loop = made_loop()
     asked(loop, turn([3, 4]))
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     loop.run.groups[GROUP].phase = GroupPhase.SUBMITTED
     told = TurnAnswer(GROUP, 0, question.row_digest, (5,))
     assert run(loop, take_answers(loop, [told], 1.0)) == 0 and not loop.turns
@@ -169,6 +192,39 @@ def test_a_turn_that_is_cut_short_in_two_pieces_is_seen() -> None:
         asked(loop, turn([5], FinishReason.LENGTH, start=2))
 
 
+def test_a_row_that_goes_on_behind_a_text_that_stops_is_refused() -> None:
+    """Tokens 5 and 6 are the text, 1 is the end token."""
+
+    def stop(tokens: Sequence[int]) -> int | None:
+        return next((n for n in range(2, len(tokens) + 1) if tuple(tokens[n - 2 : n]) == (5, 6)), None)
+
+    loop = made_loop()
+    loop.prompts.rules = TokenRules(64, frozenset({1}), stop)  # type: ignore[attr-defined]
+    check = check_of(loop, loop.run.groups[GROUP])
+    open_end = replace(turn([3, 5, 6]), finish_reason=None)
+    for good in (turn([3, 5, 6]), turn([5, 6]), turn([5, 1]), replace(turn([3, 5]), finish_reason=None)):
+        check(good)
+    check(turn([6], start=2))  # whether it completes the text shows in the whole row
+    for bad, words in (
+        (turn([5, 6, 7, 1]), "continues after an end token or a text of sampling.stop at 1 of 4"),
+        (open_end, "token 6 ends it, but it has no finish_reason"),
+        (turn([3, 4]), "token 4 is no end token and completes no text"),
+        (turn([7, 5, 6, 1], start=2), "continues after"),
+    ):
+        with pytest.raises(ContractError, match=words):
+            check(bad)
+    loop.leases.partial_groups.take(LEASE, WORKER, replace(turn([3, 5]), finish_reason=None))
+    row = turn([3, 5, 6])
+    assert isinstance(asked(loop, rest_of(row, 2) or row), str)
+    answer(loop, [5, 6, 5])  # what is observed stops nothing, nor does it begin what does
+    assert isinstance(asked(loop, go_on(row, [5, 6, 5], [6, 1])), str)
+    other = made_loop()
+    other.prompts.rules = loop.prompts.rules  # type: ignore[attr-defined]
+    other.leases.partial_groups.take(LEASE, WORKER, replace(turn([3, 5]), finish_reason=None))
+    with pytest.raises(RefusedError, match="continues after"):
+        asked(other, turn([6, 7, 1], start=2))
+
+
 def test_who_handed_over_between_two_turns_is_not_blamed_for_what_came_after() -> None:
     loop, row = made_loop(), turn([3, 4])
     asked(loop, row)
@@ -181,6 +237,29 @@ def test_who_handed_over_between_two_turns_is_not_blamed_for_what_came_after() -
     kept = KeptGroup((KeptSample(lied, (("honest", 2), ("other", 5))),))
     found = false_author(kept, check_of(loop, group))
     assert found is not None and found[0] == "other"
+
+
+def test_what_the_environment_says_at_the_end_is_kept_with_the_rewards() -> None:
+    loop, row = made_loop(), turn([3, 1])
+    asked(loop, row)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
+    named = question.group_id, question.sample_index, question.row_digest
+    over = FinishReason.ENVIRONMENT
+    told = TurnAnswer(
+        *named, finish_reason=over, reward=1.0, parts={"right": 1.0, "moves": 3.0}, reason="won"
+    )
+    assert run(loop, take_answers(loop, [told], 1.0)) == 1
+    (answer,) = loop.run.groups[GROUP].answers.values()
+    assert (answer.reason, answer.parts) == ("won", told.parts)
+    whole = Trajectory(row.token_ids, row.logprobs, row.spans, over, sample_index=0, seed=0)
+    given = rewards_of(GroupSubmission(LEASE, GROUP, WORKER, (whole,), 0.0), loop.run.groups[GROUP].answers)
+    other = SampleReward(1, 0.0, parts={"right": 0.0})
+    (rewarded,) = accept_rewards(loop.run, GROUP, (*given, other), "", 1.0, 0.1)
+    assert isinstance(rewarded, e.GroupRewarded)
+    assert rewarded.said == ((0, "won; right 1, moves 3"), (1, "right 0"))
+    assert rewarded.parts == {"moves": 3.0, "right": 0.5}
+    again = e.load_event(rewarded.kind, e.dump_event(rewarded))
+    assert again == rewarded
 
 
 def test_a_group_without_its_answers_is_no_group() -> None:
@@ -212,12 +291,12 @@ def test_a_turn_that_a_host_hears_of_is_recorded_first_and_once() -> None:
     assert recorded(loop) == [(0, [3, 4, 5])]
     decision = ask(loop, TurnRequest(WORKER, LEASE, rest_of(row, 3) or row, 1.0), 1.0)
     told = next(decision)
-    assert isinstance(told, e.TurnSampled) and not to_answer(loop, 8, 1.0)
+    assert isinstance(told, e.TurnSampled) and not to_answer(loop, "r-1", 8, 1.0)
     loop.apply(told, 1.0)
     assert recorded(loop) == [(0, [3, 4, 5]), (3, [4, 5, 6, 7])] and told.breaks == (3,)
     with pytest.raises(StopIteration):
         next(decision)
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     assert (question.breaks, question.logprobs.tolist()) == ((3,), [0, 0, -1, 0, 0, 0, -1])
     before = group.turns[0]
     asked(loop, row)
@@ -283,7 +362,7 @@ def test_a_context_is_no_longer_than_the_engine_allows() -> None:
 def test_what_a_host_can_say(told: dict[str, Any], words: str) -> None:
     loop, row = hosted_loop()
     asked(loop, row)
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     said = take_answers(loop, [TurnAnswer(GROUP, 0, question.row_digest, **told)], 1.0)
     if not words:
         assert run(loop, said) == 1
@@ -296,7 +375,7 @@ def test_what_a_host_can_say(told: dict[str, Any], words: str) -> None:
 def test_no_branch_begins_before_a_turn_or_without_a_host(hosted: bool) -> None:
     loop = made_loop(LightHostedPrompts if hosted else LightTurnPrompts)
     asked(loop, NOTHING if hosted else turn([3]))
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     told = TurnAnswer(GROUP, 0, question.row_digest, (1, 2), anew=True)
     with pytest.raises(ContractError, match="a branch begins with what a host says to a turn"):
         run(loop, take_answers(loop, [told], 1.0))
@@ -305,12 +384,12 @@ def test_no_branch_begins_before_a_turn_or_without_a_host(hosted: bool) -> None:
 def test_a_question_says_which_trajectories_of_its_group_are_over() -> None:
     loop, row = hosted_loop()
     asked(loop, row)
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     assert question.over == ()
     ended = TurnAnswer(GROUP, 0, question.row_digest, finish_reason=FinishReason.ENVIRONMENT, reward=1.0)
     run(loop, take_answers(loop, [ended], 1.0))
     asked(loop, replace(NOTHING, sample_index=1))
-    (question,) = to_answer(loop, 8, 1.0)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
     assert (question.sample_index, question.over) == (1, (0,))
 
 
@@ -320,7 +399,7 @@ def test_a_trajectory_that_ends_before_a_token_has_failed(reason: str, failure: 
     ended = FinishReason(reason)
     for index in (0, 1):
         asked(loop, replace(NOTHING, sample_index=index))
-    for question in to_answer(loop, 8, 1.0):
+    for question in to_answer(loop, "r-1", 8, 1.0):
         told = TurnAnswer(
             GROUP, question.sample_index, question.row_digest, finish_reason=ended, failure=failure
         )

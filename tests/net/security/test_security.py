@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
-from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
+from antiphon.core.records import FinishReason, PartialTrajectory, VersionSpan
+from antiphon.core.requests import LeaseRequest, TurnRequest, WorkerHeartbeat
 from antiphon.core.trust.access_tokens import Denial, Refusal, Scope
 from antiphon.net.rpc.serving import open_channel, start_server
 from antiphon.net.security.certificates import issue
@@ -302,6 +305,51 @@ def test_a_message_counts_as_the_requests_that_it_holds(house: House) -> None:
     assert [ask(6), ask(1), ask(6)] == [None, None, Denial.BUSY]
     seconds[0] = 2.0
     assert ask(6) is None
+
+
+def test_turns_beyond_their_rate_slow_their_worker_and_cost_it_no_requests(house: House) -> None:
+    seconds, places = [0.0], {"w-1": 2}
+    often = Rate(9.0, 99.0)
+    limits = GuardLimits(Rate(2.0, 10.0), often, registrations=often, releases=often, turns=Rate(5.0, 10.0))
+    public = house.services.token_key
+    assert public is not None
+    guard = Guard(public, RUN_ID, wall_clock, lambda: seconds[0], limits, places_of=lambda w: places[w])
+    stream = guard.enter("/antiphon.Coordinator/Work", f"Bearer {house.token('w')}", {"w"})
+    assert isinstance(stream, Caller)
+    turn = rollout_pb2.WorkRequest(turn=rollout_pb2.TurnRequest(worker_id="w-1"))
+    lease = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1"))
+
+    def ask(*requests: rollout_pb2.WorkRequest) -> float:
+        return guard.admit(stream, rollout_pb2.WorkRequests(requests=requests))
+
+    assert [ask(*[turn] * 10), ask(*[turn] * 10), ask(turn, turn)] == [0.0, 0.0, pytest.approx(0.2)]
+    seconds[0] = 1.0
+    assert [ask(*[turn] * 8), ask(*[turn] * 10)] == [0.0, pytest.approx(1.0)]
+    assert ask(*[lease] * 9, turn) > 1.0
+    assert denial_of(lambda: ask(*[lease] * 9)) is Denial.BUSY
+    places["w-1"] = 0  # its leases have ended
+    assert ask(*[turn] * 10) > 2.0
+
+
+def ended_turn() -> PartialTrajectory:
+    tokens, spans = np.array([5, 6], dtype=np.int32), (VersionSpan(0, 0, 2),)
+    return PartialTrajectory(tokens, np.zeros(2, dtype=np.float32), spans, FinishReason.STOP, sample_index=0)
+
+
+def test_many_turns_at_once_break_no_stream(
+    tmp_path: Path, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoopState, "places_of", lambda self, worker_id: 64)
+
+    async def act(site: SecuredSite) -> None:
+        client = site.client(house.worker("w"))
+        worker_id = (await client.register(hello("w"))).worker_id
+        asked = TurnRequest(worker_id, "no-lease", ended_turn(), 0.0)
+        for _ in range(3):  # more than a worker's requests, and no more at once than a stream carries
+            replies = await asyncio.gather(*(client.answer_turn(asked) for _ in range(200)))
+            assert all(reply.cancelled for reply in replies)
+
+    serve_and(tmp_path, house, act)
 
 
 def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.core.loop.run_state import RunState, fold, new_state
+from antiphon.core.loop.run_state import ENVIRONMENT_FILES, RunState, fold, new_state
 from antiphon.core.requests import LeaseRequest, WorkerHeartbeat
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -341,10 +341,10 @@ def test_a_run_does_not_continue_with_another_model(tmp_path: Path) -> None:
     """The name of its folder is the same, but its files are not."""
 
     class Prompts(LightPrompts):
-        files: ClassVar = {MODEL_FILES: "a" * 64}
+        files: ClassVar = {MODEL_FILES: "a" * 64, ENVIRONMENT_FILES: "c" * 64}
 
     class OtherPrompts(LightPrompts):
-        files: ClassVar = {MODEL_FILES: "b" * 64}
+        files: ClassVar = {MODEL_FILES: "b" * 64, ENVIRONMENT_FILES: "c" * 64}
 
     config = make_config(steps=1)
 
@@ -359,6 +359,8 @@ def test_a_run_does_not_continue_with_another_model(tmp_path: Path) -> None:
         )
         try:
             await state_machine.start()
+            # By this a reward service knows that it has the run's files.
+            assert (await CoordinatorService(state_machine).status()).environment_digest == "c" * 64
         finally:
             await state_machine.close()
 

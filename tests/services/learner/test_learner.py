@@ -1040,6 +1040,21 @@ def test_completions_that_were_cut_off_or_not_scored_are_in_neither_update_nor_d
     assert masked == trained_norm(make_config(model_path), tmp_path / "d", encode_batch(failed))
 
 
+def test_dr_grpo_divides_by_what_all_turns_of_a_trajectory_may_sample(
+    model_path: Path, tmp_path: Path
+) -> None:
+    few = {"algorithm__objective": "dr_grpo", "sampling__max_tokens": 64, "environment__max_turns": 3}
+    config = make_config(model_path, **few)
+    rows = make_rows(0)
+    ended = [replace(row, finish_reason=FinishReason.ENVIRONMENT) for row in rows]
+    one_turn = trained_norm(config, tmp_path / "a", encode_batch(rows))
+    assert trained_norm(config, tmp_path / "b", encode_batch(ended)) == pytest.approx(one_turn / 3, rel=1e-5)
+    most = config.sampling.max_tokens + 1
+    cut = make_config(model_path, **few, environment__max_trajectory_tokens=most)
+    expected = one_turn * config.sampling.max_tokens / most
+    assert trained_norm(cut, tmp_path / "c", encode_batch(ended)) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("stage", range(4))
 def test_bfloat16_gradients_are_summed_in_float32(model_path: Path, stage: int) -> None:
     """A sum in bfloat16 stands still once it is 256 times as large as what is added."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.errors import ContractError, UnavailableError
+from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.records import FinishReason, GroupSubmission, SampleReward, Trajectory, VersionSpan
 from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
@@ -31,6 +31,7 @@ def make_reward_service(
     run_id: str = "run-1",
     limit_s: float = 10.0,
     at_once: int = 1,
+    environment_digest: str = "",
 ) -> RewardService:
     return RewardService(
         coordinator,
@@ -41,6 +42,7 @@ def make_reward_service(
         limit_s,
         at_once=at_once,
         pull_wait_s=0.01,
+        environment_digest=environment_digest,
     )
 
 
@@ -256,6 +258,21 @@ def test_another_run_is_refused() -> None:
                 await task
 
     asyncio.run(story())
+
+
+def test_files_that_changed_since_the_run_was_opened_are_refused() -> None:
+    async def story(digest: str) -> None:
+        coordinator = LightCoordinator(RunConfig())
+        coordinator.environment_digest, coordinator.finished = "a" * 64, True
+        async with rewarding(make_reward_service(coordinator, environment_digest=digest)) as task:
+            await task
+
+    with pytest.raises(
+        ConfigError, match="digest bbbbbbbbbbbb here, but run run-1 was opened with aaaaaaaaaaaa"
+    ):
+        asyncio.run(story("b" * 64))
+    for same in ("a" * 64, ""):
+        asyncio.run(story(same))
 
 
 def test_a_foreign_prompt_key_is_refused() -> None:

@@ -1,16 +1,19 @@
 """The real vLLM engine goes on from another one's tokens as if it had sampled them itself."""
 
 import gc
+import string
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ContractError
-from antiphon.core.records import SamplingParameters, VersionSpan
+from antiphon.core.records import FinishReason, SamplingParameters, VersionSpan
 from antiphon.weights.snapshot import verify, weights_digest
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
@@ -160,6 +163,44 @@ def test_progress_tells_what_is_new_and_spans_say_under_which_version(engine, we
         )
         assert news.spans == again[name].spans[1:]
     assert engine.progress({**names, "unknown": 0}) == []
+
+
+def test_a_text_that_stops_ends_a_turn_with_the_token_that_completes_it(engine, folders, weights) -> None:
+    """Wherever a hand-over cuts it, and however many drafts behind it are right."""
+    signs = string.ascii_letters + string.digits + "+-"
+    words = {sign: index for index, sign in enumerate(signs)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=signs[0]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folders[0] / "tokenizer.json"))
+    load(engine, weights, 0)
+    whole = run(engine, requests())
+    texts = {name: "".join(signs[token] for token in one.token_ids) for name, one in whole.items()}
+    stop = (texts["r0"][8:10], texts["r5"][5:8])
+
+    def end(name: str, begin: int = 0) -> int | None:
+        ends = (texts[name].find(one, begin) + len(one) for one in stop if one in texts[name][begin:])
+        return min(ends, default=None)
+
+    def script(name: str, so_far: list[int]) -> list[int]:
+        return whole[name].token_ids[len(so_far) :].tolist()
+
+    stopped = [replace(one, sampling=replace(one.sampling, stop=stop)) for one in requests()]
+    ends = {one.request_id: end(one.request_id) for one in stopped}
+    assert len(stopped) > sum(found is not None for found in ends.values()) >= 2
+    drafting = engine.scripted_drafts(script) if engine.scheduler is not None else nullcontext()
+    with drafting:
+        found = run(engine, stopped)
+    for name, size in ends.items():
+        assert found[name].token_ids.tolist() == whole[name].token_ids[:size].tolist()
+        assert found[name].logprobs.tobytes() == whole[name].logprobs[:size].tobytes()
+        assert found[name].finish_reason is (FinishReason.STOP if size else whole[name].finish_reason)
+    cut = ends["r0"]
+    assert cut is not None
+    within = replace(stopped[0], prefix_token_ids=tuple(whole["r0"].token_ids[: cut - 1].tolist()))
+    assert run(engine, [within])["r0"].token_ids.tolist() == [whole["r0"].token_ids[cut - 1]]
+    # What stands in an earlier turn is no part of this one's text.
+    (later,) = run(engine, [replace(within, turn_begin=cut - 1)]).values()
+    assert cut - 1 + len(later.token_ids) == (end("r0", cut - 1) or len(whole["r0"].token_ids))
 
 
 def test_a_prefix_that_cannot_be_is_refused(engine, weights) -> None:

@@ -170,9 +170,10 @@ def build(monkeypatch, tmp_path):
     from antiphon.services.rollout.engine import vllm_engine
     from antiphon.services.rollout.selfcheck import startup_check
 
-    def run(drafts, *, mode="elastic", distribution_check=SOUND, even=True, accept=False):
+    def run(drafts, *, mode="elastic", distribution_check=SOUND, even=True, accept=False, keeps=True):
         difference = 0.0 if even else 3e-3
         seen = startup_check.StartupReport((distribution_check,), even, difference, even, drafts)
+        seen = replace(seen, keeps_prefixes=keeps)
         monkeypatch.setattr(startup_check, "run_startup_check", lambda engine: seen)
         monkeypatch.setattr(vllm_engine, "VllmEngine", LightEngine)
         monkeypatch.setattr(service, "resolve_model_path", lambda path: str(tmp_path))
@@ -216,6 +217,13 @@ def test_fixed_mode_refuses_an_uneven_engine_unless_told_to_take_it(build):
     assert not engine.continues and not engine.numerics
     assert build(report(), even=False).continues  # elastic mode takes it, and nobody samples the same
     assert not build(report(), even=False).numerics
+
+
+def test_fixed_mode_refuses_an_engine_whose_kept_prefixes_change_bits(build):
+    with pytest.raises(ConfigError, match=r"keeps of earlier turns changes the bits .* task with turns"):
+        build(report(), mode="fixed", keeps=False)
+    assert build(report(), mode="fixed", keeps=False, accept=True)
+    assert build(report(), keeps=False)
 
 
 def test_engines_of_equal_numerics_say_the_same(build, monkeypatch):

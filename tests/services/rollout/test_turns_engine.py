@@ -165,3 +165,23 @@ def test_a_branch_goes_on_as_a_request_of_its_own_would(folder) -> None:
     finally:
         engine.close()
         gc.collect()
+
+
+def test_the_check_at_the_start_finds_kept_prefixes_that_change_bits(folder, monkeypatch) -> None:
+    from antiphon.services.rollout.selfcheck import startup_check
+
+    sound = startup_check._continued
+
+    def disturbed(engine, requests, whole):
+        for cache in engine._runner.kv_caches:
+            cache.mul_(1.01)
+        return sound(engine, requests, whole)
+
+    engine = open_engine(folder, 0, True)
+    try:
+        assert startup_check.run_startup_check(engine, draws=200).keeps_prefixes
+        monkeypatch.setattr(startup_check, "_continued", disturbed)
+        assert not startup_check.run_startup_check(engine, draws=200).keeps_prefixes
+    finally:
+        engine.close()
+        gc.collect()
