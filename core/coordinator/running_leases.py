@@ -111,10 +111,12 @@ class RunningLeases(LeaseTable):
         self._reported[lease_id] = max(reported, before)
         return reported > before
 
-    def engine_hangs(self, heartbeat: WorkerHeartbeat, gained: bool, now: float) -> list[HeldLease]:
+    def engine_hangs(
+        self, heartbeat: WorkerHeartbeat, gained: bool, waits: bool, now: float
+    ) -> list[HeldLease]:
         """Take in what a heartbeat says of the engine; when it stands still, return the leases to take back.
 
-        `gained`: it reported new tokens of unfinished groups.
+        `gained`: it reported new tokens of unfinished groups. `waits`: turns of its groups wait for answers.
         """
         held = [lease for lease_id in heartbeat.lease_ids if (lease := self.get(lease_id)) is not None]
         sign = EngineSign(
@@ -125,10 +127,11 @@ class RunningLeases(LeaseTable):
             sampling=heartbeat.sampling,
             leased=bool(held),
             attempts=max((self._hangs[lease.group_id] for lease in held), default=0),
+            waits=waits and not heartbeat.sampling,
         )
         if not self.engines.hear(heartbeat.worker_id, sign, now):
             return []
-        self._hangs.update(lease.group_id for lease in held)
+        self._hangs.update(() if sign.waits else [lease.group_id for lease in held])
         return held
 
     def stop(self, lease_id: str) -> KeptGroup | None:
