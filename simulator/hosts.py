@@ -150,11 +150,10 @@ class Host:
                 return 0.0, branches  # beyond a limit
             context = [*context, *said["choices"][0]["token_ids"]]
             branches = [*branches, context] if fresh else [*branches[:-1], context]
-            following = arithmetic.said(np.array(context, dtype=np.int32))
+            following, fresh = arithmetic.hosted(np.array(context, dtype=np.int32), len(branches) - 1)
             if following is None:
                 row = np.array([token for branch in branches for token in branch], dtype=np.int32)
                 return arithmetic.reward(key, row, 1), branches
-            fresh = arithmetic.begins_anew(context)
             context = list(following) if fresh else [*context, *following]
 
     def _does_harm(self, manner: Manner) -> bool:

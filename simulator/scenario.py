@@ -92,6 +92,7 @@ class Scenario(BaseModel):
         if self.hosts:
             tree["environment"] |= {"name": HOST}
             tree["gateway"] = {"host_timeout_s": TIMEOUT_S}
+            tree["services"] = {"stall_timeout_s": 120.0}
         for section, fields in self.run.items():
             known = tree.setdefault(section, {})
             if not isinstance(fields, dict):

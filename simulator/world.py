@@ -519,6 +519,8 @@ class World:
             # The next group is opened once the last was rewarded, and each may be the only one missing.
             turns, group_s = 1 + places * (1 + loop.refill_limit), group_s + TURN_S
         harm_s = MISCHIEF * TIMEOUT_S * sum(manner in HARMFUL for manner in self._hosts.values())
+        if self._hosts:  # they may wait for groups that no worker has room for before others give up theirs
+            harm_s += self.config.services.stall_timeout_s
         group_s += scenario.turns * SLOWEST_TURN_S if Manner.SLOW in self._hosts.values() else 0.0
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0

@@ -1,4 +1,4 @@
-"""Talk: conversations of benchmarks, of which one says the same to every reply, after a while."""
+"""Talk: conversations of a benchmark, whose environment says the same to every reply, after a while."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from antiphon.core.messages import Ended, Message, Reply
 from antiphon.environments.conversation import user
 from antiphon.environments.environment import Problem
 from antiphon.environments.generated import GeneratedConversations
-from antiphon.environments.turn_tasks import Guess
 
 
 class Talk(GeneratedConversations):
@@ -25,12 +24,6 @@ class Talk(GeneratedConversations):
 
     def conversation(self) -> "_Talking":
         return _Talking(self.parameters["turns"], self.parameters["answer_ms"] / 1000.0)
-
-
-class Game(Guess):
-    """The game of `examples/game.yaml`, answered by scoring processes in the sandbox."""
-
-    only_compares = False
 
 
 class _Talking:

@@ -33,11 +33,11 @@ from antiphon.services.rollout.work import piece_of
 CONFIG = PROJECT / "examples" / "game.yaml"
 SMALL_HOST = PROJECT / "benchmarks" / "parts" / "small_host.py"
 VICTIMS = {
-    "worker": "antiphon.cli.app worker",
-    "environment": "antiphon.environments.scoring.child",
-    "host": str(SMALL_HOST),
+    "worker": ("antiphon.cli.app", "worker"),
+    "environment": ("antiphon.environments.scoring.child",),
+    "host": (str(SMALL_HOST),),
 }
-"""Kinds of processes that are killed, by what their command lines hold."""
+"""Kinds of processes that are killed, by words that follow one another in their command lines."""
 LIVED_TURNS = 12
 """Turns that are answered between two kills of a kind, and after its start before a process is killed."""
 PAUSE_S = 1.0
@@ -46,7 +46,7 @@ LOOK_S = 0.25
 RUN_S = 1500.0
 """Longest run."""
 GROUP = 8
-OWN = ("environment.name=antiphon.benchmarks.parts.talk:Game",)
+OWN = ("reward.sandbox=always",)
 HOSTED = (
     "environment.name=host",
     f"environment.host_command=[{sys.executable}, {SMALL_HOST}]",
@@ -149,7 +149,7 @@ class Killer:
         self._born: dict[psutil.Process, tuple[float, int]] = {}
         """When a process was first seen, and how many turns had been answered then."""
         self._last = dict.fromkeys(most, (0.0, 0))
-        self._of_worker: Counter[str] = Counter()
+        self._of_service: Counter[str] = Counter()
 
     def live(self, over: threading.Event) -> None:
         """Kill until all are killed or it is over."""
@@ -157,11 +157,12 @@ class Killer:
             now, turns, services = time.monotonic(), self._turns(), self._services()
             family = _command_lines(psutil.Process())
             for kind in self._most:
-                living = {
-                    one: services.get(one.pid, "") for one, line in family.items() if VICTIMS[kind] in line
-                }
-                if kind == "worker":
+                found = [one for one, line in family.items() if _has(line, VICTIMS[kind])]
+                living = {one: services.get(one.pid, "") for one in found}
+                if kind == "worker":  # one that is still starting has nothing in hand
                     living = {one: name for one, name in living.items() if name}
+                elif kind == "host":
+                    living = dict.fromkeys(living, kind)
                 ready = [one for one, name in living.items() if self._ready(one, name, turns)]
                 killed_s, answered = self._last[kind]
                 if (
@@ -175,12 +176,12 @@ class Killer:
                         chosen.kill()
                         self.killed[kind] += 1
                         self._last[kind] = now, turns
-                        self._of_worker[living[chosen]] += 1
+                        self._of_service[living[chosen]] += 1
 
     def _ready(self, process: psutil.Process, service: str, turns: int) -> bool:
         born_s, before = self._born.setdefault(process, (time.monotonic(), turns))
         # The supervisor waits longer and longer for one that ends again and again before it worked a while.
-        worked_s = WORKED_S + 1.0 if self._of_worker[service] % 2 and service else 0.0
+        worked_s = WORKED_S + 1.0 if service and self._of_service[service] % 2 else 0.0
         return turns - before >= LIVED_TURNS and time.monotonic() - born_s >= worked_s
 
     def _turns(self) -> int:
@@ -231,10 +232,14 @@ def kill_turns(
     return found
 
 
-def _command_lines(root: psutil.Process) -> dict[psutil.Process, str]:
-    """Return all that a process has started, with their command lines."""
+def _command_lines(root: psutil.Process) -> dict[psutil.Process, list[str]]:
+    """Return all that a process has started, with the words of their command lines."""
     found = {}
     for process in root.children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            found[process] = " ".join(process.cmdline())
+            found[process] = process.cmdline()
     return found
+
+
+def _has(line: Sequence[str], words: Sequence[str]) -> bool:
+    return any(tuple(line[at : at + len(words)]) == words for at in range(len(line)))

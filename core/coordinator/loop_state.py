@@ -151,11 +151,6 @@ class LoopState:
         return limits if isinstance(limits, TurnLimits) else None
 
     @property
-    def waiting_leases(self) -> set[str]:
-        """The leases of which a turn waits for its environment's answer."""
-        return {lease_id for lease_id, _ in (turn.asked for turn in self.turns.values())}
-
-    @property
     def hosted(self) -> bool:
         """Whether hosts of others' environments say prompts and answers; the run's own prompts are empty."""
         return bool(getattr(self.prompts, "hosted", False))

@@ -5,7 +5,7 @@ next holder of a group may continue from waits here too.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from antiphon.core.config import RunConfig
 from antiphon.core.lengths.running import GroupEnds, RunningGroup
@@ -112,12 +112,11 @@ class RunningLeases(LeaseTable):
         return reported > before
 
     def engine_hangs(
-        self, heartbeat: WorkerHeartbeat, gained: bool, waiting: Container[str], now: float
+        self, heartbeat: WorkerHeartbeat, gained: bool, waits: bool, now: float
     ) -> list[HeldLease]:
         """Take in what a heartbeat says of the engine; when it stands still, return the leases to take back.
 
-        `gained`: it reported new tokens of unfinished groups. `waiting`: leases of which a turn waits for its
-        environment; where nothing is sampled, they ask nothing of the engine.
+        `gained`: it reported new tokens of unfinished groups. `waits`: turns of its groups wait for answers.
         """
         held = [lease for lease_id in heartbeat.lease_ids if (lease := self.get(lease_id)) is not None]
         sign = EngineSign(
@@ -126,12 +125,13 @@ class RunningLeases(LeaseTable):
             busy_s=heartbeat.busy_s,
             version=heartbeat.held_version,
             sampling=heartbeat.sampling,
-            leased=any(heartbeat.sampling or lease.lease_id not in waiting for lease in held),
+            leased=bool(held),
             attempts=max((self._hangs[lease.group_id] for lease in held), default=0),
+            waits=waits and not heartbeat.sampling,
         )
         if not self.engines.hear(heartbeat.worker_id, sign, now):
             return []
-        self._hangs.update(lease.group_id for lease in held)
+        self._hangs.update(() if sign.waits else [lease.group_id for lease in held])
         return held
 
     def stop(self, lease_id: str) -> KeptGroup | None:

@@ -127,12 +127,16 @@ def heartbeat(
         yield from _take_network(loop, member, heartbeat.network)
     wanted = loop.news_for(member)
     before = leases.engines.most_leases(member.worker_id)
-    hung = [] if blocked else leases.engine_hangs(heartbeat, gained, loop.waiting_leases, now)
+    waits = any(turn.asked[0] in heartbeat.lease_ids for turn in loop.turns.values())
+    hung = [] if blocked else leases.engine_hangs(heartbeat, gained, waits, now)
     seconds = leases.engines.stands_still_s(member.worker_id)
+    why = (
+        f"its engine brought no token for {seconds:.1f} s" if seconds else "its turns were answered too late"
+    )
     if not hung and before is not None and leases.engines.most_leases(member.worker_id) != before:
         yield News()
     for held in hung:
-        yield from take_back(loop, held, f"its engine brought no token for {seconds:.1f} s", now, hung=True)
+        yield from take_back(loop, held, why, now, hung=seconds > 0)
     for lease_id in heartbeat.released_leases:
         if (released := leases.get(lease_id)) is not None:
             yield from take_back(loop, released, "handed over by its worker", now)

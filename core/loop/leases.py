@@ -170,6 +170,8 @@ class EngineSign:
     """Its worker holds leases, which wait for it."""
     attempts: int = 0
     """How often the groups of these leases, at most, were lost to an engine that stood still."""
+    waits: bool = False
+    """What it would sample next waits for an environment's answer: no token is due."""
 
 
 @dataclass(slots=True)
@@ -218,7 +220,9 @@ class EngineWatch:
     def hear(self, worker_id: str, sign: EngineSign, now: float) -> bool:
         """Take in a heartbeat and return whether the engine has just been found to hang.
 
-        A worker that samples for any of its leases keeps them all: the others wait for their turn.
+        A worker that samples for any of its leases keeps them all: the others wait for their turn. One that
+        has waited too long for answers loses its leases too, since hosts may wait for groups that it has no
+        room for; its engine does not count as one that hangs.
         """
         engine = self._engines.get(worker_id)
         if engine is None:
@@ -241,7 +245,7 @@ class EngineWatch:
         engine.moved = engine.hung_s > 0 and (engine.moved or loaded or stepped)
         if not sign.leased or not engine.silent_s or engine.silent_s < self.patience_s(sign):
             return False
-        engine.hung_s = engine.hung_s or engine.silent_s
+        engine.hung_s = 0.0 if sign.waits else engine.hung_s or engine.silent_s
         engine.silent_s, engine.moved = 0.0, False
         engine.sign = dataclasses.replace(sign, leased=False)  # the caller takes its leases back
         return True

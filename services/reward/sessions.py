@@ -106,6 +106,13 @@ class Trajectory:
     def open(self) -> bool:
         return self.known is not None and self.known.row_digest not in self.answers
 
+    def is_other(self, question: TurnToAnswer) -> bool:
+        """Return whether a row does not go on with what is known: a worker began the group again."""
+        if self.known is None or question.row_digest in {self.known.row_digest, *self.answers}:
+            return False
+        row = self.known.token_ids
+        return not np.array_equal(question.token_ids[: row.size], row)
+
     @property
     def turns(self) -> list[tuple[list[int], IntArray]] | None:
         """Return the context and the tokens of each turn; None while the row is not known."""
@@ -218,6 +225,8 @@ class Sessions:
             if ended.known is None:  # before this process began, with its whole episode
                 ended.verdict = 0.0, ""
         session = group.samples[question.sample_index]
+        if session.is_other(question):
+            self._begin_again(group)
         answer = session.answers.get(question.row_digest)
         if answer is not None:
             self.outbox.append(answer)
@@ -360,6 +369,16 @@ class Sessions:
                 del self._groups[group_id]
             elif group.deadline_s <= now and not group.over:
                 self._lose(group)
+
+    def _begin_again(self, group: _Group) -> None:
+        """Have a group played from its beginning: what was said and reported is about other rows."""
+        if group.host:
+            self.hosts[group.host].lost += len(group.unreported)
+        group.host, group.awaited, group.deadline_s = "", False, math.inf
+        group.reports.clear()
+        for session in group.samples:
+            session.known = session.verdict = session.limit = None
+            session.answers.clear()
 
     def _lose(self, group: _Group) -> None:
         silent, left = group.host or "its host", len(group.unreported)

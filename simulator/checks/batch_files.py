@@ -172,19 +172,25 @@ class BatchFiles:
 def _answered(row: BatchRow, limits: TurnLimits, lied: bool) -> bool:
     """Return whether a row observed what its environment answered to each turn, and ended as it said."""
     begin, turns = 0, 0
+
+    def answer(stop: int) -> tuple[tuple[int, ...] | None, bool]:
+        context = row.token_ids[begin:stop]
+        breaks = sum(place < stop for place in row.breaks)
+        return arithmetic.hosted(context, breaks) if limits.hosted else (arithmetic.said(context), False)
+
     for start, stop in row.observed:
         observed = tuple(int(token) for token in row.token_ids[start:stop])
-        context = row.token_ids[begin:start]
-        if start == 0:
-            expected: object = arithmetic.opening(row.prompt_key)
-        else:
+        expected: object = arithmetic.opening(row.prompt_key)
+        fresh = False
+        if start > 0:
             turns += 1
-            expected = arithmetic.turn_answer(context, start, turns, limits)
-        fresh = limits.hosted and start > 0 and arithmetic.begins_anew(context.tolist())
+            answered, fresh = answer(start)
+            expected = arithmetic.turn_answer(answered, start, turns, limits)
         if expected != observed or fresh != (start in row.breaks):
             return False
         begin = start if fresh else begin
-    ended = arithmetic.turn_answer(row.token_ids[begin:], row.token_ids.size, turns + 1, limits)
+    size = int(row.token_ids.size)
+    ended = arithmetic.turn_answer(answer(size)[0], size, turns + 1, limits)
     if row.finish_reason is FinishReason.FAILED:
         return lied or (bool(row.failure) and ended is FinishReason.ENVIRONMENT)
     return ended is row.finish_reason

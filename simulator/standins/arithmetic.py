@@ -127,13 +127,9 @@ def said(row: IntArray) -> tuple[int, ...] | None:
 
 
 def turn_answer(
-    context: IntArray, row: int, turns: int, limits: TurnLimits
+    answer: tuple[int, ...] | None, row: int, turns: int, limits: TurnLimits
 ) -> tuple[int, ...] | FinishReason:
-    """Return what follows a context after this many turns, or why the trajectory is over.
-
-    `row`: tokens of the row so far, which is longer than the context where that began again.
-    """
-    answer = said(context)
+    """Return what follows a row of this many tokens and turns, where its environment says `answer`."""
     if answer is None:
         return FinishReason.ENVIRONMENT
     if turns == limits.turns:
@@ -147,6 +143,12 @@ def opening(prompt_key: str) -> tuple[int, ...]:
     return tuple((drawn >> (8 * place)) % VOCABULARY for place in range(1 + drawn % MOST_OBSERVED))
 
 
-def begins_anew(context: Sequence[int]) -> bool:
-    """Return whether a host shows the policy nothing of a context but what follows it."""
-    return mix(sum(map(int, context)), len(context), 1) % 4 == 0
+def hosted(context: IntArray, breaks: int) -> tuple[tuple[int, ...] | None, bool]:
+    """Return what a host says to a context of a row with so many breaks, and whether it shows nothing else.
+
+    No two contexts of a row are alike: who asks for the same again is told the same again.
+    """
+    answer = said(context)
+    if answer is None or mix(int(context.sum()), context.size, 1) % 4:
+        return answer, False
+    return (*answer, 1 + breaks), True

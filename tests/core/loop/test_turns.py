@@ -18,7 +18,6 @@ from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.acceptance import accept_rewards
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.loop.leases import EngineSign
 from antiphon.core.loop.partials import KeptGroup, KeptSample, false_author
 from antiphon.core.loop.turns import piece_of_turn, rewards_of, row_of
 from antiphon.core.records import (
@@ -31,7 +30,7 @@ from antiphon.core.records import (
     TurnAnswer,
     VersionSpan,
 )
-from antiphon.core.requests import TurnReply, TurnRequest, WorkerHeartbeat
+from antiphon.core.requests import TurnReply, TurnRequest
 from antiphon.core.spans import rest_of
 from tests.support.light_environment import LightHostedPrompts, LightTurnPrompts
 
@@ -337,20 +336,17 @@ def test_a_lease_records_no_more_turns_than_it_can_have() -> None:
             asked(loop, go_on(NOTHING, [3, 4], [6 + token % 2]))
 
 
-def test_a_worker_that_waits_for_a_host_is_no_hung_one_and_its_run_has_not_stalled(monkeypatch) -> None:
-    loop, signs = made_loop(LightHostedPrompts), list[EngineSign]()
-    monkeypatch.setattr(loop.leases.engines, "hear", lambda worker, sign, now: signs.append(sign))
+def test_a_run_that_waits_for_a_host_has_not_stalled(monkeypatch) -> None:
+    loop = made_loop(LightHostedPrompts)
     monkeypatch.setattr(loop.fleet, "absence", lambda: "")
 
-    def looked(now: float) -> tuple[bool, str]:
-        heartbeat = WorkerHeartbeat(WORKER, 0, None, (LEASE,), 0, 0.0, now)
-        loop.leases.engine_hangs(heartbeat, False, loop.waiting_leases, now)
-        reply = explained(loop, stage_reply(loop, "collect", 0), "collect", 0, now, "")
-        return signs[-1].leased, reply.waiting_for if reply.no_workers else ""
+    def looked() -> str:
+        reply = explained(loop, stage_reply(loop, "collect", 0), "collect", 0, 1.0, "")
+        return reply.waiting_for if reply.no_workers else ""
 
-    assert looked(1.0) == (True, "")
+    assert not looked()
     asked(loop, NOTHING)
-    assert looked(2.0) == (False, "1 turns to be answered by hosts of the environment")
+    assert looked() == "1 turns to be answered by hosts of the environment"
 
 
 @pytest.mark.parametrize("breaks", [(7,), (1000, -3)])

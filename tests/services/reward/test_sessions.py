@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.config_sections import EnvironmentSection
 from antiphon.core.errors import ContractError
-from antiphon.core.records import FinishReason, VersionSpan
+from antiphon.core.records import FinishReason, TurnAnswer, VersionSpan
 from antiphon.core.seeds import conversation_seed, derive_seed
 from antiphon.environments.host import HostEnvironment
 from antiphon.services.reward.sessions import Refused, SeatReport, Sessions, Taken, digest_of
@@ -372,6 +372,20 @@ def test_a_silent_host_whose_episodes_cannot_be_built_again_fails_them() -> None
     assert world.sessions.hosts[host].failed == 2 and world.sessions.hosts[host].lost == 0
     (play,) = ([SeatReport(trajectory=f"g0/{i}", reward=1.0) for i in range(SEATS)],)
     assert "silent for too long" in str(world.sessions.report(host, "g0", 0, play, world.now))
+
+
+def test_a_group_that_a_worker_begins_again_is_played_again(played: tuple[World, str, Play]) -> None:
+    world, host, play = played
+    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
+    world.settle()
+    row = Row(play.names[0], lambda name, context: [400])
+    row.hear(TurnAnswer("g0", 0, "", tuple(play.said(play.names[0])[0][:3])))
+    world.sessions.asked(row.question(), world.now)
+    assert not world.sessions.outbox, "what was reported is about another row"
+    with pytest.raises(Refused, match="not held"):
+        world.sessions.request(play.names[0], [1, 2, 3], world.now)
+    taken = world.sessions.take("h2", world.now)
+    assert taken is not None and [episode.episode for episode in taken.episodes] == [0, 1]
 
 
 def test_a_gateway_that_starts_again_has_no_host_wait_for_what_is_over(
