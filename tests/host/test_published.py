@@ -17,6 +17,7 @@ import pytest
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.scripted_gateway import MODEL, TOKEN, ScriptedGateway, until
 from tests.support.own_package import install
+from tests.support.real_gateway import real_gateway
 
 ROOT = Path(__file__).parents[2]
 GAMES = (ROOT / "tests" / "support" / "hosted", ROOT / "examples" / "hosted")
@@ -42,7 +43,7 @@ def start(program: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Return a function that starts the program for a gateway, with the packages of a list."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(packages: str, url: str, *words: str) -> subprocess.Popen[str]:
+    def begin(packages: str, url: str, *words: str, token: str = TOKEN) -> subprocess.Popen[str]:
         try:
             python = python_with(
                 [PACKAGES[packages], "-r", f"{ROOT}/host/{packages}.txt"], beside_project=False
@@ -50,7 +51,7 @@ def start(program: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         except MissingToolError as reason:
             pytest.skip(str(reason))
         paths = os.pathsep.join(map(str, (program, *GAMES)))
-        variables = {**os.environ, "PYTHONPATH": paths, "ANTIPHON_GATEWAY": url, "ANTIPHON_TOKEN": TOKEN}
+        variables = {**os.environ, "PYTHONPATH": paths, "ANTIPHON_GATEWAY": url, "ANTIPHON_TOKEN": token}
         command = [str(python), "-m", "antiphon_env_host", *words]
         started.append(subprocess.Popen(command, env=variables, text=True, stderr=subprocess.PIPE))
         return started[-1]
@@ -118,6 +119,18 @@ def test_an_environment_is_played_and_its_report_accepted(
     assert {len(served.rows[seat["trajectory"]].turns) for seat in seen} <= turns
     for seat in seen:  # what was sampled is never rendered again
         assert len(seat["branches"]) <= 1 and seat["branches"] == served.rows[seat["trajectory"]].branches()
+
+
+def test_the_gateway_of_a_run_takes_the_reports_of_a_game_of_two(start: Any, tmp_path: Path) -> None:
+    async def play() -> None:
+        async with real_gateway(tmp_path, bets, groups=4) as (url, token, coordinator):
+            process = start(V1[0], url, *V1[1:], "small_kuhn", token=token)
+            await until(lambda: coordinator.over.is_set() or process.poll() is not None, 240)
+            for row in coordinator.rows.values():
+                assert row.over is not None and row.over.failure == "" and abs(row.over.reward) == 2.0
+                assert len(row.sampled) == 1 and not row.breaks
+
+    asyncio.run(play())
 
 
 def test_a_taskset_goes_on_after_its_host_was_killed_and_nothing_is_sampled_again(start: Any) -> None:
