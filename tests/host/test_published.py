@@ -78,6 +78,7 @@ def calls(tool: str, arguments: str) -> Callable[[str, int, str], str]:
     return lambda name, turn, text: said if turn < 2 else "done"
 
 
+CALL_BACK = calls("back", '{"message": "1"}')("", 0, "")
 V1 = ("verifiers-0.4", "verifiers", "--tokenizer", str(MODEL))
 V0 = ("verifiers-0.1", "verifiers")
 
@@ -121,14 +122,27 @@ def test_an_environment_is_played_and_its_report_accepted(
         assert len(seat["branches"]) <= 1 and seat["branches"] == served.rows[seat["trajectory"]].branches()
 
 
-def test_the_gateway_of_a_run_takes_the_reports_of_a_game_of_two(start: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "say", "seats", "reward", "turns"),
+    [
+        ((*V1, "small_kuhn"), bets, 2, 2.0, 1),
+        ((*V0, "small_v0"), repeats, 1, 0.5, 2),
+        ((*V0, "small_v0", "--args", '{"tool": true}'), lambda *_: CALL_BACK, 1, 0.0, 3),
+    ],
+    ids=["v1", "v0", "v0-tool"],
+)
+def test_the_gateway_of_a_run_takes_the_reports(
+    start: Any, tmp_path: Path, words: tuple[str, ...], say: Any, seats: int, reward: float, turns: int
+) -> None:
+    packages, *command = words
+
     async def play() -> None:
-        async with real_gateway(tmp_path, bets, groups=4) as (url, token, coordinator):
-            process = start(V1[0], url, *V1[1:], "small_kuhn", token=token)
+        async with real_gateway(tmp_path, say, 3, seats) as (url, token, coordinator):
+            process = start(packages, url, *command, token=token)
             await until(lambda: coordinator.over.is_set() or process.poll() is not None, 240)
             for row in coordinator.rows.values():
-                assert row.over is not None and row.over.failure == "" and abs(row.over.reward) == 2.0
-                assert len(row.sampled) == 1 and not row.breaks
+                assert row.over is not None and row.over.failure == "", row.over
+                assert abs(row.over.reward) == reward and len(row.sampled) == turns and not row.breaks
 
     asyncio.run(play())
 

@@ -14,14 +14,14 @@ from antiphon.services.reward.gateway import open_gateway
 from antiphon.services.reward.turns import answer_turns
 from tests.support.hosted_rows import AskingCoordinator, Row
 
-SAMPLES, SEATS = 4, 2
+SAMPLES = 4
 
 
 @asynccontextmanager
 async def real_gateway(
-    run_dir: Path, say: Say, groups: int
+    run_dir: Path, say: Say, groups: int, seats: int = 2
 ) -> AsyncIterator[tuple[str, str, AskingCoordinator]]:
-    """Serve groups of two episodes of two seats; give URL, token and the coordinator that asks about them."""
+    """Serve groups of four samples; give URL, token and the coordinator that asks about them."""
     config = build_config(
         {
             "model": {
@@ -29,9 +29,9 @@ async def real_gateway(
                 "renderer": "qwen3",
                 "template_arguments": {"thinking_retention": "all"},
             },
-            "environment": {"name": "host", "seats": SEATS, "train_size": 32, "reward_range": [-3.0, 4.0]},
+            "environment": {"name": "host", "seats": seats, "train_size": 32, "reward_range": [-3.0, 4.0]},
             "loop": {"group_size": SAMPLES},
-            "evaluation": {"samples": SEATS},
+            "evaluation": {"samples": seats},
             "sampling": {"max_tokens": 16},
             "rollout": {"max_model_tokens": 1024},
         }
