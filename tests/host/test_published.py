@@ -17,6 +17,7 @@ import pytest
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.scripted_gateway import MODEL, TOKEN, ScriptedGateway, until
 from tests.support.own_package import install
+from tests.support.real_gateway import real_gateway
 
 ROOT = Path(__file__).parents[2]
 GAMES = (ROOT / "tests" / "support" / "hosted", ROOT / "examples" / "hosted")
@@ -42,7 +43,7 @@ def start(program: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Return a function that starts the program for a gateway, with the packages of a list."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(packages: str, url: str, *words: str) -> subprocess.Popen[str]:
+    def begin(packages: str, url: str, *words: str, token: str = TOKEN) -> subprocess.Popen[str]:
         try:
             python = python_with(
                 [PACKAGES[packages], "-r", f"{ROOT}/host/{packages}.txt"], beside_project=False
@@ -50,7 +51,7 @@ def start(program: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         except MissingToolError as reason:
             pytest.skip(str(reason))
         paths = os.pathsep.join(map(str, (program, *GAMES)))
-        variables = {**os.environ, "PYTHONPATH": paths, "ANTIPHON_GATEWAY": url, "ANTIPHON_TOKEN": TOKEN}
+        variables = {**os.environ, "PYTHONPATH": paths, "ANTIPHON_GATEWAY": url, "ANTIPHON_TOKEN": token}
         command = [str(python), "-m", "antiphon_env_host", *words]
         started.append(subprocess.Popen(command, env=variables, text=True, stderr=subprocess.PIPE))
         return started[-1]
@@ -77,6 +78,7 @@ def calls(tool: str, arguments: str) -> Callable[[str, int, str], str]:
     return lambda name, turn, text: said if turn < 2 else "done"
 
 
+CALL_BACK = calls("back", '{"message": "1"}')("", 0, "")
 V1 = ("verifiers-0.4", "verifiers", "--tokenizer", str(MODEL))
 V0 = ("verifiers-0.1", "verifiers")
 
@@ -118,6 +120,31 @@ def test_an_environment_is_played_and_its_report_accepted(
     assert {len(served.rows[seat["trajectory"]].turns) for seat in seen} <= turns
     for seat in seen:  # what was sampled is never rendered again
         assert len(seat["branches"]) <= 1 and seat["branches"] == served.rows[seat["trajectory"]].branches()
+
+
+@pytest.mark.parametrize(
+    ("words", "say", "seats", "reward", "turns"),
+    [
+        ((*V1, "small_kuhn"), bets, 2, 2.0, 1),
+        ((*V0, "small_v0"), repeats, 1, 0.5, 2),
+        ((*V0, "small_v0", "--args", '{"tool": true}'), lambda *_: CALL_BACK, 1, 0.0, 3),
+    ],
+    ids=["v1", "v0", "v0-tool"],
+)
+def test_the_gateway_of_a_run_takes_the_reports(
+    start: Any, tmp_path: Path, words: tuple[str, ...], say: Any, seats: int, reward: float, turns: int
+) -> None:
+    packages, *command = words
+
+    async def play() -> None:
+        async with real_gateway(tmp_path, say, 3, seats) as (url, token, coordinator):
+            process = start(packages, url, *command, token=token)
+            await until(lambda: coordinator.over.is_set() or process.poll() is not None, 240)
+            for row in coordinator.rows.values():
+                assert row.over is not None and row.over.failure == "", row.over
+                assert abs(row.over.reward) == reward and len(row.sampled) == turns and not row.breaks
+
+    asyncio.run(play())
 
 
 def test_a_taskset_goes_on_after_its_host_was_killed_and_nothing_is_sampled_again(start: Any) -> None:
