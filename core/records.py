@@ -322,6 +322,9 @@ class TurnAnswer:
     """Why it could not be scored, in a line; empty where it was."""
     service: str = ""
     """The reward service that says it: it holds the conversation, and gets the trajectory's next turns."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """As in `core.messages.Ended`."""
+    reason: str = ""
 
 
 @frozen
@@ -331,6 +334,9 @@ class SampleReward:
     sample_index: int
     reward: float  # within its environment's range; 0 where there is none
     failure: str = ""  # why the trajectory could not be scored, in a line; empty where it was
+    parts: dict[str, float] = field(default_factory=dict)
+    """As in `core.messages.Ended`."""
+    reason: str = ""
 
 
 @frozen
@@ -367,6 +373,8 @@ class BatchRow(Completion):
     """Reward relative to the group, from `core.loop.advantages`."""
     failure: str = ""
     """Why there is no reward; such a row trains nothing and counts as never sampled."""
+    said: str = ""
+    """What the environment said at its end, in a line; a batch's file leaves it to the timings."""
 
 
 @frozen
@@ -389,6 +397,8 @@ class RowTiming:
     drafted: int | None = None
     covered: int | None = None
     accepted: int | None = None
+    said: str = ""
+    """What the environment said at the trajectory's end, in a line."""
 
 
 @frozen
@@ -419,6 +429,8 @@ class BatchRef:
     trajectories_failed: int = 0  # of the step: they could not be scored, no mean counts them
     tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
     samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Means of what the rewards are made of, over the groups whose environment says it, by name."""
 
 
 @frozen

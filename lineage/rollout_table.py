@@ -6,6 +6,7 @@ the same rows. Writer settings are fixed here, so the bytes depend on the rows, 
 and the pyarrow release, which the run's manifest records.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ TURNS_SCHEMA = pa.schema(
 )
 """The same where any trajectory has turns: also the ranges of tokens that were observed."""
 
-_LEFT_OUT = b"antiphon.left_out"
+_LEFT_OUT, _SAID = b"antiphon.left_out", b"antiphon.said"
 _BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage", "failure")
 _BATCH_LISTS = {
     "prompt_token_ids": ("prompt_token_ids", np.int32),
@@ -134,7 +135,7 @@ def encode_batch(rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = ()) -> 
     left, schema = "\n".join(f"{x.trajectories} {x.tokens} {x.group_id}" for x in left_out), BATCH_SCHEMA
     if any(row.observed for row in rows):
         columns["observed"], schema = [row.observed for row in rows], TURNS_SCHEMA
-    return _write(columns, schema, {_LEFT_OUT: left.encode()})
+    return _write(columns, schema, {_LEFT_OUT: left.encode()} | _said(rows))
 
 
 def decode_batch(payload: bytes) -> list[BatchRow]:
@@ -165,6 +166,7 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
             lists = table.column(name).combine_chunks()
             values = lists.flatten().to_numpy().copy()  # which may be written to
             columns[field] = np.split(values, np.cumsum(lists.value_lengths()))[: len(lists)]
+        columns["said"] = _said_in(table)
         rows = [
             BatchRow(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
         ]
@@ -187,7 +189,7 @@ def sampled_versions(payload: bytes) -> tuple[int, ...]:
 def encode_timings(rows: Sequence[RowTiming]) -> bytes:
     """Write the timings beside a batch as one Parquet file; no rows are fine."""
     names = TIMINGS_SCHEMA.names
-    return _write({name: [getattr(row, name) for row in rows] for name in names}, TIMINGS_SCHEMA)
+    return _write({name: [getattr(row, name) for row in rows] for name in names}, TIMINGS_SCHEMA, _said(rows))
 
 
 def decode_timings(payload: bytes) -> list[RowTiming]:
@@ -197,7 +199,8 @@ def decode_timings(payload: bytes) -> list[RowTiming]:
         IntegrityError: when the bytes are no timings table.
     """
     with _table(payload, TIMINGS_SCHEMA) as table:
-        return [RowTiming(**row) for row in table.to_pylist()]
+        rows = zip(table.to_pylist(), _said_in(table), strict=True)
+        return [RowTiming(**row, said=said) for row, said in rows]
 
 
 def count_workers(payload: bytes) -> dict[str, int]:
@@ -208,6 +211,17 @@ def count_workers(payload: bytes) -> dict[str, int]:
     """
     with _table(payload, TIMINGS_SCHEMA, columns=("worker_id",)) as table:
         return dict(sorted(Counter(table.column("worker_id").to_pylist()).items()))
+
+
+def _said(rows: Sequence[BatchRow | RowTiming]) -> dict[bytes, bytes]:
+    """Return what a table's metadata has of what environments said; nothing where none said anything."""
+    said = [row.said for row in rows]
+    return {_SAID: json.dumps(said).encode()} if any(said) else {}
+
+
+def _said_in(table: Any) -> list[str]:
+    found = (table.schema.metadata or {}).get(_SAID)
+    return [""] * table.num_rows if found is None else list(json.loads(found))
 
 
 def _check_row(row: BatchRow) -> None:

@@ -196,6 +196,7 @@ def step_line(
             "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
             **({"replaced": list(map(dataclasses.asdict, batch.replaced))} if batch.replaced else {}),
             **kept_samples(batch),
+            **({"reward_parts": batch.reward_parts} if batch.reward_parts else {}),
         }
         line["timings"]["timings_digest"] = batch.timings_digest
         if batch.drafting is not None:

@@ -7,7 +7,7 @@ ledger, so a run that was pulled shows the same. Which ones are shown follows fr
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from antiphon.core.seeds import derive_seed
 from antiphon.lineage.documents.graph import read_document
 from antiphon.lineage.layout import ledger_files
 from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry
-from antiphon.lineage.rollout_table import decode_batch
+from antiphon.lineage.rollout_table import decode_batch, decode_timings
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.models.codec import TextCodec, resolve_model_path
@@ -208,6 +208,10 @@ def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[Bat
     for step in range(version, version + files.config.loop.max_staleness + 1):
         for kind, trained in (("parquet", True), ("samples.parquet", False)):
             rows = files.rows(batch_entry(step, kind))
+            timings = files.body(batch_entry(step, "timings.parquet")) if trained and rows else None
+            if timings is not None:
+                said = [timing.said for timing in decode_timings(timings)]
+                rows = [replace(row, said=told) for row, told in zip(rows, said, strict=True)]
             yield from ((row, step, trained) for row in rows if row.oldest_version == version)
 
 
@@ -215,6 +219,7 @@ def _reason(row: BatchRow, answer: str, explain: Explain | None) -> str:
     if row.failure:
         return f"could not be scored: {row.failure}"
     said = [f"cut at {row.token_ids.size} tokens"] if row.finish_reason.cut_off else []
+    said.append(row.said)
     said += [explain(row.prompt_key, answer, row.reward)] if explain is not None else []
     return "; ".join(part for part in said if part)
 
@@ -224,6 +229,8 @@ def _logged(run_dir: Path) -> Iterable[tuple[str, str]]:
     for line in read_steps(run_dir):
         batch: Mapping[str, str] = line["batch"] or {}
         yield batch_entry(int(line["step"]), "parquet"), line["batch_digest"]
+        if "timings_digest" in line["timings"]:
+            yield batch_entry(int(line["step"]), "timings.parquet"), line["timings"]["timings_digest"]
         if "samples_digest" in batch:
             yield batch_entry(int(line["step"]), "samples.parquet"), batch["samples_digest"]
     for line in read_evaluations(run_dir):

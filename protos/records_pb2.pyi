@@ -235,7 +235,14 @@ class TurnToAnswer(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ...) -> None: ...
 
 class TurnAnswer(_message.Message):
-    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure", "service")
+    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure", "service", "parts", "reason")
+    class PartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +251,8 @@ class TurnAnswer(_message.Message):
     REWARD_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     row_digest: str
@@ -252,17 +261,30 @@ class TurnAnswer(_message.Message):
     reward: float
     failure: str
     service: str
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ..., service: _Optional[str] = ...) -> None: ...
+    parts: _containers.ScalarMap[str, float]
+    reason: str
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ..., service: _Optional[str] = ..., parts: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SampleReward(_message.Message):
-    __slots__ = ("sample_index", "reward", "failure")
+    __slots__ = ("sample_index", "reward", "failure", "parts", "reason")
+    class PartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     sample_index: int
     reward: float
     failure: str
-    def __init__(self, sample_index: _Optional[int] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
+    parts: _containers.ScalarMap[str, float]
+    reason: str
+    def __init__(self, sample_index: _Optional[int] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ..., parts: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class GroupRewards(_message.Message):
     __slots__ = ("group_id", "samples")
@@ -339,7 +361,7 @@ class VoidedBatch(_message.Message):
     def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., trajectories: _Optional[int] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
 
 class BatchRef(_message.Message):
-    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting", "reward_std", "replaced", "trajectories_failed", "tokens_dropped_stale", "samples_digest")
+    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting", "reward_std", "replaced", "trajectories_failed", "tokens_dropped_stale", "samples_digest", "reward_parts")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +369,13 @@ class BatchRef(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class RewardPartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +393,7 @@ class BatchRef(_message.Message):
     TRAJECTORIES_FAILED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_DROPPED_STALE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REWARD_PARTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     digest: str
     timings_digest: str
@@ -381,7 +411,8 @@ class BatchRef(_message.Message):
     trajectories_failed: int
     tokens_dropped_stale: int
     samples_digest: str
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ..., replaced: _Optional[_Iterable[_Union[VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., tokens_dropped_stale: _Optional[int] = ..., samples_digest: _Optional[str] = ...) -> None: ...
+    reward_parts: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ..., replaced: _Optional[_Iterable[_Union[VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., tokens_dropped_stale: _Optional[int] = ..., samples_digest: _Optional[str] = ..., reward_parts: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class SnapshotManifest(_message.Message):
     __slots__ = ("body", "origin", "signature")

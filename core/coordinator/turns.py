@@ -175,6 +175,8 @@ def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> 
             failure=failure_line(answer.failure) if answer.failure else "",
             at_s=now,
             service=answer.service,
+            parts=answer.parts,
+            reason=answer.reason,
         )
         loop.answering[answer.service] = now
         loop.fleet.work_done += 1

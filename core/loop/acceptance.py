@@ -8,12 +8,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from antiphon.core.checks import TokenRules, check_submission, submission_digest
+from antiphon.core.checks import FAILURE_CHARS, TokenRules, check_submission, submission_digest
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import believed_statistics
 from antiphon.core.errors import ContractError, IntegrityError, RefusedError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import GroupPhase, newest_scored, remembered_scores
+from antiphon.core.loop.group_state import GroupPhase, mean_parts, newest_scored, remembered_scores
 from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.places import window_of
 from antiphon.core.loop.run_state import RunState
@@ -154,7 +154,10 @@ def accept_rewards(
     group = state.groups[group_id]
     rewards = tuple(sample.reward for sample in given)
     failures = tuple((sample.sample_index, sample.failure) for sample in given if sample.failure)
-    found: list[e.JournalEvent] = [e.GroupRewarded(group_id, rewards, client_id, now, failures)]
+    lines = ((sample.sample_index, _said(sample)) for sample in given)
+    said = tuple((index, line) for index, line in lines if line)
+    parts = mean_parts(sample.parts for sample in given if not sample.failure)
+    found: list[e.JournalEvent] = [e.GroupRewarded(group_id, rewards, client_id, now, failures, said, parts)]
     if not failures or state.paused_reason:
         return found
     recent = newest_scored(state.recent_scored, state.authors(group), dict(failures), state.group_size)
@@ -170,6 +173,16 @@ def accept_rewards(
             )
         )
     return found
+
+
+def _said(sample: SampleReward) -> str:
+    """Return what an environment said at a trajectory's end, in a line.
+
+    >>> _said(SampleReward(0, 0.5, reason="won", parts={"moves": 3.0}))
+    'won; moves 3'
+    """
+    parts = ", ".join(f"{name} {value:g}" for name, value in sample.parts.items())
+    return "; ".join(filter(None, (sample.reason, parts)))[:FAILURE_CHARS]
 
 
 def author_of_failures(

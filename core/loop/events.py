@@ -6,6 +6,7 @@ noun.verb. Instants are seconds on the coordinator's monotonic clock: only their
 
 import json
 from collections.abc import Callable
+from dataclasses import field
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from pydantic_core import to_json
@@ -182,6 +183,10 @@ class TurnAnswered(JournalEvent):
     at_s: float
     service: str = ""
     """The reward service that said it."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """What the reward is made of, by name."""
+    reason: str = ""
+    """Why the environment ended it, in a few words."""
 
 
 @_event("group.rewarded")
@@ -194,6 +199,10 @@ class GroupRewarded(JournalEvent):
     at_s: float
     failures: tuple[tuple[int, str], ...] = ()
     """(sample, reason) of those that could not be scored; their reward is 0."""
+    said: tuple[tuple[int, str], ...] = ()
+    """(sample, line) of those whose environment said something at the end."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Means of what the rewards are made of, by name."""
 
 
 @_event("group.dropped")
@@ -226,6 +235,7 @@ class BatchSealed(JournalEvent):
     trajectories_failed: int = 0  # of used and filtered groups: they could not be scored, no mean counts them
     tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
     samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
+    reward_parts: dict[str, float] = field(default_factory=dict)  # means over its groups, by name
 
 
 @_event("batch.voided")

@@ -31,7 +31,7 @@ opened for it, under a new id.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -91,6 +91,10 @@ class GroupState:
     rewards: tuple[float, ...] = ()
     failures: dict[int, str] = field(default_factory=dict)
     """Sample -> why it could not be scored; its reward stands for nothing."""
+    said: dict[int, str] = field(default_factory=dict)
+    """Sample -> what its environment said at its end."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """As in `GroupRewarded`."""
     answers: dict[str, TurnAnswered] = field(default_factory=dict)
     """What the environment said to its turns, by `core.loop.turns.answer_key`."""
 
@@ -98,6 +102,7 @@ class GroupState:
         """Forget what was handed in; the leases that were granted stay known."""
         self.phase, self.lease_id, self.worker_id = GroupPhase.OPEN, "", ""
         self.token_counts, self.drafting, self.rewards, self.failures = (), None, (), {}
+        self.said, self.parts = {}, {}
 
     @property
     def scored(self) -> tuple[int, ...]:
@@ -137,6 +142,8 @@ class EvaluationState:
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
     failures: dict[int, dict[int, str]] = field(default_factory=dict)
     """Sample -> why it could not be scored."""
+    said: dict[int, dict[int, str]] = field(default_factory=dict)
+    """Sample -> what its environment said at its end."""
     finished: bool = False
     """All are rewarded, and the file of kept answers is in the store."""
     samples_digest: str = ""
@@ -182,6 +189,8 @@ class GroupOutcome:
     prompt_index: int = 0
     failures: dict[int, str] = field(default_factory=dict)
     """Sample -> why it could not be scored."""
+    said: dict[int, str] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, group: GroupState) -> "GroupOutcome":
@@ -194,6 +203,8 @@ class GroupOutcome:
             group.group_id,
             group.prompt_index,
             dict(group.failures),
+            dict(group.said),
+            dict(group.parts),
         )
 
 
@@ -257,6 +268,19 @@ def newest_scored(
     return [*before, *scored][-remembered_scores(group_size) :]
 
 
+def mean_parts(given: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each part of a reward over those that have it, by name.
+
+    >>> mean_parts([{"right": 1.0}, {"right": 0.0, "short": 0.5}, {}])
+    {'right': 0.5, 'short': 0.5}
+    """
+    found: dict[str, list[float]] = {}
+    for parts in given:
+        for name, value in parts.items():
+            found.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in sorted(found.items())}
+
+
 def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[VoidedBatch]) -> BatchRef:
     """Return what is kept of a sealed batch.
 
@@ -280,6 +304,7 @@ def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[
         trajectories_failed=event.trajectories_failed,
         tokens_dropped_stale=event.tokens_dropped_stale,
         samples_digest=event.samples_digest,
+        reward_parts=event.reward_parts,
     )
 
 

@@ -285,12 +285,13 @@ def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     if group.evaluation is None:
         group.phase = GroupPhase.REWARDED
         group.rewards, group.rewarded_at_s = event.rewards, event.at_s
-        group.failures = dict(event.failures)
+        group.failures, group.said, group.parts = dict(event.failures), dict(event.said), event.parts
         return
     evaluation = state.evaluations[group.evaluation]
     evaluation.rewards[group.prompt_index] = event.rewards
     evaluation.tokens[group.prompt_index] = group.token_counts
     evaluation.failures |= {group.prompt_index: dict(event.failures)} if event.failures else {}
+    evaluation.said |= {group.prompt_index: dict(event.said)} if event.said else {}
     state.work_accounts.close_group(event.group_id, Use.USEFUL)
     del state.groups[event.group_id]
     state.evaluating -= 1

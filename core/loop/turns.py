@@ -70,5 +70,5 @@ def rewards_of(submission: GroupSubmission, answers: Answers) -> tuple[SampleRew
         where = f"group {submission.group_id}, trajectory {x.sample_index}"
         digest = check_answered(x, x.sample_index, answers, where)
         answer = answers[answer_key(x.sample_index, digest)]
-        found.append(SampleReward(x.sample_index, answer.reward, answer.failure))
+        found.append(SampleReward(x.sample_index, answer.reward, answer.failure, answer.parts, answer.reason))
     return tuple(found)

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, get_args
 
 from antiphon.core.errors import ContractError, UnavailableError
@@ -26,6 +27,8 @@ TURN_CHARS = 1 << 18
 TURN_BYTES = 8 * TURN_CHARS
 """Longest line that is read of a scoring process that holds conversations: JSON may take six for each."""
 REASON_CHARS = 200
+MOST_PARTS, PART_CHARS = 16, 64
+"""Parts of a reward that are kept, the first ones, and characters of the name of one."""
 ROUNDING = 1e-6
 """So far outside of its range, in widths of that, a reward is the nearer end: parts that were added up as
 floats."""
@@ -257,7 +260,7 @@ def _checked_end(found: Ended, reward_range: tuple[float, float]) -> Ended | Fai
         return Failed(
             f"the environment ended with the reward {shown}, which lies outside {least:g}..{most:g}"
         )
-    parts = {str(name)[:REASON_CHARS]: float(value) for name, value in found.parts.items()}
+    parts = {str(name)[:PART_CHARS]: float(value) for name, value in islice(found.parts.items(), MOST_PARTS)}
     reason = plain(" ".join(str(found.reason)[:REASON_CHARS].split()))
     return Ended(min(most, max(least, float(found.reward))), parts, reason)
 

@@ -7,6 +7,7 @@ comparison is what MLflow's own "Share" keeps of a page: a tag of the experiment
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -37,6 +38,8 @@ _MODE = "workflowType=machine_learning"
 _AXES = ("wall_s", "tokens_total", "cost_dollars")
 """Metrics that are x axes of the prepared comparison, beside the step."""
 _NAMES = {name: f"{section}/{name}" for section, names in SECTIONS.items() for name in names.split()}
+_NO_NAME = re.compile(r"[^\w. -]", re.ASCII)
+"""What the name of a metric may not have."""
 _SPLIT = {metric.name for metric in STALENESS_METRICS}
 
 
@@ -71,6 +74,8 @@ def step_metrics(line: Mapping[str, Any]) -> dict[str, float]:
     metrics = {chart_name(name): value for name, value in metrics.items()}
     for staleness, count in batch.get("staleness_histogram", {}).items():
         metrics[f"staleness/trajectories.staleness_{staleness}"] = count
+    for name, value in batch.get("reward_parts", {}).items():
+        metrics[f"reward_part/{_NO_NAME.sub('_', name)}"] = value
     return metrics
 
 

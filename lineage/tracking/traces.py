@@ -101,6 +101,7 @@ def log_trace(
         "advantage": row.advantage,
         "finish_reason": row.finish_reason.value,
         "worker": note.worker_id,
+        **({"said": note.said} if note.said else {}),
     }
     span: dict[str, Any] = {
         "trace_id": trace_id,

@@ -7,6 +7,7 @@ worker and lease ids. Rows stand in the order of the groups, then of the samples
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from antiphon.core.loop.group_state import (
     GroupState,
     Tally,
     heldout_group_id,
+    mean_parts,
 )
 from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming, Trajectory
@@ -90,6 +92,7 @@ def seal_batch(
         trajectories_failed=sum(group.failed for group in outcomes),
         tokens_dropped_stale=since_seal.tokens_stale,
         samples_digest=store.put(encode_batch(kept)) if kept else "",
+        reward_parts=mean_parts(group.parts for group in outcomes),
     )
 
 
@@ -106,7 +109,8 @@ async def left_out_rows(
         # All that were scored have the same reward.
         rewards = (group.rewards[0] if group.rewards else 0.0,) * len(group.token_counts)
         prompt = prompts.prompt("train", group.prompt_index)
-        rows += await _kept_rows(group.group_id, prompt, rewards, group.failures, submissions)
+        told = group.failures, group.said
+        rows += await _kept_rows(group.group_id, prompt, rewards, *told, submissions)
     return rows
 
 
@@ -117,7 +121,8 @@ async def answers_of(
     rows = []
     for index, rewards in sorted(evaluation.rewards.items()):
         group_id, prompt = heldout_group_id(version, index), prompts.prompt("heldout", index)
-        rows += await _kept_rows(group_id, prompt, rewards, evaluation.failures.get(index, {}), submissions)
+        told = evaluation.failures.get(index, {}), evaluation.said.get(index, {})
+        rows += await _kept_rows(group_id, prompt, rewards, *told, submissions)
     return rows
 
 
@@ -149,6 +154,7 @@ async def _kept_rows(
     prompt: Prompt,
     rewards: Sequence[float],
     failures: Mapping[int, str],
+    said: Mapping[int, str],
     submissions: Submissions,
 ) -> list[BatchRow]:
     submission = await submissions.find(group_id)
@@ -156,7 +162,10 @@ async def _kept_rows(
         return []  # an older version kept only some
     given = [0.0 if index in failures else reward for index, reward in enumerate(rewards)]
     return [
-        _row(group_id, prompt, trajectory, given[index], 0.0, failures.get(index, ""))
+        replace(
+            _row(group_id, prompt, trajectory, given[index], 0.0, failures.get(index, "")),
+            said=said.get(index, ""),
+        )
         for index, trajectory in enumerate(submission.trajectories)
     ]
 
@@ -235,6 +244,7 @@ def _timings(group: GroupState) -> list[RowTiming]:
             leased_at_s=group.leased_at_s,
             submitted_at_s=group.submitted_at_s,
             rewarded_at_s=group.rewarded_at_s,
+            said=group.said.get(index, ""),
             **counts,
         )
         for index in range(group.samples)

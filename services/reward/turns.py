@@ -79,7 +79,8 @@ class TurnAnswerer:
             if not (isinstance(said, Failed) and said.infrastructure and environment.rebuildable):
                 break
         if isinstance(said, Ended):
-            return answer(finish_reason=FinishReason.ENVIRONMENT, reward=said.reward)
+            over, parts = FinishReason.ENVIRONMENT, dict(said.parts)
+            return answer(finish_reason=over, reward=said.reward, parts=parts, reason=said.reason)
         if isinstance(said, Failed):
             return answer(finish_reason=FinishReason.FAILED, failure=said.reason)
         unfinished = getattr(environment, "unfinished_reward", environment.reward_range[0])

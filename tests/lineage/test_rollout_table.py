@@ -44,6 +44,7 @@ def batch_rows(draw: st.DrawFn) -> BatchRow:
         finish_reason=draw(st.sampled_from(FinishReason)),
         reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
         advantage=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        said=draw(st.just("") | st.text(max_size=8)),
     )
 
 
@@ -80,6 +81,7 @@ def test_rows_come_back_bit_for_bit_and_in_order(rows: list[BatchRow]) -> None:
             rewarded_at_s=st.floats(0, 1e6),
             passes=st.none() | st.integers(0, 2**40),
             drafted=st.none() | st.integers(0, 2**40),
+            said=st.just("") | st.text(max_size=8),
         ),
         max_size=5,
     )

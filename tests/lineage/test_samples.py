@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from antiphon.lineage.names import name_of
 from antiphon.lineage.samples import Sample, SampleFiles, choose, read_samples
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report.page import samples_section
+from tests.support import artifacts
 from tests.support.artifacts import RecordedRun
 
 STEPS = 4
@@ -81,6 +83,24 @@ def test_reasons_name_what_cut_an_answer_and_what_the_environment_says(
     assert {s.reason for s in found if s.reward == 1.0} == {"cut at 6 tokens; because"}
     assert {s.reason for s in found if s.reward < 1.0} == {"because"}
     assert sorted(asked) == sorted((s.key, s.reward) for s in found)
+
+
+def test_what_an_environment_said_at_the_end_is_a_reason_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, said in (("tiny_timing", "won; moves 3"), ("kept_row", "gave up")):
+        made = getattr(artifacts, name)
+        monkeypatch.setattr(
+            artifacts, name, lambda *where, made=made, said=said: replace(made(*where), said=said)
+        )
+    run = RecordedRun(tmp_path, record={"mlflow": False, "samples": 2})
+    run.complete(2)
+    found = shown(run.run_dir, run.store, version=0, split="train", count=8)
+    assert {(s.reason, s.trained) for s in found} == {
+        ("won; moves 3", True),
+        ("gave up", False),
+        ("cut at 6 tokens; gave up", False),
+    }
 
 
 def test_the_ledger_alone_shows_the_same(run: RecordedRun, tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ def _keeps_prefixes(engine: VllmEngine, requests: Sequence[EngineRequest]) -> bo
     whole = run_to_end(engine, longer)
     kept = _continued(engine, longer, whole)
     engine.drop_prefixes()
-    anew = _continued(engine, longer, whole)
-    return compare(whole, kept).bits_equal and compare(kept, anew).bits_equal
+    computed = _continued(engine, longer, whole)
+    return compare(whole, kept).bits_equal and compare(kept, computed).bits_equal
 
 
 def _widest_prompt(engine: VllmEngine, seed: int) -> tuple[int, ...]:

@@ -15,9 +15,19 @@ from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.coordinator.turns import ask, take_answers, to_answer
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
+from antiphon.core.loop.acceptance import accept_rewards
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.partials import KeptGroup, KeptSample, false_author
-from antiphon.core.records import FinishReason, PartialTrajectory, TurnAnswer, VersionSpan
+from antiphon.core.loop.turns import rewards_of
+from antiphon.core.records import (
+    FinishReason,
+    GroupSubmission,
+    PartialTrajectory,
+    SampleReward,
+    Trajectory,
+    TurnAnswer,
+    VersionSpan,
+)
 from antiphon.core.requests import TurnReply, TurnRequest
 from antiphon.core.spans import rest_of
 from tests.support.light_environment import LightTurnPrompts
@@ -211,6 +221,29 @@ def test_who_handed_over_between_two_turns_is_not_blamed_for_what_came_after() -
     kept = KeptGroup((KeptSample(lied, (("honest", 2), ("other", 5))),))
     found = false_author(kept, check_of(loop, group))
     assert found is not None and found[0] == "other"
+
+
+def test_what_the_environment_says_at_the_end_is_kept_with_the_rewards() -> None:
+    loop, row = made_loop(), turn([3, 1])
+    asked(loop, row)
+    (question,) = to_answer(loop, "r-1", 8, 1.0)
+    named = question.group_id, question.sample_index, question.row_digest
+    over = FinishReason.ENVIRONMENT
+    told = TurnAnswer(
+        *named, finish_reason=over, reward=1.0, parts={"right": 1.0, "moves": 3.0}, reason="won"
+    )
+    assert run(loop, take_answers(loop, [told], 1.0)) == 1
+    (answer,) = loop.run.groups[GROUP].answers.values()
+    assert (answer.reason, answer.parts) == ("won", told.parts)
+    whole = Trajectory(row.token_ids, row.logprobs, row.spans, over, sample_index=0, seed=0)
+    given = rewards_of(GroupSubmission(LEASE, GROUP, WORKER, (whole,), 0.0), loop.run.groups[GROUP].answers)
+    other = SampleReward(1, 0.0, parts={"right": 0.0})
+    (rewarded,) = accept_rewards(loop.run, GROUP, (*given, other), "", 1.0, 0.1)
+    assert isinstance(rewarded, e.GroupRewarded)
+    assert rewarded.said == ((0, "won; right 1, moves 3"), (1, "right 0"))
+    assert rewarded.parts == {"moves": 3.0, "right": 0.5}
+    again = e.load_event(rewarded.kind, e.dump_event(rewarded))
+    assert again == rewarded
 
 
 def test_a_group_without_its_answers_is_no_group() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.assembly import SealPlan
-from antiphon.core.loop.group_state import GroupPhase, GroupState, Tally
+from antiphon.core.loop.events import BatchSealed, StepCommitted
+from antiphon.core.loop.group_state import GroupPhase, GroupState, Tally, sealed_batch
 from antiphon.core.records import (
     BatchRow,
     FinishReason,
@@ -16,8 +17,10 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.lineage.rollout_table import LeftOut, decode_batch, read_batch
+from antiphon.lineage.rollout_table import LeftOut, decode_batch, decode_timings, read_batch
+from antiphon.lineage.run_log import step_line
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.tracking.charts import step_metrics
 from antiphon.services.coordinator.sealing import Sampled, seal_batch
 
 LENGTHS = (2, 5, 3, 5)
@@ -71,6 +74,25 @@ def test_a_masked_completion_moves_no_baseline_and_is_in_no_divisor(
     rows, found = sealed(tmp_path, "drop", truncated)
     assert [row.advantage for row in rows] == advantages
     assert found == [left_out]
+
+
+def test_what_environments_say_of_rewards_is_in_means_and_timings_and_in_no_batch(tmp_path: Path) -> None:
+    (told, by_told), (silent, _) = sampled("g0", (1.0, 1.0, 0.0, 1.0)), sampled("g1", (1.0,) * 4)
+    config, store = build_config({}), ArtifactStore(tmp_path)
+
+    def seal() -> BatchSealed:
+        return seal_batch(SealPlan(0, (told,), (silent,)), {"g0": by_told}, Tally(), config, store)
+
+    plain = seal()
+    told.said, told.parts, silent.parts = {1: "won; right 1"}, {"right": 0.75}, {"right": 0.25, "short": 1.0}
+    found = seal()
+    assert found.digest == plain.digest and plain.reward_parts == {}
+    assert found.reward_parts == {"right": 0.5, "short": 1.0}
+    said = [timing.said for timing in decode_timings(store.get(found.timings_digest))]
+    assert said == ["", "won; right 1", "", ""]
+    committed = StepCommitted(0, 1, "w", found.digest, {}, True, 1.0)
+    line = step_line(committed, sealed_batch(found, (), ()), 1.0, None)
+    assert step_metrics(line)["reward_part/short"] == 1.0
 
 
 def test_with_refill_other_groups_have_the_places_of_those_left_out(tmp_path: Path) -> None:
