@@ -54,7 +54,8 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         row = _row(loop, request)
         if row is None:
             return TurnReply(answered=False, kept=_kept(loop, request))
-        check(row)  # a piece alone does not show how long its turn is
+        if row is not piece:
+            check(row)  # a piece alone does not show how long its turn is
         where = f"a turn of group {group.group_id}, sample {row.sample_index}"
         digest = check_answered(row, row.sample_index, group.answers, where)
         name = f"{group.group_id}/{answer_key(row.sample_index, digest)}"
@@ -65,16 +66,26 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         worker_id, reason = false or (request.worker_id, str(error))
         yield from strike(loop, name_of_worker(worker_id), group.group_id, "refused", reason, now)
         raise RefusedError(str(error)) from error
-    answer = group.answers.get(answer_key(row.sample_index, digest))
-    if answer is not None:
-        over = FinishReason(answer.finish_reason) if answer.finish_reason else None
-        return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request))
+    if (reply := reply_to(loop, request, name)) is not None:
+        return reply
     if name not in loop.turns:
         # A lease has one row of each sample: another question of it waits for nothing any more.
         asked = request.lease_id, row.sample_index
         loop.turns = {other: turn for other, turn in loop.turns.items() if turn.asked != asked}
         loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now, asked, _home(group, row))
     return name
+
+
+def reply_to(loop: LoopState, request: TurnRequest, name: str) -> TurnReply | None:
+    """Return the answer to a question by its name, if the worker still has its lease and there is one."""
+    group_id, _, key = name.partition("/")
+    held, group = loop.leases.get(request.lease_id), loop.run.groups.get(group_id)
+    if held is None or group is None or (held.group_id, held.worker_id) != (group_id, request.worker_id):
+        return None
+    if (answer := group.answers.get(key)) is None:
+        return None
+    over = FinishReason(answer.finish_reason) if answer.finish_reason else None
+    return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request))
 
 
 def _kept(loop: LoopState, request: TurnRequest) -> int:

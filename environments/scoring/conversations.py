@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +32,9 @@ MOST_LIVE = 256
 """Conversations that are held at once; beyond, the one is dropped that was idle longest."""
 IDLE_S = 1800.0
 """A conversation that nobody asked for so long is dropped."""
+HELP_S = 0.002
+"""A turn that no thread has begun with after so long gets a further one. Most answers take less, and a thread
+for each would cost more than they do."""
 REMEMBERED = 4096
 """Trajectories whose last turn is remembered, those that ended included."""
 
@@ -190,6 +194,8 @@ class InProcessConversations(Conversations):
         """
         super().__init__(environment, most_live=most_live, idle_s=idle_s)
         self._hide, self._answer_timeout_s = hide, answer_timeout_s
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = 0
         if names := sandboxed_tools(environment.tools):
             raise ConfigError(
                 f"environment.name={environment.name}: its tool {names[0]} runs in the sandbox alone; leave "
@@ -209,26 +215,45 @@ class InProcessConversations(Conversations):
         return await self._in_thread(1 + len(asked.replies), self._begin, held, asked, problem)
 
     async def _in_thread(self, answers: int, work: Callable[..., Turn], *arguments: Any) -> Turn:
-        """Return what `work` makes of this many answers, in a thread of its own: one that waits, such as for
-        a judge, delays no other, and one that hangs delays no exit."""
+        """Return what `work` makes of this many answers, in a thread: where those there are do not begin with
+        it soon, such as while they wait for a judge, a further one does."""
         loop, limit_s = asyncio.get_running_loop(), answers * self._answer_timeout_s
         answer: asyncio.Future[Turn] = loop.create_future()
+        begun = False
 
         def say(turn: Turn) -> None:
             if not answer.done():
                 answer.set_result(turn)
 
         def run() -> None:
+            nonlocal begun
+            begun = True
             turn = work(*arguments)
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(say, turn)
 
-        Thread(target=run, name="conversation", daemon=True).start()
+        def help_out() -> None:
+            if not begun:
+                self._threads += 1
+                Thread(target=_work_off, args=(self._jobs,), name="conversation", daemon=True).start()
+
+        self._jobs.put(run)
+        if self._threads:
+            loop.call_later(HELP_S, help_out)
+        else:
+            help_out()
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
             return Failed(f"the environment did not answer within {limit_s:g} s")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        for _ in range(self._threads):
+            self._jobs.put(None)
 
     def _begin(self, held: _Held, asked: _Asked, problem: Problem) -> Turn:
         def begin() -> object:
@@ -347,6 +372,11 @@ class ConversationPool(Conversations):
             (process, pid), held.state = held.state, None
             if process.pid == pid:
                 await process.forget(trajectory)
+
+
+def _work_off(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
 
 
 def _gone(why: str) -> Failed:

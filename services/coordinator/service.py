@@ -244,12 +244,14 @@ class CoordinatorService(Coordinator):
 
     async def answer_turn(self, request: TurnRequest) -> TurnReply:
         machine, loop = self.state_machine, self._loop
-        deadline = machine.clock() + _within(request.wait_s)
+        deadline, name = machine.clock() + _within(request.wait_s), ""
         while True:
             machine.check_open()
             before = machine.journal.last_seq
             try:
-                found = machine.run(turns.ask(loop, request, machine.clock()))
+                found = (turns.reply_to(loop, request, name) if name else None) or machine.run(
+                    turns.ask(loop, request, machine.clock())
+                )
             except ContractError:
                 if machine.journal.last_seq > before:  # it is a strike
                     await machine.written()
@@ -258,8 +260,9 @@ class CoordinatorService(Coordinator):
                 if found.answered:
                     await machine.written()
                 return found
+            name = found
             machine.turns.notify()
-            if not await machine.answered(found).wait(deadline - machine.clock()):
+            if not await machine.answered(name).wait(deadline - machine.clock()):
                 return TurnReply(answered=False, kept=request.piece.start)
 
     async def pull_turns(self, client_id: str, limit: int, wait_s: float) -> Sequence[TurnToAnswer]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import structlog
 
 from antiphon.api.coordinator import Coordinator
@@ -27,6 +28,8 @@ PULL_TURNS = 64
 """Most turns taken at once."""
 ATTEMPTS = 3
 """How often a turn is asked whose process could not answer."""
+READ_BEFORE = 4096
+"""Trajectories whose replies are remembered."""
 AT_ONCE = 1024
 """Turns that wait for the environment at the same time."""
 
@@ -54,13 +57,30 @@ class TurnAnswerer:
     def __init__(self, conversations: Conversations, renderer: Renderer, seed: int) -> None:
         """Answer by `conversations`, in the form of `renderer`; `seed` is `environment.seed`."""
         self._conversations, self._renderer, self._seed = conversations, renderer, seed
+        self._read: dict[str, tuple[TurnToAnswer, tuple[Reply, ...]]] = {}
+        """The last question about each trajectory that goes on, and the replies in its row."""
 
     async def __call__(self, turn: TurnToAnswer) -> TurnAnswer:
         """Return the answer to a turn; where there is none the trajectory has failed."""
         answer = await self._answer(turn)
         if answer.finish_reason is not None:
+            self._read.pop(_name_of(turn), None)
             await self._conversations.forget(_name_of(turn))
         return answer
+
+    def _replies_before(self, turn: TurnToAnswer) -> tuple[Reply, ...]:
+        """Return those replies of a row that were read before, the first ones."""
+        last, replies = self._read.pop(_name_of(turn), (turn, ()))
+        while len(self._read) >= READ_BEFORE:
+            del self._read[next(iter(self._read))]
+        size = last.token_ids.size
+        next_starts = [start for start, _ in turn.observed[len(last.observed) :]][:1]
+        goes_on = (
+            turn.observed[: len(last.observed)] == last.observed
+            and next_starts in ([], [size])
+            and np.array_equal(turn.token_ids[:size], last.token_ids)
+        )
+        return replies[: len(turn.observed)] if goes_on else ()
 
     async def _answer(self, turn: TurnToAnswer) -> TurnAnswer:
         environment = self._conversations.environment
@@ -68,10 +88,11 @@ class TurnAnswerer:
         row, prompt = turn.token_ids.tolist(), list(turn.prompt_token_ids)
         starts = [0, *(stop for _, stop in turn.observed)]
         stops = [*(start for start, _ in turn.observed), len(row)]
-        replies = [
-            self._renderer.reply(prompt + row[:start], row[start:stop], environment.tools)
-            for start, stop in zip(starts, stops, strict=True)
-        ]
+        replies = self._replies_before(turn)
+        for start, stop in zip(starts[len(replies) :], stops[len(replies) :], strict=True):
+            reply = self._renderer.reply(prompt + row[:start], row[start:stop], environment.tools)
+            replies = (*replies, reply)
+        self._read[_name_of(turn)] = turn, replies
         seed = conversation_seed(self._seed, turn.prompt_key)
         for _ in range(ATTEMPTS):
             said = await self._conversations.answer(_name_of(turn), turn.prompt_key, seed, replies)

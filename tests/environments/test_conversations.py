@@ -163,6 +163,9 @@ def test_an_environment_that_hangs_in_this_process_costs_its_trajectory_and_no_o
             assert found == Failed("the environment did not answer within 0.2 s")
             ended = await conversations.answer("b", KEY, SEED, [Reply("1"), Reply("hang"), Reply("2")])
             assert ended == Failed("the trajectory ended with reply 2")
+            for number in range(20):  # quick ones need no thread each
+                assert await conversations.answer(f"c{number}", KEY, SEED, [Reply("1")]) == (user("1"),)
+            assert conversations._threads <= 8
 
     released = threading.Event()
     try:
