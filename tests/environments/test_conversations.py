@@ -403,7 +403,9 @@ def test_tools_of_the_sandbox_are_refused_where_there_is_none() -> None:
 
 @given(
     st.lists(st.builds(Message, st.sampled_from(["user", "tool", "system"]), st.text(min_size=1)), min_size=1)
-    | st.builds(Ended, st.floats(-2.0, 2.0), st.dictionaries(st.text(max_size=9), st.floats(-9, 9)))
+    | st.builds(
+        Ended, st.floats(-2.0, 2.0), st.dictionaries(st.text(max_size=9), st.floats(-9, 9), max_size=16)
+    )
     | st.builds(Failed, st.just("no"), st.booleans())
     | st.builds(Lost, st.just("no"), st.booleans())
 )
