@@ -22,7 +22,7 @@ from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_display import TokenRates, planes_of
 from antiphon.core.status import Event
 from antiphon.lineage.cursors import standing
-from antiphon.lineage.hosts import read_gateway, waiting_for_host
+from antiphon.lineage.hosts import GatewayRecord, read_gateway, waiting_for_host
 from antiphon.lineage.run_overview import read_figures
 from antiphon.net.security.credentials import Credentials
 from antiphon.runs.alarm_watch import alarm_line, current_alarms, records_alarms
@@ -78,13 +78,10 @@ def status(
         return _watch(address, directory.name, credentials)
     shown = StepAlarms(asyncio.run(commits_of(address, credentials)), found.reward_range)
     alarms, figures = current_alarms(shown, found, config, directory), read_figures(directory)
-    found, gateway = (
-        waiting_for_host(found, directory, config.gateway.host_timeout_s),
-        read_gateway(directory),
-    )
+    found = waiting_for_host(found, directory, config.gateway.host_timeout_s)
+    gateway = read_gateway(directory)
     if as_json:
-        kept = {} if gateway is None else {"gateway": dataclasses.asdict(gateway)}
-        _print_json(dataclasses.asdict(found) | kept, alarms, figures)
+        _print_json(dataclasses.asdict(found), alarms, figures, gateway)
         return 0
 
     from rich.console import Console
@@ -94,17 +91,23 @@ def status(
     history = RunHistory()
     history.take(found)
     Console().print(picture(found, planes_of(found, {}), history, None))
-    hosts = [] if gateway is None else [*gateway.lines(), f"gateway: {gateway.url}"]
-    print("\n".join([*figures.lines(), *map(alarm_line, alarms), *hosts, f"coordinator: {address}"]))
+    print(
+        "\n".join([*figures.lines(), *map(alarm_line, alarms), *gateway.lines(), f"coordinator: {address}"])
+    )
+    if gateway.url:
+        print(f"gateway: {gateway.url}")
     others = [d.name for d in list_runs(home) if d != directory]
     if run is None and others:
         print(f"other runs: {', '.join(others[-5:])}")
     return 0
 
 
-def _print_json(said: Mapping[str, Any], alarms: Sequence[Alarm], figures: RunFigures) -> None:
+def _print_json(
+    said: Mapping[str, Any], alarms: Sequence[Alarm], figures: RunFigures, gateway: GatewayRecord
+) -> None:
     plain_alarms = [dataclasses.asdict(alarm) for alarm in alarms]
-    print(json.dumps({**said, "alarms": plain_alarms, "figures": figures.plain()}, indent=2))
+    hosts = {"gateway": dataclasses.asdict(gateway)} if gateway.url else {}
+    print(json.dumps({**said, **hosts, "alarms": plain_alarms, "figures": figures.plain()}, indent=2))
 
 
 def _watch(address: str, run_id: str, credentials: Credentials | None) -> int:
@@ -142,10 +145,11 @@ def _show_resting(directory: Path, as_json: bool) -> int:
     else:
         first, *rest = figures.lines()
         lines = [f"run {directory.name}: {first}", *rest]
+    gateway = read_gateway(directory)
     if as_json:
-        _print_json(outcome, alarms, figures)
+        _print_json(outcome, alarms, figures, gateway)
     else:
-        print("\n".join([*lines, *map(alarm_line, alarms)]))
+        print("\n".join([*lines, *map(alarm_line, alarms), *gateway.lines()]))
     if not finished:
         raise AntiphonError(
             f"run {directory.name} is not running and not finished; continue it with "

@@ -40,7 +40,8 @@ class HostCounts:
 class GatewayRecord:
     """What is known of a run's gateway."""
 
-    url: str
+    url: str = ""
+    """Where hosts ask; empty where there is no gateway."""
     hosts: Mapping[str, HostCounts] = field(default_factory=dict)
     untaken: int = 0
     """Groups that no host has."""
@@ -54,12 +55,12 @@ class GatewayRecord:
         ]
 
 
-def read_gateway(run_dir: Path) -> GatewayRecord | None:
-    """Return what a run's folder says of its gateway; None where it has or had none."""
+def read_gateway(run_dir: Path) -> GatewayRecord:
+    """Return what a run's folder says of its gateway."""
     try:
         said: dict[str, Any] = json.loads((run_dir / GATEWAY_FILE).read_bytes())
     except FileNotFoundError:
-        return None
+        return GatewayRecord()
     hosts = {name: HostCounts(**counts) for name, counts in said["hosts"].items()}
     return GatewayRecord(said["url"], hosts, said["untaken"])
 
@@ -67,9 +68,7 @@ def read_gateway(run_dir: Path) -> GatewayRecord | None:
 def waiting_for_host(status: RunStatus, run_dir: Path, timeout_s: float) -> RunStatus:
     """Return a look at a run that says so where groups wait for a host and none was heard for `timeout_s`."""
     found, now = read_gateway(run_dir), wall_clock()
-    if found is None or not found.untaken:
-        return status
-    if any(now - one.seen_at < timeout_s for one in found.hosts.values()):
+    if not found.untaken or any(now - one.seen_at < timeout_s for one in found.hosts.values()):
         return status
     words = f"a host of the environment to take {found.untaken} groups: none is there at {found.url}"
     return replace(status, waiting=words)

@@ -121,8 +121,7 @@ def _facts(status: RunStatus, view: RunView, config: Mapping[str, Any], run_dir:
     known = (("mode", "mode {}"), ("max_staleness", "S = {}"))
     said = [words.format(loop[name]) for name, words in known if name in loop]
     environment = config.get("environment", {}).get("name")
-    gateway = read_gateway(run_dir)
-    hosts = [] if gateway is None else gateway.lines()
+    hosts = read_gateway(run_dir).lines()
     return [*([environment] if environment else ()), *said, done, state, *hosts]
 
 

@@ -413,16 +413,12 @@ class LiveRun(ServiceCalls):
 
     def _start_host(self) -> None:
         """Start the program that holds the environment, or say how one is started."""
-        gateway = read_gateway(self.run_dir)
-        assert gateway is not None, "the gateway listens"
+        url, token = read_gateway(self.run_dir).url, shlex.quote(str(self.run_dir / HOST_TOKEN))
         if command := self.config.environment.host_command:
-            self.supervisor.start(host_spec(self.run_dir, gateway.url, command))
+            self.supervisor.start(host_spec(self.run_dir, url, command))
             return
-        token = shlex.quote(str(self.run_dir / HOST_TOKEN))
-        self.display.message(f"hosts of the environment ask {gateway.url}; one is started by")
-        self.display.message(
-            f"  antiphon-env-host --gateway {gateway.url} --token-file {token} verifiers MODULE"
-        )
+        self.display.message(f"hosts of the environment ask {url}; one is started by")
+        self.display.message(f"  antiphon-env-host --gateway {url} --token-file {token} verifiers MODULE")
 
     def _provisioning(self, worker: Callable[[str], ServiceSpec]) -> Callable[[], None]:
         """Return what looks at the run once and orders its workers, each of which `worker` starts."""

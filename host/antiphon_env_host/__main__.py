@@ -78,14 +78,14 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> None:
     """Play until a signal ends it."""
-    running = asyncio.current_task()
-    assert running is not None, "this is a task"
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     if not options.gateway:
         raise HostError("there is no gateway; name its URL with --gateway or ANTIPHON_GATEWAY")
     gateway = Gateway(options.gateway, _token(options.token_file), options.patience_s)
     host = Host(gateway, _program(gateway, options), options.name, options.concurrency, options.episode_s)
+    running = asyncio.current_task()
+    assert running is not None, "this is a task"
+    for number in (signal.SIGTERM, signal.SIGINT):  # after the environment, which may have set its own
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     try:
         await host.run()
     finally:

@@ -460,14 +460,14 @@ async def open_gateway(
         forget_s=2.0 * patience_s,
         now=clock(),
     )
-    sessions.hosts.update(record.hosts if record is not None else {})
+    sessions.hosts.update(record.hosts)
     make_private_folder(run_dir / HOST_TOKEN.parent)
     # A host that was started before this process goes on with what it was given.
     secret = read_token(run_dir / HOST_TOKEN) or secrets.token_urlsafe(24)
     write_private(run_dir / HOST_TOKEN, f"{secret}\n".encode())
     renderer = await asyncio.to_thread(_renderer_of, config)
     gateway = Gateway(config, sessions, codec, renderer, clock, _admission(secret, guard))
-    before = int(record.url.rpartition(":")[2]) if record is not None else 0
+    before = int(record.url.rpartition(":")[2] or 0)
     port = section.port or (before if before and is_free(before, section.address) else 0)
     port = port or free_port(section.address)
     context = _certificate(config)

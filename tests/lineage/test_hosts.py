@@ -16,7 +16,7 @@ def test_a_run_waits_for_a_host_where_none_was_heard_lately(
 ) -> None:
     monkeypatch.setattr(hosts, "wall_clock", lambda: NOW)
     status = RunStatus("run-1", 4, 0, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, waiting="a batch")
-    assert waiting_for_host(status, tmp_path, 60.0) is status and read_gateway(tmp_path) is None
+    assert waiting_for_host(status, tmp_path, 60.0) is status and read_gateway(tmp_path) == GatewayRecord()
     for seen_at, untaken, waits in (
         (0.0, 3, True),
         (NOW - 61.0, 3, True),

@@ -3,7 +3,9 @@
 import asyncio
 import http.client
 import json
+import ssl
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from antiphon.models.codec import TextCodec
 from antiphon.net.security.access_tokens import make_token
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import signing_key
+from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.services.reward.gateway import open_gateway
 from antiphon.services.reward.turns import answer_turns
 from antiphon.system.clock import wall_clock
@@ -118,7 +121,6 @@ def served(
         if serving.done():
             serving.result()
         record = read_gateway(run_dir)
-        assert record is not None
         yield Served(run_dir, record.url, coordinator, loop)
     finally:
         loop.call_soon_threadsafe(stop.set)
@@ -435,7 +437,6 @@ def test_a_gateway_that_starts_again_is_found_where_it_was_and_goes_on(
             assert after.ok("/antiphon/v1/report", body)["accepted"]
         after.wait_over()
     record = read_gateway(tmp_path)
-    assert record is not None
     counts = record.hosts["h1"]
     assert (counts.taken, counts.reported, record.untaken) == (2, 2, 0)
     assert record.lines() == [
@@ -466,3 +467,23 @@ def test_a_model_without_a_renderer_for_turns_still_serves_tokens(
         gateway.ok(
             "/inference/v1/generate", {"token_ids": [4], "sampling_params": {"antiphon_trajectory": "g0/0"}}
         )
+
+
+def test_elsewhere_than_on_loopback_it_is_encrypted(model: str, tmp_path: Path, rows_of: Rows) -> None:
+    ensure_local_credentials(tmp_path)
+    bundle, tree = local_bundle(tmp_path), json.loads(config_of(model).model_dump_json())
+    tree["gateway"] |= {"address": "0.0.0.0"}
+    with (
+        pytest.raises(ConfigError, match=r"gateway\.address=0\.0\.0\.0 would serve without encryption"),
+        served(build_config(tree), tmp_path, rows_of(1)),
+    ):
+        pass
+    tree["services"] |= {"credentials": str(bundle), "address": "localhost"}
+    with served(build_config(tree), tmp_path, rows_of(1)) as gateway:
+        assert gateway.url == f"https://localhost:{gateway.port}"
+        trusting = ssl.create_default_context(cafile=bundle / "ca.pem")
+        request = urllib.request.Request(
+            f"{gateway.url}/v1/models", headers={"Authorization": f"Bearer {gateway.token}"}
+        )
+        with urllib.request.urlopen(request, timeout=WAIT_S, context=trusting) as reply:
+            assert json.load(reply)["data"][0]["id"] == "policy"
