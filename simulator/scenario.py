@@ -177,6 +177,8 @@ def drawn_scenario(seed: int) -> Scenario:
         editor=not fixed and RandomStream("editor", seed).happens(0.4),
         faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),
     )
+    if scenario.turns > 1:  # what the limits end earns nothing, so that few groups would differ
+        scenario = scenario.model_copy(update={"reward_rarity": 1})
     hosted = RandomStream("hosts", int(fixed), pattern)
     changes: dict[str, Any] = {
         "skips": _draw_skips(scenario, RandomStream("taken-back", int(fixed), pattern))
@@ -187,7 +189,7 @@ def drawn_scenario(seed: int) -> Scenario:
         manners = (Manner.HONEST, *(hosted.choose(others) for _ in range(1 + hosted.index(3))))
         kills = hosted.index(4)
         changes |= {"hosts": tuple(dict.fromkeys(manners)), "reward_services": 1, "failure_rarity": 0}
-        changes |= {"reward_rarity": 1, "faults": scenario.faults.model_copy(update={"host_kills": kills})}
+        changes |= {"faults": scenario.faults.model_copy(update={"host_kills": kills})}
     return scenario.model_copy(update=changes)
 
 

@@ -521,7 +521,8 @@ class World:
         harm_s = MISCHIEF * TIMEOUT_S * sum(manner in HARMFUL for manner in self._hosts.values())
         if self._hosts:  # they may wait for groups that no worker has room for before others give up theirs
             harm_s += self.config.services.stall_timeout_s
-        group_s += scenario.turns * SLOWEST_TURN_S if Manner.SLOW in self._hosts.values() else 0.0
+        slow_s = SLOWEST_TURN_S if Manner.SLOW in self._hosts.values() else 0.0
+        group_s = scenario.turns * (group_s + slow_s)
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
         return float(turns * group_s + harm_s + (1 + repeated) * scenario.learner_step_s[1])
