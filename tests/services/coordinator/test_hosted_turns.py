@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator import consequences, turns
 from antiphon.core.records import FinishReason, PartialTrajectory, TurnAnswer, VersionSpan
 from antiphon.core.requests import LeaseRequest, TurnReply, TurnRequest
 from antiphon.core.spans import rest_of
@@ -131,6 +131,31 @@ def test_no_host_hears_of_a_turn_before_it_is_on_the_disk(tmp_path: Path) -> Non
                 gate.set()
             (question,) = await pulling
             assert question.token_ids.tolist() == FIRST.token_ids.tolist()
+            asking.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_question_that_waits_for_a_host_comes_again_at_the_same_pace(tmp_path: Path) -> None:
+    async def run() -> None:
+        prompts = LightHostedPrompts(turns=3, tokens=40)
+        async with served(CONFIG, tmp_path, prompts=prompts) as site, asyncio.timeout(60.0):
+            client, loop = site.client(), site.service.state_machine.loop
+            await client.announce_snapshot(light_manifest(0))
+            await client.open_step(0)
+            worker_id = (await client.register(hello("first"))).worker_id
+            (lease,) = (await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))).leases
+            request = TurnRequest(worker_id, lease.lease_id, row([], []), 5.0)
+            asking = asyncio.ensure_future(client.answer_turn(request))
+            await client.pull_turns("gateway", 8, 5.0)
+            (turn,) = loop.turns.values()
+            gaps = []
+            for _ in range(5):
+                now = turn.deadline_s
+                assert turns.to_answer(loop, 8, now) == [turn.question]
+                assert turns.to_answer(loop, 8, now) == []
+                gaps.append(turn.deadline_s - now)
+            assert len(set(gaps)) == 1 and gaps[0] > 0.0
             asking.cancel()
 
     asyncio.run(run())
