@@ -262,9 +262,9 @@ def make_worker(
 
 
 def make_reward_service(
-    shared: SharedRun, coordinator: Coordinator, client_id: str, hosted: Answer | None = None
+    shared: SharedRun, coordinator: Coordinator, client_id: str, hosted: Gateway | None = None
 ) -> RewardService:
-    """Return the reward service of a process; `run` is its main routine, and `hosted` answers for hosts."""
+    """Return the reward service of a process; `run` is its main routine, and `hosted` serves hosts."""
     environment = engines.ArithmeticEnvironment(shared.config, shared.reward_rarity, shared.failure_rarity)
     stall_timeout_s = shared.config.services.stall_timeout_s
     decoder = engines.JsonDecoder()
@@ -280,7 +280,8 @@ def make_reward_service(
         client_id,
         stall_timeout_s,
         pull_wait_s=PULL_WAIT_S,
-        answer=None if shared.limits is None else hosted or own,
+        answer=None if shared.limits is None else hosted.answer if hosted else own,
+        sent=hosted.sent if hosted else None,
     )
 
 
@@ -308,7 +309,7 @@ async def serve_gateway(
 
     async with asyncio.TaskGroup() as tasks:
         looking = tasks.create_task(look())
-        await make_reward_service(shared, coordinator, client_id, gateway.answer).run(lambda: None)
+        await make_reward_service(shared, coordinator, client_id, gateway).run(lambda: None)
         looking.cancel()
 
 

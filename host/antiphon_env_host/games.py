@@ -7,7 +7,7 @@ message of the user.
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from antiphon_env_host.gateway import Gateway, HostError, LimitError
@@ -62,7 +62,6 @@ class TextArena:
             raise HostError(
                 f"textarena has no game {game}; it has {', '.join(near) or f'{len(known)} others'}"
             )
-        self.name = f"textarena:{game}"
         self._gateway, self._system = gateway, system
         self._make: Callable[[], Any] = lambda: textarena.make(game_id, **arguments)
 
@@ -85,16 +84,16 @@ class TextArena:
             return result
 
         alone(game.reset, num_players=len(talks), seed=seed)
-        done, player, stopped = False, 0, "game_over"
+        done, player = False, 0
         try:
             while not done:
                 player, told = alone(game.get_observation)
                 done, _ = alone(game.step, await talks[player].say(_heard(player, told)))
             rewards, _ = game.close()
         except LimitError:
-            rewards, stopped = {seat: -float(seat == player) for seat in range(len(talks))}, "limit"
+            rewards = {seat: -float(seat == player) for seat in range(len(talks))}
         for number, talk in enumerate(talks):
-            talk.seat.reward, talk.seat.stop_condition = float(rewards[number]), stopped
+            talk.seat.reward = float(rewards[number])
         return [talk.seat for talk in talks]
 
 
@@ -151,16 +150,14 @@ class OpenEnv:
     async def play(self, episode: Episode) -> Sequence[Seat]:
         """Play one episode; its reward is the sum of the steps' rewards."""
         talk = Talk(self._gateway, episode, episode.only_trajectory(self.name), self._system)
-        seat, seat.reward, seat.stop_condition = talk.seat, 0.0, "done"
+        seat, seat.reward = talk.seat, 0.0
         async with self._connect() as server:
             state = await self._ask(server, "reset", {"seed": episode.seed % SEEDS})
-            try:
+            with suppress(LimitError):
                 while not state["done"]:
                     reply = await talk.say(self._text(state["observation"]))
                     state = await self._ask(server, "step", {**self._arguments, self._action_key: reply})
                     seat.reward += state["reward"] or 0.0
-            except LimitError:
-                seat.stop_condition = "limit"
         return [seat]
 
     async def _ask(self, server: Any, kind: str, data: dict[str, Any]) -> dict[str, Any]:

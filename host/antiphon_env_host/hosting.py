@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -58,8 +59,6 @@ class Seat:
     reward: float | None = None
     branches: list[list[int]] = field(default_factory=list)
     """Token ids of each context with what was sampled in it; a context that goes on is one branch."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    stop_condition: str | None = None
     error: str | None = None
     """Why there is no reward, beginning with whose fault it was."""
 
@@ -72,9 +71,8 @@ class Seat:
 
     def report(self, trajectory: str) -> dict[str, Any]:
         """Return what the gateway is told: a reward that is a number, or an error."""
-        found: dict[str, Any] = {"trajectory": trajectory, "branches": self.branches}
-        found["metrics"] = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
-        found["stop_condition"] = self.stop_condition
+        branches = [[int(token) for token in branch] for branch in self.branches]
+        found: dict[str, Any] = {"trajectory": trajectory, "branches": branches}
         if self.error is None and self.reward is not None and math.isfinite(self.reward):
             return {**found, "reward": float(self.reward)}
         error = self.error or f"environment: its reward is {self.reward}, which is no finite number"
@@ -115,8 +113,6 @@ class Tasks(Generic[TaskT]):
 
 class Program(Protocol):
     """An environment, or a way to reach one."""
-
-    name: str
 
     def serving(self) -> AbstractAsyncContextManager[None]:
         """Hold what all episodes use.
@@ -159,9 +155,8 @@ class Host:
             tasks.create_task(self._stay_awake())
             while True:
                 await self._room.acquire()
-                asked = {"host": self.name, "programs": [self.program.name]}
                 try:
-                    group = await self.gateway.post("/antiphon/v1/take", asked)
+                    group = await self.gateway.post("/antiphon/v1/take", {"host": self.name})
                 except RefusedError as error:
                     raise HostError(f"the gateway at {self.gateway.url} gives no groups: {error}") from None
                 if group is None:
@@ -169,12 +164,15 @@ class Host:
                     continue
                 self.counts["taken"] += 1
                 playing = tasks.create_task(self._play_group(group))
+                if (lost := self._held.get(group["group"])) is not None:  # and given to this host again
+                    lost[0].cancel()
                 self._held[group["group"]] = playing, float(group["deadline_s"])
-                playing.add_done_callback(lambda _, name=group["group"]: self._drop(name))  # type: ignore[misc]
+                playing.add_done_callback(partial(self._drop, group["group"]))
 
-    def _drop(self, group: str) -> None:
+    def _drop(self, group: str, playing: asyncio.Task[None]) -> None:
         """Forget a group that is over."""
-        del self._held[group]
+        if group in self._held and self._held[group][0] is playing:
+            del self._held[group]
         self._room.release()
 
     async def _play_group(self, group: Mapping[str, Any]) -> None:
@@ -191,6 +189,7 @@ class Host:
         try:
             async with asyncio.timeout(self.episode_s):
                 seats = await self.program.play(episode)
+            said = [seat.report(name) for name, seat in zip(episode.trajectories, seats, strict=True)]
         except HostError:
             raise
         except TimeoutError:
@@ -200,8 +199,7 @@ class Host:
         except Exception as error:  # noqa: BLE001 - an environment may raise anything; the report says what
             why = f"environment: {type(error).__name__}: {error}"
         if why is not None:
-            seats = [Seat(error=why) for _ in episode.trajectories]
-        said = [seat.report(name) for name, seat in zip(episode.trajectories, seats, strict=True)]
+            said = [Seat(error=why).report(name) for name in episode.trajectories]
         failure = next((seat["error"] for seat in said if "error" in seat), None)
         report = {"host": self.name, "group": group, "episode": episode.number, "seats": said}
         try:

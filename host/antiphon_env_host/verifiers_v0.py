@@ -75,7 +75,7 @@ class VerifiersV0:
             {**episode.sampling, "extra_body": name},
             state_columns=["trajectory"],
         )
-        seat = Seat(done["reward"], metrics=done["metrics"] or {}, stop_condition=done["stop_condition"])
+        seat = Seat(done["reward"])
         if (error := done.get("error")) and not is_limit(str(error)):
             seat.error = f"verifiers: {error}"
         for step in done["trajectory"]:

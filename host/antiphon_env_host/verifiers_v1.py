@@ -136,9 +136,7 @@ class VerifiersV1:
         elif len(traces) != 1:
             seat.error = f"environment: agent {agent} ran {len(traces)} times in an episode, not once"
         else:
-            (trace,) = traces
-            seat.reward, seat.stop_condition = trace.reward, trace.stop_condition
-            seat.metrics = {name: value for name, value in trace.metrics.items() if value is not None}
+            seat.reward = traces[0].reward
         return seat
 
 

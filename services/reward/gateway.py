@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -23,7 +23,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.messages import Message
 from antiphon.core.records import SamplingParameters, TurnAnswer, TurnToAnswer
 from antiphon.core.trust.access_tokens import Denial, Refusal, Scope
@@ -47,7 +47,15 @@ TAKE_S = 20.0
 """Longest wait for a group."""
 TICK_S = 1.0
 """Pause between two looks at deadlines, and at what is to be kept of the hosts."""
-BODY_BYTES = 64 << 20
+BODY_BYTES = 8 << 20
+REPORT_BYTES = 64 << 20
+"""Of a report, which has all tokens of an episode."""
+BODY_S = 60.0
+"""Longest time that a body may take to arrive."""
+IDLE_S = 75.0
+"""Time after which a connection without a request is closed."""
+CHARACTERS = 16
+"""Most of a text for each token of the context: longer ones need not be made tokens of to be refused."""
 _NEUTRAL = {
     "n": 1,
     "min_p": 0.0,
@@ -107,7 +115,7 @@ class HostBody(BaseModel):
     """`POST /antiphon/v1/take`, and with the groups that it has `/antiphon/v1/alive`."""
 
     host: _Name
-    groups: list[str] = []
+    groups: list[str] = Field([], max_length=4096)
 
 
 class ReportBody(BaseModel):
@@ -116,7 +124,7 @@ class ReportBody(BaseModel):
     host: _Name
     group: str
     episode: int
-    seats: list[SeatReport]
+    seats: list[SeatReport] = Field(max_length=4096)
 
 
 class Gateway:
@@ -144,8 +152,10 @@ class Gateway:
             "heldout": config.evaluation.parameters(config.sampling),
         }
         self._room = config.rollout.max_model_tokens
-        self._questions: dict[tuple[str, str], asyncio.Future[TurnAnswer | None]] = {}
-        """By group and digest of the row with its sample."""
+        self._questions: dict[str, asyncio.Future[TurnAnswer | None]] = {}
+        """By trajectory, the newest."""
+        self._sending: dict[str, str] = {}
+        """Trajectory -> digest of the row whose answer is under way to the coordinator."""
         self._changes: WeakValueDictionary[str, Wakeup] = WeakValueDictionary()
         """By group; held by those who wait."""
         self._offered = Wakeup()
@@ -153,23 +163,32 @@ class Gateway:
         """The last messages of trajectories, with what was answered."""
 
     async def answer(self, turn: TurnToAnswer) -> TurnAnswer | None:
-        """Return the answer to a turn once a host has said it; None where the question came again."""
-        key = turn.group_id, f"{turn.sample_index}/{turn.row_digest}"
-        self._drop(key)
+        """Return the answer to a turn once a host has said it; None where the trajectory was asked about
+        again."""
+        name = f"{turn.group_id}/{turn.sample_index}"
+        self._drop(name)
         future: asyncio.Future[TurnAnswer | None] = asyncio.get_running_loop().create_future()
-        self._questions[key] = future
+        self._questions[name] = future
         self.sessions.asked(turn, self._clock())
         self._settle()
         self._change(turn.group_id)
         self._offered.notify()
         return await future
 
+    def sent(self, answers: Sequence[TurnAnswer]) -> None:
+        """Hear that the coordinator has journalled answers: their hosts may hear so."""
+        for said in answers:
+            name = f"{said.group_id}/{said.sample_index}"
+            if self._sending.get(name) == said.row_digest:
+                del self._sending[name]
+            self._change(said.group_id)
+
     def tick(self) -> None:
         """Look at deadlines; called about once a second."""
         self.sessions.tick(self._clock())
         self._settle()
-        for key in [key for key in self._questions if not self.sessions.knows(key[0])]:
-            self._drop(key)
+        for name in [one for one in self._questions if not self.sessions.knows(one.rpartition("/")[0])]:
+            self._drop(name)
         held = {*self.sessions.held()}
         self._chats = {name: said for name, said in self._chats.items() if name in held}
         for change in list(self._changes.values()):
@@ -178,7 +197,7 @@ class Gateway:
 
     def application(self) -> web.Application:
         """Return what is served."""
-        app = web.Application(middlewares=[self._guarded], client_max_size=BODY_BYTES)
+        app = web.Application(middlewares=[self._guarded], client_max_size=REPORT_BYTES)
         app.router.add_get("/v1/models", self._models)
         post = app.router.add_post
         post("/inference/v1/generate", partial(_handle, GenerateBody, self._generate))
@@ -222,6 +241,7 @@ class Gateway:
         _check_model(body.model)
         renderer, messages, tools = self._rendering(), _plain(body.messages), _plain(body.tools)
         name = _named(body, request)
+        self._check_length(message.content for message in messages)
         name = name if "/" in name else self._matching(messages)
         turns = (await self._trajectory(name)).turns or []
         context = context_of(renderer, messages, tools, {tuple(c): turn for c, turn in reversed(turns)})
@@ -241,9 +261,12 @@ class Gateway:
         if (body.prompt is None) == (body.messages is None):
             raise Refused(400, "give either prompt or messages")
         if body.prompt is not None:
+            self._check_length([body.prompt])
             ids = list(self._codec.encode(body.prompt, body.add_special_tokens))
         else:
-            ids = context_of(self._rendering(), _plain(body.messages), _plain(body.tools), {})
+            messages = _plain(body.messages)
+            self._check_length(message.content for message in messages)
+            ids = context_of(self._rendering(), messages, _plain(body.tools), {})
         return {"count": len(ids), "max_model_len": self._room, "tokens": ids}
 
     async def _take(self, body: HostBody, request: web.Request) -> dict[str, Any] | None:
@@ -267,16 +290,23 @@ class Gateway:
     async def _report(self, body: ReportBody, request: web.Request) -> dict[str, Any]:
         reporting = partial(self.sessions.report, body.host, body.group, body.episode, body.seats)
         reason = await self._until(body.group, lambda: reporting(self._clock()))
+        names = {seat.trajectory.partition("@")[0] for seat in body.seats}
+        await self._until(body.group, lambda: self._sending.keys().isdisjoint(names) or None)
         level = _log.warning if reason else _log.debug
         level("episode.reported", host=body.host, group=body.group, episode=body.episode, refused=reason)
         return {"accepted": not reason, "reason": reason}
 
     async def _sampled(self, name: str, context: Sequence[int], asked: SamplingBody) -> SampledTurn:
         """Wait for the turn that is sampled after a context."""
-        split = (await self._trajectory(name)).split
-        self._check_sampling(asked, self._sampling[split], len(context))
-        requesting = partial(self.sessions.request, name, np.asarray(context, dtype=np.int32))
-        return await self._until(name.rpartition("/")[0], lambda: requesting(self._clock()))
+        tokens = np.asarray(context, dtype=np.int32)
+
+        def request() -> SampledTurn | None:
+            found = self.sessions.find(name, self._clock())
+            if found is not None:
+                self._check_sampling(asked, self._sampling[found.split], tokens.size)
+            return self.sessions.request(name, tokens, self._clock())
+
+        return await self._until(name.rpartition("/")[0], request)
 
     async def _trajectory(self, name: str) -> Trajectory:
         """Wait until the row of a trajectory is known."""
@@ -291,7 +321,8 @@ class Gateway:
         """Say a turn after `before` tokens, each log-probability under both names that clients look for."""
         rest: dict[str, Any] = {"bytes": None, "top_logprobs": []}
         ids = turn.token_ids.tolist()
-        ended = ids[-1] in self._codec.end_tokens
+        stops = self._config.sampling.stop
+        ended = ids[-1] in self._codec.end_tokens or any(one in self._codec.decode(ids) for one in stops)
         choice = {"index": 0, "finish_reason": "stop" if ended else "length", "token_ids": ids, **choice}
         choice["logprobs"] = {
             "content": [
@@ -330,12 +361,14 @@ class Gateway:
         """Give the coordinator what was decided."""
         answers, self.sessions.outbox = self.sessions.outbox, []
         for said in answers:
-            self._drop((said.group_id, f"{said.sample_index}/{said.row_digest}"), said)
+            self._drop(f"{said.group_id}/{said.sample_index}", said)
 
-    def _drop(self, key: tuple[str, str], answer: TurnAnswer | None = None) -> None:
-        future = self._questions.pop(key, None)
+    def _drop(self, name: str, answer: TurnAnswer | None = None) -> None:
+        future = self._questions.pop(name, None)
         if future is not None and not future.done():
             future.set_result(answer)
+            if answer is not None:
+                self._sending[name] = answer.row_digest
 
     def _matching(self, messages: Sequence[Message]) -> str:
         """Return the one trajectory that messages without a name can belong to.
@@ -377,6 +410,12 @@ class Gateway:
                 f"({', '.join(map(str, sorted(self._codec.end_tokens)))}); leave it out",
             )
 
+    def _check_length(self, texts: Iterable[str]) -> None:
+        if (size := sum(map(len, texts))) > CHARACTERS * self._room:
+            raise Refused(
+                400, f"{size} characters are too many: the maximum context length is {self._room} tokens"
+            )
+
     def _rendering(self) -> Renderer:
         if isinstance(self._renderer, str):
             raise Refused(400, f"chat completions need a renderer: {self._renderer}")
@@ -389,7 +428,12 @@ async def _handle(
     request: web.Request,
 ) -> web.Response:
     try:
-        body = kind.model_validate_json(await request.read(), strict=True)
+        limited = request if kind is ReportBody else request.clone(client_max_size=BODY_BYTES)
+        async with asyncio.timeout(BODY_S):
+            read = await limited.read()
+        body = kind.model_validate_json(read, strict=True)
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {BODY_S:g} s; send it again") from None
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"])) or "the body"
@@ -472,7 +516,11 @@ async def open_gateway(
     port = port or free_port(section.address)
     context = _certificate(config)
     runner = web.AppRunner(
-        gateway.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        gateway.application(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        keepalive_timeout=IDLE_S,
     )
     await runner.setup()
     try:
@@ -492,14 +540,15 @@ async def open_gateway(
         """Write what is known of the hosts where that has changed."""
         nonlocal kept
         while sessions.heard:
-            sessions.hosts[sessions.heard.pop()].seen_at = round(wall_clock())
+            if (counts := sessions.hosts.get(sessions.heard.pop())) is not None:
+                counts.seen_at = round(wall_clock())
         record = GatewayRecord(url, sessions.hosts, sessions.untaken)
         if (found := asdict(record)) == kept:
             return
         try:
             write_gateway(run_dir, record)
             kept = found
-        except OSError as error:  # the next look tries again
+        except UnavailableError as error:  # the next look tries again
             _log.warning("gateway.unkept", error=str(error))
 
     async def look() -> None:

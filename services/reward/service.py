@@ -17,7 +17,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.net.rpc.retry import retry_unavailable
-from antiphon.services.reward.turns import Answer, answer_turns
+from antiphon.services.reward.turns import Answer, Sent, answer_turns
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
@@ -66,6 +66,7 @@ class RewardService:
         pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
         answer: Answer | None = None,
+        sent: Sent | None = None,
         environment_digest: str = "",
     ) -> None:
         """Prepare; nothing is pulled before `run`.
@@ -82,6 +83,7 @@ class RewardService:
             pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
             answer: answers turns; None for an environment without.
+            sent: told which answers of turns the coordinator has.
             environment_digest: of the environment's files here; "" for one without.
         """
         self._coordinator = coordinator
@@ -93,7 +95,7 @@ class RewardService:
         self._at_once = at_once
         self._pace = pace
         self._pull_wait_s = pull_wait_s
-        self._answer = answer
+        self._answer, self._sent = answer, sent
         self._environment_digest = environment_digest
         self._pulled: asyncio.Queue[tuple[str, GroupSubmission]] = asyncio.Queue()
         """Groups, each behind the key of its prompt."""
@@ -177,7 +179,9 @@ class RewardService:
     async def _answer_turns(self, answer: Answer) -> None:
         """Answer turns once the coordinator was seen to be the right one."""
         await self._is_right.wait()
-        await answer_turns(self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s)
+        await answer_turns(
+            self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s, self._sent
+        )
 
     async def _score(self) -> None:
         """Score one group after the other; as many of these run as may be scored at the same time."""

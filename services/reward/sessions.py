@@ -9,16 +9,16 @@ hold.
 T tokens of a row; times are seconds of the caller's clock.
 """
 
-import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from antiphon.core.checks import failure_line
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, FloatArray, IntArray, TurnAnswer, TurnToAnswer, VersionSpan
 from antiphon.core.seeds import conversation_seed
@@ -27,6 +27,8 @@ from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HostCounts
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+HOSTS_KEPT = 1024
+"""Hosts of which counts are kept; those that were silent longest are forgotten."""
 
 
 class Refused(ContractError):
@@ -56,12 +58,8 @@ class SeatReport(BaseModel):
     reward: float = math.nan
     error: str | None = None
     """Why there is no reward."""
-    branches: tuple[tuple[TokenId, ...], ...] | None = None
+    branches: tuple[tuple[TokenId, ...], ...] = ()
     """Of each context that was used the tokens up to its end."""
-    token_ids_digest: str = ""
-    """In their place: `digest_of` the last context."""
-    metrics: Mapping[str, Any] = Field(default_factory=dict)
-    stop_condition: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +79,8 @@ class Taken:
     key: str
     split: str
     index: int
-    attempt: int
-    """1 for the first host that takes it from here."""
     episodes: tuple[Episode, ...]
-    """Those that nobody reported."""
+    """Those that nobody reported; "@" and the number of the take stand behind the trajectories' names."""
 
 
 @dataclass(slots=True)
@@ -149,7 +145,8 @@ class _Group:
     """It had begun before this process, and its host may still say that it has it."""
     waited_for: bool = False
     """It was `awaited` once; that is over after `deadline_s`."""
-    takes: int = 0
+    take: str = ""
+    """Number of the newest take; empty where that was not heard since this process began."""
     reports: dict[int, tuple[tuple[SeatReport, ...], str]] = field(default_factory=dict)
     """By episode: what was reported, and why it was refused."""
 
@@ -198,6 +195,7 @@ class Sessions:
         self._environment, self._sizes = environment, group_sizes
         self._vocabulary, self._host_timeout_s = vocabulary, host_timeout_s
         self._forget_s, self._begun_s = forget_s, now
+        self._takes = int(now * 1000)  # those of processes before this one have smaller numbers
         self._groups: dict[str, _Group] = {}
         self.outbox: list[TurnAnswer] = []
         """Answers for the coordinator; who reads them empties it."""
@@ -215,15 +213,7 @@ class Sessions:
         group = self._groups.get(question.group_id)
         if group is None:
             group = self._groups[question.group_id] = self._group(question, now)
-        begun = question.token_ids.size or question.over
-        if begun and not group.takes and not group.waited_for:
-            group.awaited = group.waited_for = True
-            group.deadline_s = now + self._host_timeout_s
         group.heard_s = now
-        for sample in question.over:
-            ended = group.samples[sample]
-            if ended.known is None:  # before this process began, with its whole episode
-                ended.verdict = 0.0, ""
         session = group.samples[question.sample_index]
         if session.is_other(question):
             self._begin_again(group)
@@ -231,6 +221,18 @@ class Sessions:
         if answer is not None:
             self.outbox.append(answer)
             return
+        before = None if session.known is None else session.known.token_ids
+        if before is not None and not np.array_equal(question.token_ids[: before.size], before):
+            # It began again with other tokens, which its host has not seen: somebody takes it anew.
+            group = self._groups[question.group_id] = self._group(question, now)
+            group.waited_for, session = True, group.samples[question.sample_index]
+        begun = question.token_ids.size or question.over
+        if begun and not group.take and not group.waited_for:
+            group.awaited = group.waited_for = True
+            group.deadline_s = now + self._host_timeout_s
+        for sample in question.over:
+            if group.samples[sample].known is None:  # it ended before this process began
+                self._end_with(group, sample, question.over)
         session.known = question
         self._end_if_said(group, session)
 
@@ -241,23 +243,28 @@ class Sessions:
         group = next((group for group in self._groups.values() if group.free), None)
         if group is None:
             return None
-        group.host, group.deadline_s, group.takes = host, now + self._host_timeout_s, group.takes + 1
-        left = group.unreported
+        self._takes += 1
+        group.host, group.deadline_s, group.take = host, now + self._host_timeout_s, str(self._takes)
+        left = tuple(
+            replace(one, trajectories=tuple(f"{name}@{group.take}" for name in one.trajectories))
+            for one in group.unreported
+        )
         counts.taken += len(left)
-        return Taken(group.name, group.key, group.split, group.index, group.takes, left)
+        return Taken(group.name, group.key, group.split, group.index, left)
 
     def alive(self, host: str, groups: Sequence[str], now: float) -> tuple[list[str], list[str]]:
         """Note that a host lives; return which of these groups it has, and which it lost."""
         self.tick(now)
         self._counts(host)
         held = []
-        for group_id in groups:
+        for group_id in dict.fromkeys(groups):
             group = self._groups.get(group_id)
             if group is not None and group.held_by(host) and not group.over:
                 group.host, group.awaited = host, False
                 group.deadline_s = now + self._host_timeout_s
                 held.append(group_id)
-        return held, [one for one in groups if one not in held and not self._unheard(one, now)]
+        rest = {*groups} - {*held}
+        return held, [one for one in groups if one in rest and not self._unheard(one, now)]
 
     def knows(self, group_id: str) -> bool:
         """Return whether a group is asked about."""
@@ -273,17 +280,22 @@ class Sessions:
         ]
 
     def find(self, name: str, now: float) -> Trajectory | None:
-        """Return a trajectory; None while its group may still be asked about.
+        """Return a trajectory, by its name with or without the take; None while its group may still be
+        asked about.
 
         Raises:
-            Refused: when there is none of that name, or no host has it.
+            Refused: when there is none of that name, no host has it, or it was taken again since.
         """
-        group_id, _, sample = name.rpartition("/")
+        place, _, take = name.partition("@")
+        group_id, _, sample = place.rpartition("/")
         group = self._groups.get(group_id)
-        found = [one for one in group.samples if one.name == name] if group is not None else []
+        found = [one for one in group.samples if one.name == place] if group is not None else []
         if group is not None and found:
             if not group.host and not group.awaited:
                 raise Refused(409, f"group {group_id} is not held by a host; take it first")
+            group.take = group.take or take
+            if take not in ("", group.take):
+                raise Refused(409, f"group {group_id} was taken by another host meanwhile; take another")
             return found[0]
         if group_id and sample.isdecimal() and self._unheard(group_id, now):
             return None
@@ -331,9 +343,11 @@ class Sessions:
 
         if self._unheard(group_id, now):
             return None
-        if group is None or not group.held_by(host):
+        where, told = f"episode {episode} of group {group_id}", [s.trajectory.partition("@") for s in seats]
+        takes = {take for _, _, take in told} - {""}
+        if group is None or not group.held_by(host) or (group.take and takes - {group.take}):
             return refuse(f"group {group_id[:80]} is not held by {host}; report what you took")
-        where, names = f"episode {episode} of group {group_id}", tuple(seat.trajectory for seat in seats)
+        names = tuple(name for name, _, _ in told)
         if [names] != [one.trajectories for one in group.episodes if one.episode == episode]:
             return refuse(f"{where} has other trajectories; report each seat in order")
         group.host, group.awaited, group.deadline_s = host, False, now + self._host_timeout_s
@@ -345,7 +359,7 @@ class Sessions:
             return ""  # it was reported to the process before this one
         if any(session.verdict is not None for session in sessions):
             return refuse(f"{where} failed: its host was silent for too long")
-        failure = next((f"host {host}: {seat.error}" for seat in seats if seat.error), "")
+        failure = next((failure_line(f"host {host}: {seat.error}") for seat in seats if seat.error), "")
         if not failure and not all(session.open for session in sessions):
             return None
         reason = ""
@@ -365,7 +379,8 @@ class Sessions:
     def tick(self, now: float) -> None:
         """Take groups from hosts that were silent for too long, and forget those that nobody asks about."""
         for group_id, group in list(self._groups.items()):
-            if now - group.heard_s > self._forget_s:
+            lives = group.host and not group.over and group.deadline_s > now
+            if now - group.heard_s > self._forget_s and not lives:
                 del self._groups[group_id]
             elif group.deadline_s <= now and not group.over:
                 self._lose(group)
@@ -395,9 +410,22 @@ class Sessions:
                 session.verdict = 0.0, said
                 self._end_if_said(group, session)
 
+    def _end_with(self, group: _Group, sample: int, over: Sequence[int]) -> None:
+        """Note that a sample is over; the seats of its episode that are not can be played no more."""
+        group.samples[sample].verdict = 0.0, ""
+        begin = sample - sample % self._environment.seats
+        for seat in range(begin, begin + self._environment.seats):
+            session = group.samples[seat]
+            if seat not in over and session.verdict is None:
+                session.verdict = 0.0, "the gateway ended between the ends of this episode's seats"
+                self._end_if_said(group, session)
+
     def _counts(self, host: str) -> HostCounts:
         self.heard.add(host)
-        return self.hosts.setdefault(host, HostCounts())
+        self.hosts[host] = self.hosts.pop(host, HostCounts())  # the newest one is the last
+        while len(self.hosts) > HOSTS_KEPT:
+            del self.hosts[next(iter(self.hosts))]
+        return self.hosts[host]
 
     def _group(self, question: TurnToAnswer, now: float) -> _Group:
         split, index = self._environment.place_of(question.prompt_key)
@@ -468,11 +496,6 @@ class Sessions:
         assert known is not None, "it waits"
         bounds = [0, *known.breaks, known.token_ids.size]
         rows = [known.token_ids[a:b] for a, b in pairwise(bounds) if a < b]
-        if seat.branches is None:
-            if not seat.token_ids_digest and rows:
-                return f"the report of {name} has neither branches nor token_ids_digest; give one"
-            right = not rows or seat.token_ids_digest == digest_of(rows[-1])
-            return "" if right else f"token_ids_digest of {name} is not that of its last context"
         said = [np.asarray(branch, dtype=np.int64) for branch in seat.branches]
         for row in rows:
             if not any(np.array_equal(branch[: row.size], row) for branch in said):
@@ -481,11 +504,6 @@ class Sessions:
             if not any(np.array_equal(branch[: row.size], row) for row in rows):
                 return f"a branch in the report of {name} with {branch.size} tokens was never recorded"
         return ""
-
-
-def digest_of(token_ids: IntArray) -> str:
-    """Return the digest of tokens that hosts can compute: SHA-256 of them as little-endian int32."""
-    return hashlib.sha256(np.asarray(token_ids, dtype="<i4").tobytes()).hexdigest()
 
 
 def _turns(known: TurnToAnswer | None) -> Iterator[tuple[int, int, int]]:

@@ -16,6 +16,7 @@ import structlog
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.errors import ContractError
+from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.messages import Ended, Reply
 from antiphon.core.records import FinishReason, TurnAnswer, TurnToAnswer
 from antiphon.core.seeds import conversation_seed
@@ -39,6 +40,9 @@ AT_ONCE = 16_384
 Answer = Callable[[TurnToAnswer], Awaitable[TurnAnswer | None]]
 """Has the environment answer one turn; what it does wrong is an answer too. None: the question was asked
 again meanwhile, or nobody waits for its answer any more."""
+
+Sent = Callable[[Sequence[TurnAnswer]], None]
+"""Hears of answers that the coordinator has journalled."""
 
 _log = structlog.get_logger(__name__)
 
@@ -129,7 +133,12 @@ def _name_of(turn: TurnToAnswer) -> str:
 
 
 async def answer_turns(
-    coordinator: Coordinator, answer: Answer, client_id: str, limit_s: float, pull_wait_s: float
+    coordinator: Coordinator,
+    answer: Answer,
+    client_id: str,
+    limit_s: float,
+    pull_wait_s: float,
+    sent: Sent | None = None,
 ) -> None:
     """Answer turns until cancelled.
 
@@ -139,6 +148,7 @@ async def answer_turns(
         client_id: distinguishes several services of one run.
         limit_s: longest time that the coordinator may be away.
         pull_wait_s: how long one request for turns may be held open.
+        sent: told which answers the coordinator has.
 
     Raises:
         UnavailableError: when the coordinator was away for longer than `limit_s`.
@@ -158,9 +168,14 @@ async def answer_turns(
             together = [await answered.get()]
             while not answered.empty():
                 together.append(answered.get_nowait())
-            handing_in = partial(coordinator.submit_turns, together)
-            await retry_unavailable("coordinator.submit_turns", handing_in, limit_s)
-            _log.debug("turns.answered", turns=len(together))
+            while together:
+                fitting = page(together, lambda said: group_bytes(1, 0, len(said.token_ids)))
+                handing_in = partial(coordinator.submit_turns, fitting)
+                await retry_unavailable("coordinator.submit_turns", handing_in, limit_s)
+                if sent is not None:
+                    sent(fitting)
+                _log.debug("turns.answered", turns=len(fitting))
+                del together[: len(fitting)]
 
     pulling = partial(coordinator.pull_turns, client_id, PULL_TURNS, pull_wait_s)
     async with asyncio.TaskGroup() as tasks:

@@ -34,8 +34,6 @@ def echo(name: str, turn: int, text: str) -> str:
 class Words:
     """Says a word to each seat in turn, as often as asked; the reward is how many came back."""
 
-    name = "words"
-
     def __init__(self, gateway: Gateway, words: Sequence[str] = ("one", "two"), reward: float | None = None):
         self.gateway, self.words, self.reward = gateway, words, reward
         self.trouble: Callable[[Episode], Any] = lambda episode: None
@@ -55,7 +53,6 @@ class Words:
                 await wait
         for talk in talks:
             talk.seat.reward = right if self.reward is None else self.reward
-            talk.seat.metrics = {"right": right, "nothing": math.nan}
         return [talk.seat for talk in talks]
 
 
@@ -91,7 +88,7 @@ def test_groups_are_played_and_reported_with_their_tokens() -> None:
     seats = {seat["trajectory"]: seat for report in served.reports for seat in report["seats"]}
     assert set(seats) == {f"g{group}/{sample}" for group in range(4) for sample in range(4)}
     for name, seat in seats.items():
-        assert seat["reward"] == 4.0 and seat["metrics"] == {"right": 4.0} and "error" not in seat
+        assert seat["reward"] == 4.0 and "error" not in seat
         (branch,) = seat["branches"]
         assert branch == served.rows[name].branches()[0] and len(served.rows[name].turns) == 2
 
@@ -366,10 +363,7 @@ def test_games_at_the_same_time_repeat_themselves_by_seed_and_nobody_hears_himse
 @pytest.mark.usefixtures("textarena")
 def test_a_player_who_reaches_a_limit_loses() -> None:
     served = games(lambda name, turn, text: None if name.endswith("1") and turn else "0", 1)
-    assert [(seat["reward"], seat["stop_condition"]) for seat in served.reports[0]["seats"]] == [
-        (0.0, "limit"),
-        (-1.0, "limit"),
-    ]
+    assert [seat["reward"] for seat in served.reports[0]["seats"]] == [0.0, -1.0]
 
 
 @pytest.mark.usefixtures("textarena")
@@ -434,7 +428,7 @@ def test_an_openenv_server_is_played_and_its_rewards_are_added_up() -> None:
 
     assert over_openenv(say)["reward"] == 1.5
     assert heard == ["seed 3", "1 of 3", "2 of 3"]
-    assert over_openenv(lambda name, turn, text: None if turn else "1")["stop_condition"] == "limit"
+    assert over_openenv(lambda name, turn, text: None if turn else "1")["reward"] == 0.5
 
 
 def test_what_an_openenv_server_finds_wrong_is_reported() -> None:

@@ -57,7 +57,7 @@ def play(
 
 def main(groups: float, url: str = "", token: str = "") -> None:
     while groups > 0:
-        group = call("/antiphon/v1/take", {"host": NAME, "programs": ["even"]}, url, token)
+        group = call("/antiphon/v1/take", {"host": NAME}, url, token)
         groups -= group is not None
         for episode in [] if group is None else group["episodes"]:
             assert group is not None
