@@ -223,7 +223,7 @@ class Sessions:
             return
         before = None if session.known is None else session.known.token_ids
         if before is not None and not np.array_equal(question.token_ids[: before.size], before):
-            # It began again with other tokens, which its host has not seen: somebody takes it anew.
+            # It began again with other tokens, which its host has not seen: somebody takes it again.
             group = self._groups[question.group_id] = self._group(question, now)
             group.waited_for, session = True, group.samples[question.sample_index]
         begun = question.token_ids.size or question.over
