@@ -8,12 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.message_sizes import PAGE_BYTES
 from antiphon.core.messages import Ended, Message, Reply
 from antiphon.core.records import TurnAnswer, TurnLimits, TurnToAnswer
 from antiphon.environments.conversation import ConversationEnvironment, user
 from antiphon.environments.scoring.messages import Turn
 from antiphon.models.rendering import Renderer
-from antiphon.services.reward.turns import TurnAnswerer
+from antiphon.services.reward.turns import TurnAnswerer, answer_turns
 from tests.support.talking import Talking
 
 ENDS = 9
@@ -92,5 +93,41 @@ def test_whatever_rows_come_under_a_name_the_answer_is_that_to_the_row(data: st.
             asked.append(one)
             expected: TurnAnswer = await made(Counting())(one)
             assert await used(one) == expected
+
+    asyncio.run(story())
+
+
+def test_answers_that_are_too_large_together_travel_in_several_messages() -> None:
+    async def story() -> None:
+        said = tuple(range(300, 300 + (1 << 20)))
+        asked = [question(sample, [(3,)], []) for sample in range(8)]
+        messages: list[list[int]] = []
+        heard: list[int] = []
+        all_heard = asyncio.Event()
+
+        class Asking:
+            async def pull_turns(self, client_id: str, limit: int, wait_s: float) -> list[TurnToAnswer]:
+                if not asked:
+                    await asyncio.Event().wait()
+                found, asked[:] = list(asked), []
+                return found
+
+            async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:
+                messages.append([5 * len(one.token_ids) for one in answers])
+
+        def sent(answers: Sequence[TurnAnswer]) -> None:
+            heard.extend(one.sample_index for one in answers)
+            if len(heard) == 8:
+                all_heard.set()
+
+        async def answer(turn: TurnToAnswer) -> TurnAnswer:
+            return TurnAnswer(turn.group_id, turn.sample_index, turn.row_digest, said)
+
+        answering = asyncio.create_task(answer_turns(cast(Any, Asking()), answer, "c", 9.0, 9.0, sent))
+        async with asyncio.timeout(60):
+            await all_heard.wait()
+        answering.cancel()
+        assert sorted(heard) == list(range(8))
+        assert len(messages) > 1 and all(sum(sizes) <= PAGE_BYTES for sizes in messages)
 
     asyncio.run(story())
