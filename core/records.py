@@ -343,7 +343,7 @@ class TurnAnswer:
     """Of the whole trajectory, at its end."""
     failure: str = ""
     """Why it could not be scored, in a line; empty where it was."""
-    anew: bool = False
+    fresh: bool = False
     """Whether the tokens begin a branch: the policy sees them alone, and nothing of the row before them."""
     host: str = ""
     """Which host of others' environments said it; empty for an environment of the run's own."""

@@ -156,7 +156,7 @@ class TurnReply:
     """Where it is not answered: tokens of the sample that the coordinator keeps; ask again from there on."""
     cancelled: bool = False
     """The lease is not the worker's any more."""
-    anew: bool = False
+    fresh: bool = False
     """As in `TurnAnswer`."""
 
 

@@ -251,7 +251,7 @@ class TurnToAnswer(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., observed: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., breaks: _Optional[_Iterable[int]] = ..., over: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TurnAnswer(_message.Message):
-    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure", "anew", "host", "service", "parts", "reason")
+    __slots__ = ("group_id", "sample_index", "row_digest", "token_ids", "finish_reason", "reward", "failure", "fresh", "host", "service", "parts", "reason")
     class PartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -266,7 +266,7 @@ class TurnAnswer(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
-    ANEW_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -278,12 +278,12 @@ class TurnAnswer(_message.Message):
     finish_reason: str
     reward: float
     failure: str
-    anew: bool
+    fresh: bool
     host: str
     service: str
     parts: _containers.ScalarMap[str, float]
     reason: str
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ..., anew: _Optional[bool] = ..., host: _Optional[str] = ..., service: _Optional[str] = ..., parts: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., row_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ..., fresh: _Optional[bool] = ..., host: _Optional[str] = ..., service: _Optional[str] = ..., parts: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SampleReward(_message.Message):
     __slots__ = ("sample_index", "reward", "failure", "parts", "reason")

@@ -214,20 +214,20 @@ class TurnRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., piece: _Optional[_Union[_records_pb2.PartialTrajectory, _Mapping]] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class TurnReply(_message.Message):
-    __slots__ = ("answered", "token_ids", "finish_reason", "kept", "cancelled", "anew")
+    __slots__ = ("answered", "token_ids", "finish_reason", "kept", "cancelled", "fresh")
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
-    ANEW_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     answered: bool
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: str
     kept: int
     cancelled: bool
-    anew: bool
-    def __init__(self, answered: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., kept: _Optional[int] = ..., cancelled: _Optional[bool] = ..., anew: _Optional[bool] = ...) -> None: ...
+    fresh: bool
+    def __init__(self, answered: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., kept: _Optional[int] = ..., cancelled: _Optional[bool] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("verdict",)

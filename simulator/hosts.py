@@ -136,7 +136,7 @@ class Host:
     async def _play(self, key: str, trajectory: str) -> tuple[float, list[list[int]]]:
         """Play one trajectory to its end and return its reward, and the tokens of each of its contexts."""
         branches: list[list[int]] = []
-        context, anew = list(arithmetic.opening(key)), True
+        context, fresh = list(arithmetic.opening(key)), True
         while True:
             await asyncio.sleep(self._pause_s())
             body = GenerateBody(
@@ -149,13 +149,13 @@ class Host:
                     raise
                 return 0.0, branches  # beyond a limit
             context = [*context, *said["choices"][0]["token_ids"]]
-            branches = [*branches, context] if anew else [*branches[:-1], context]
+            branches = [*branches, context] if fresh else [*branches[:-1], context]
             following = arithmetic.said(np.array(context, dtype=np.int32))
             if following is None:
                 row = np.array([token for branch in branches for token in branch], dtype=np.int32)
                 return arithmetic.reward(key, row, 1), branches
-            anew = arithmetic.begins_anew(context)
-            context = list(following) if anew else [*context, *following]
+            fresh = arithmetic.begins_anew(context)
+            context = list(following) if fresh else [*context, *following]
 
     def _does_harm(self, manner: Manner) -> bool:
         harm = self._manner is manner and self._harm < MISCHIEF and self._random.happens(0.5)

@@ -90,7 +90,7 @@ def reply_to(loop: LoopState, request: TurnRequest, name: str) -> TurnReply | No
     if (answer := group.answers.get(key)) is None:
         return None
     over = FinishReason(answer.finish_reason) if answer.finish_reason else None
-    return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request), anew=answer.anew)
+    return TurnReply(True, answer.token_ids, over, kept=_kept(loop, request), fresh=answer.fresh)
 
 
 def _kept(loop: LoopState, request: TurnRequest) -> int:
@@ -204,7 +204,7 @@ def take_answers(loop: LoopState, answers: Sequence[TurnAnswer], now: float) -> 
             reward=answer.reward,
             failure=failure_line(answer.failure) if answer.failure else "",
             at_s=now,
-            anew=answer.anew,
+            fresh=answer.fresh,
             host=answer.host[:LONGEST_TEXT],
             service=answer.service,
             parts=answer.parts,
@@ -226,9 +226,9 @@ def _problem(loop: LoopState, question: TurnToAnswer, answer: TurnAnswer) -> str
     if over and not math.isfinite(answer.reward):
         return f"the reward is {answer.reward}, no finite number"
     limits, size = question.limits, int(question.token_ids.size)
-    if answer.anew and (over or not size or not limits.hosted):
+    if answer.fresh and (over or not size or not limits.hosted):
         return "a branch begins with what a host says to a turn"
-    room = limits.longest((*question.breaks, size) if answer.anew else question.breaks) - size
+    room = limits.longest((*question.breaks, size) if answer.fresh else question.breaks) - size
     if not over and len(answer.token_ids) >= room:
         return f"{len(answer.token_ids)} tokens leave no place for a turn in the {room} that are left"
     rules = loop.rules

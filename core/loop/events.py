@@ -181,7 +181,7 @@ class TurnAnswered(JournalEvent):
     failure: str
     """Why there is no reward; empty where there is one."""
     at_s: float
-    anew: bool = False  # the tokens begin a branch
+    fresh: bool = False  # the tokens begin a branch
     host: str = ""  # which host of others' environments said it; "" for an environment of the run's own
     service: str = ""
     """The reward service that said it."""

@@ -55,9 +55,9 @@ def check_answered(row: Completion, sample_index: int, answers: Answers, where: 
     for (start, stop), digest in zip(row.observed, digests, strict=False):
         answer, said = answers.get(answer_key(sample_index, digest)), row.token_ids[start:stop].tolist()
         whole = () if answer is None else answer.token_ids
-        anew = answer is not None and answer.anew
+        fresh = answer is not None and answer.fresh
         partly = stop < row.stop and len(said) < len(whole)
-        if tuple(said) != whole[: len(said)] or partly or anew != (start in row.breaks):
+        if tuple(said) != whole[: len(said)] or partly or fresh != (start in row.breaks):
             raise ContractError(
                 f"{where}: tokens [{start}, {stop}) are not what its environment answered; "
                 "hand in what the coordinator said"

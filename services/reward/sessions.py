@@ -447,7 +447,7 @@ class Sessions:
                 f"{known.limits.context} tokens, {known.limits.tokens} in all; report it",
             )
         session.limit = None
-        self._say(group, session, tuple(new.tolist()), anew=breaks != known.breaks)
+        self._say(group, session, tuple(new.tolist()), fresh=breaks != known.breaks)
 
     def _end_if_said(self, group: _Group, session: Trajectory) -> None:
         if session.known is None or not session.open or session.verdict is None:

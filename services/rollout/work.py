@@ -155,7 +155,7 @@ class GroupInFlight:
             (),
             sample_index=index,
             observed=((row.stop, row.stop + size),),
-            breaks=(row.stop,) if reply.anew else (),
+            breaks=(row.stop,) if reply.fresh else (),
         )
         self.prefixes[index] = joined([piece_of(row, index), observed])
         self.begun[index] = now

@@ -180,10 +180,10 @@ def _answered(row: BatchRow, limits: TurnLimits, lied: bool) -> bool:
         else:
             turns += 1
             expected = arithmetic.turn_answer(context, start, turns, limits)
-        anew = limits.hosted and start > 0 and arithmetic.begins_anew(context.tolist())
-        if expected != observed or anew != (start in row.breaks):
+        fresh = limits.hosted and start > 0 and arithmetic.begins_anew(context.tolist())
+        if expected != observed or fresh != (start in row.breaks):
             return False
-        begin = start if anew else begin
+        begin = start if fresh else begin
     ended = arithmetic.turn_answer(row.token_ids[begin:], row.token_ids.size, turns + 1, limits)
     if row.finish_reason is FinishReason.FAILED:
         return lied or (bool(row.failure) and ended is FinishReason.ENVIRONMENT)

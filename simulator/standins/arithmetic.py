@@ -131,7 +131,7 @@ def turn_answer(
 ) -> tuple[int, ...] | FinishReason:
     """Return what follows a context after this many turns, or why the trajectory is over.
 
-    `row`: tokens of the row so far, which is longer than the context where that was begun anew.
+    `row`: tokens of the row so far, which is longer than the context where that began again.
     """
     answer = said(context)
     if answer is None:

@@ -1,4 +1,4 @@
-"""Branched rows: trajectories whose contexts begin anew, and a second account of what saw what."""
+"""Branched rows: trajectories whose contexts begin afresh, and a second account of what saw what."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 class Turn:
     """What was said to a policy, whether that is all it sees, and what it sampled under which version."""
 
-    anew: bool
+    fresh: bool
     said: list[int]
     sampled: list[int]
     version: int
@@ -35,7 +35,7 @@ def stories(draw: st.DrawFn) -> tuple[list[int], list[Turn]]:
     for one in turns:
         one.version = version = version + one.version
     prompt = draw(tokens(0, 2))
-    turns[0].anew = False
+    turns[0].fresh = False
     if prompt:
         turns[0].said = []
     return prompt, turns
@@ -47,7 +47,7 @@ def row_of(story: tuple[list[int], list[Turn]], group: int = 0, sample: int = 0)
     row: list[int] = []
     spans, observed, breaks = [], [], []
     for turn in turns:
-        if turn.anew:
+        if turn.fresh:
             breaks.append(len(row))
         if turn.said:
             observed.append((len(row), len(row) + len(turn.said)))
@@ -78,7 +78,7 @@ def sampled_of(story: tuple[list[int], list[Turn]]) -> list[Sampled]:
     context, turns = story
     found, place = [], 0
     for turn in turns:
-        context = [*([] if turn.anew else context), *turn.said]
+        context = [*([] if turn.fresh else context), *turn.said]
         place += len(turn.said)
         for token in turn.sampled:
             place += 1

@@ -53,7 +53,7 @@ class Row:
             self.over = answer
             return
         start = len(self.tokens)
-        if answer.anew:
+        if answer.fresh:
             self.breaks.append(start)
         self.tokens += answer.token_ids
         self.observed.append((start, len(self.tokens)))

@@ -101,17 +101,17 @@ HostSaid = tuple[list[int], bool] | float | None
 def light_host_says(
     key: str, sample: int, row: Sequence[int], breaks: Sequence[int], turns: int, limits: TurnLimits
 ) -> HostSaid:
-    """Return what a toy host says to a row of so many turns; some of its contexts begin anew."""
+    """Return what a toy host says to a row of so many turns; some of its contexts begin afresh."""
     said = sum(key.encode()) + 7 * sample + 5 * sum(breaks)
     said += sum((place + 1) * token for place, token in enumerate(row))
     if not row:
         return None if said % 5 == 0 else ([1 + said % 14, 2, 3], False)
     context = row[max(breaks, default=0) :]
-    anew = said % 3 == 0
-    tokens = [*context[::2], 5][-9:] if anew else [1 + said % 15]
-    size = len(tokens) + 1 if anew else len(context) + len(tokens) + 1
+    fresh = said % 3 == 0
+    tokens = [*context[::2], 5][-9:] if fresh else [1 + said % 15]
+    size = len(tokens) + 1 if fresh else len(context) + len(tokens) + 1
     full = size > (limits.context or size) or len(row) + len(tokens) + 1 > limits.tokens
-    return said % 5 - 2.0 if full or said % 7 == 0 or turns == limits.turns else (tokens, anew)
+    return said % 5 - 2.0 if full or said % 7 == 0 or turns == limits.turns else (tokens, fresh)
 
 
 async def answer_light_host(turn: TurnToAnswer) -> TurnAnswer:
@@ -124,7 +124,7 @@ async def answer_light_host(turn: TurnToAnswer) -> TurnAnswer:
         return TurnAnswer(*named, finish_reason=FinishReason.FAILED, failure="it broke", host="h")
     if isinstance(said, float):
         return TurnAnswer(*named, finish_reason=FinishReason.ENVIRONMENT, reward=said, host="h")
-    return TurnAnswer(*named, token_ids=tuple(said[0]), anew=said[1], host="h")
+    return TurnAnswer(*named, token_ids=tuple(said[0]), fresh=said[1], host="h")
 
 
 def light_codec() -> TextCodec:

@@ -151,7 +151,7 @@ class TinyRun:
         )
 
     def _branched(self, step: int) -> BatchRow:
-        """Return a row of a host, whose context begins anew before the last turn."""
+        """Return a row of a host, whose context begins afresh before the last turn."""
         rng, row, context = np.random.default_rng([step, 99]), list[int](), list[int]()
         logprobs, spans, observed, breaks = list[float](), [], [], []
         for turn in range(3):

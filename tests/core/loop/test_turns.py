@@ -77,7 +77,7 @@ NOTHING = PartialTrajectory(
 
 
 def go_on(
-    row: PartialTrajectory, said: list[int], tokens: list[int], *, anew: bool = False
+    row: PartialTrajectory, said: list[int], tokens: list[int], *, fresh: bool = False
 ) -> PartialTrajectory:
     """Return a row with what the environment said, which may begin a branch, and the next turn."""
     start, stop = row.stop, row.stop + len(said)
@@ -89,7 +89,7 @@ def go_on(
         ),
         spans=(*row.spans, VersionSpan(0, stop, stop + len(tokens))),
         observed=(*row.observed, (start, stop)),
-        breaks=(*row.breaks, start) if anew else row.breaks,
+        breaks=(*row.breaks, start) if fresh else row.breaks,
     )
 
 
@@ -110,10 +110,10 @@ def asked(loop: LoopState, piece: PartialTrajectory) -> TurnReply | str:
     return found
 
 
-def answer(loop: LoopState, said: list[int], service: str = "r-1", *, anew: bool = False) -> None:
+def answer(loop: LoopState, said: list[int], service: str = "r-1", *, fresh: bool = False) -> None:
     (question,) = to_answer(loop, service, 8, 1.0)
     asked = question.group_id, question.sample_index, question.row_digest
-    told = TurnAnswer(*asked, tuple(said), anew=anew, service=service)
+    told = TurnAnswer(*asked, tuple(said), fresh=fresh, service=service)
     assert run(loop, take_answers(loop, [told], 1.0)) == 1
 
 
@@ -275,8 +275,8 @@ def hosted_loop() -> tuple[LoopState, PartialTrajectory]:
     answer(loop, [3, 4])
     row = go_on(NOTHING, [3, 4], [5])
     asked(loop, row)
-    answer(loop, [4, 5, 6], anew=True)
-    return loop, go_on(row, [4, 5, 6], [7], anew=True)
+    answer(loop, [4, 5, 6], fresh=True)
+    return loop, go_on(row, [4, 5, 6], [7], fresh=True)
 
 
 def recorded(loop: LoopState) -> list[tuple[int, list[int]]]:
@@ -353,9 +353,9 @@ def test_a_context_is_no_longer_than_the_engine_allows() -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"token_ids": (1,), "anew": True}, ""),
-        ({"finish_reason": FinishReason.ENVIRONMENT, "anew": True}, "a branch begins with"),
-        ({"token_ids": (1,) * 24, "anew": True}, "24 tokens leave no place for a turn in the 24"),
+        ({"token_ids": (1,), "fresh": True}, ""),
+        ({"finish_reason": FinishReason.ENVIRONMENT, "fresh": True}, "a branch begins with"),
+        ({"token_ids": (1,) * 24, "fresh": True}, "24 tokens leave no place for a turn in the 24"),
         ({"token_ids": (1,) * 20}, "20 tokens leave no place for a turn in the 20"),
     ],
 )
@@ -376,7 +376,7 @@ def test_no_branch_begins_before_a_turn_or_without_a_host(hosted: bool) -> None:
     loop = made_loop(LightHostedPrompts if hosted else LightTurnPrompts)
     asked(loop, NOTHING if hosted else turn([3]))
     (question,) = to_answer(loop, "r-1", 8, 1.0)
-    told = TurnAnswer(GROUP, 0, question.row_digest, (1, 2), anew=True)
+    told = TurnAnswer(GROUP, 0, question.row_digest, (1, 2), fresh=True)
     with pytest.raises(ContractError, match="a branch begins with what a host says to a turn"):
         run(loop, take_answers(loop, [told], 1.0))
 
@@ -418,12 +418,12 @@ def test_a_trajectory_that_ends_before_a_token_has_failed(reason: str, failure: 
 
 def test_a_row_is_named_by_its_breaks_too() -> None:
     names = []
-    for anew in (False, True):
+    for fresh in (False, True):
         loop = made_loop(LightHostedPrompts)
         asked(loop, NOTHING)
         answer(loop, [3, 4])
         row = go_on(NOTHING, [3, 4], [5])
         asked(loop, row)
-        answer(loop, [6], anew=anew)
-        names.append(asked(loop, go_on(row, [6], [7], anew=anew)))
+        answer(loop, [6], fresh=fresh)
+        names.append(asked(loop, go_on(row, [6], [7], fresh=fresh)))
     assert names[0] != names[1]

@@ -53,10 +53,10 @@ async def converse(
 
         asking = asyncio.ensure_future(ask())
         (question,) = await client.pull_turns("gateway", 8, 5.0)
-        tokens, anew = said[question.token_ids.size]
+        tokens, fresh = said[question.token_ids.size]
         if tokens:
             named = question.group_id, question.sample_index, question.row_digest
-            await client.submit_turns([TurnAnswer(*named, tokens, anew=anew, host="h")])
+            await client.submit_turns([TurnAnswer(*named, tokens, fresh=fresh, host="h")])
             replies.append(await asking)
         asking.cancel()
     return replies
@@ -73,7 +73,7 @@ def test_a_restarted_coordinator_has_the_rows_and_the_next_worker_goes_on_from_t
             (lease,) = (await client.lease_group(LeaseRequest(first, 0, 1, 5.0))).leases
             assert lease.prompt_token_ids == () and lease.limits is not None and lease.limits.hosted
             replies = await converse(client, first, lease.lease_id)
-            assert [(reply.token_ids, reply.anew) for reply in replies] == [((3, 4), False), ((7, 8), True)]
+            assert [(reply.token_ids, reply.fresh) for reply in replies] == [((3, 4), False), ((7, 8), True)]
         async with served(CONFIG, tmp_path, prompts=prompts) as site, asyncio.timeout(60.0):
             client, machine = site.client(), site.service.state_machine
             held = machine.loop.leases.get(lease.lease_id)
@@ -152,8 +152,9 @@ def test_a_question_that_waits_for_a_host_comes_again_at_the_same_pace(tmp_path:
             gaps = []
             for _ in range(5):
                 now = turn.deadline_s
-                assert turns.to_answer(loop, 8, now) == [turn.question]
-                assert turns.to_answer(loop, 8, now) == []
+                (again,) = turns.to_answer(loop, "gateway", 8, now)
+                assert again.row_digest == turn.question.row_digest
+                assert turns.to_answer(loop, "gateway", 8, now) == []
                 gaps.append(turn.deadline_s - now)
             assert len(set(gaps)) == 1 and gaps[0] > 0.0
             asking.cancel()

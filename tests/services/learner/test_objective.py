@@ -321,7 +321,7 @@ def test_a_trajectory_that_is_masked_by_its_weight_stays_in_the_divisor() -> Non
 @pytest.mark.parametrize("objective", ["grpo", "dapo", "dr_grpo", "cispo"])
 @pytest.mark.parametrize("budget", [12, 400])
 def test_a_trajectory_counts_once_however_many_branches_it_has(objective: str, budget: int) -> None:
-    """The toy sees one token back, so a context that begins anew changes none of its log-probabilities."""
+    """The toy sees one token back, so a context that begins afresh changes none of its log-probabilities."""
     toy, algorithm = Toy(), AlgorithmSection(objective=objective)
     loss = Objective(algorithm, MAX_TOKENS, 1.0)
     whole = []

@@ -225,8 +225,8 @@ def test_a_chat_goes_on_from_the_tokens_that_were_sampled(gateway: Served) -> No
     assert row.breaks == [] and row.tokens == before
     # What the agent changed was not sampled: it is rendered, and a branch begins.
     messages[1] = {"role": "assistant", "content": "1"}
-    anew = {"messages": messages[:3], "antiphon_trajectory": "g0/0"}
-    said = gateway.ok("/v1/chat/completions", anew)
+    fresh = {"messages": messages[:3], "antiphon_trajectory": "g0/0"}
+    said = gateway.ok("/v1/chat/completions", fresh)
     assert row.breaks == [len(before)]
     longer = [*messages[:3], said["choices"][0]["message"], {"role": "user", "content": "+ 1"}]
     more = gateway.ok("/v1/chat/completions", {"messages": longer}, X_Session_ID="g0/0")

@@ -50,7 +50,7 @@ def says(name: str, context: Sequence[int]) -> list[int]:
 
 class Play:
     """One episode of a host, which does the same again when it is begun again; one of its turns is rendered
-    anew."""
+    afresh."""
 
     def __init__(self, taken: Taken, index: int) -> None:
         self.group_id, self.index = taken.group, index

@@ -137,7 +137,7 @@ def test_a_branch_goes_on_as_a_request_of_its_own_would(folder) -> None:
         found = []
         for turn, tokens in enumerate([said[0], said[1], said[2], said[1]]):
             for index in range(GROUP):
-                group.answered(index, TurnReply(True, tuple(tokens), anew=turn == 2), 0.0)
+                group.answered(index, TurnReply(True, tuple(tokens), fresh=turn == 2), 0.0)
             requests = [group.request(index) for index in range(GROUP)]
             alone = []
             for index, request in enumerate(requests):
