@@ -243,14 +243,15 @@ class Gateway:
         name = _named(body, request)
         self._check_length(message.content for message in messages)
         name = name if "/" in name else self._matching(messages)
-        turns = (await self._trajectory(name)).turns or []
-        context = context_of(renderer, messages, tools, {tuple(c): turn for c, turn in reversed(turns)})
+        known = await self._trajectory(name)
+        turns = {tuple(context): turn for context, turn in reversed(known.turns or [])}
+        context = context_of(renderer, messages, tools, turns)
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
         turn = await self._sampled(name, context, body)
         reply = renderer.reply(context, turn.token_ids.tolist(), tools)
-        message = message_of(reply, f"call-{name}-{len(context)}")
-        self._chats[name] = [*messages, ChatMessage.model_validate(message).plain()]
+        message = message_of(reply, f"call-{known.name}-{len(context)}")
+        self._chats[known.name] = [*messages, ChatMessage.model_validate(message).plain()]
         called = {"finish_reason": "tool_calls"} if reply.tool_calls else {}
         head = {"id": name, "object": "chat.completion", "created": int(wall_clock()), "model": MODEL}
         told = self._told(len(context), turn, message=message, **called)

@@ -185,6 +185,50 @@ def test_what_goes_wrong_in_an_episode_is_reported(reward: float, trouble: Excep
         assert seat["error"] == words and "reward" not in seat
 
 
+@pytest.mark.parametrize(
+    "seats", [[], [Seat(reward=1.0)] * 2, [Seat(reward="high")], [Seat(reward=1.0, branches=[[None]])]]
+)
+def test_results_that_make_no_report_fail_their_episode_alone(seats: list[Any]) -> None:
+    class Odd(Words):
+        async def play(self, episode: Episode) -> Sequence[Seat]:
+            return seats
+
+    async def play(served: ScriptedGateway) -> None:
+        async with hosted(served, Odd(None)) as host:  # type: ignore[arg-type]
+            await until(lambda: host.counts["failed"] == 1)
+
+    with ScriptedGateway(echo) as served:
+        served.offer("g")
+        asyncio.run(play(served))
+    (seat,) = served.reports[0]["seats"]
+    assert seat["error"].startswith("environment: ") and "reward" not in seat
+
+
+def test_a_group_that_a_host_is_given_again_is_played_once() -> None:
+    left = asyncio.Event()
+
+    async def play(served: ScriptedGateway) -> None:
+        program = Words(None)  # type: ignore[arg-type]
+
+        async def hang() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.set()
+
+        program.trouble = lambda episode: hang() if program.begun == 1 else None
+        async with hosted(served, program, concurrency=2) as host:
+            await until(lambda: program.begun == 1)
+            served.offer("g")
+            await until(lambda: left.is_set() and host.counts["reported"] == 1)
+            served.offer("h")
+            await until(lambda: host.counts["reported"] == 2)
+
+    with ScriptedGateway(echo) as served:
+        served.offer("g")
+        asyncio.run(play(served))
+
+
 def test_an_episode_that_hangs_is_reported_and_others_go_on() -> None:
     async def play(served: ScriptedGateway) -> None:
         program, never = Words(None), asyncio.Event()  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import socket
 import ssl
 import threading
 import urllib.request
@@ -11,22 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.errors import ConfigError
-from antiphon.core.records import FinishReason
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.core.records import FinishReason, TurnAnswer
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.environments.host import HostEnvironment
-from antiphon.lineage.hosts import HOST_TOKEN, read_gateway
+from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
 from antiphon.models.codec import TextCodec
 from antiphon.net.security.access_tokens import make_token
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import signing_key
 from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
-from antiphon.services.reward.gateway import open_gateway
+from antiphon.services.reward import gateway as gateway_module
+from antiphon.services.reward.gateway import CHARACTERS, Gateway, HostBody, ReportBody, open_gateway
+from antiphon.services.reward.sessions import SampledTurn, SeatReport, Sessions
 from antiphon.services.reward.turns import answer_turns
 from antiphon.system.clock import wall_clock
 from tests.support import urllib_host
@@ -109,7 +113,9 @@ def served(
     async def serve() -> None:
         environment = HostEnvironment(config.environment)
         async with open_gateway(config, environment, codec, run_dir, guard) as gateway:
-            answering = asyncio.create_task(answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02))
+            answering = asyncio.create_task(
+                answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02, gateway.sent)
+            )
             ready.set()
             await stop.wait()
             answering.cancel()
@@ -253,9 +259,9 @@ def test_chats_without_a_name_are_matched_where_only_one_can_be_meant(
     messages: list[dict[str, Any]] = [{"role": "user", "content": "3 + 4"}]
     with served(config_of(model), tmp_path, rows_of(1)) as gateway:
         assert "may belong to 0 traj" in gateway.refused("/v1/chat/completions", {"messages": messages})
-        gateway.take()
+        name = gateway.take()["episodes"][0]["trajectories"][1]
         assert "may belong to 4 traj" in gateway.refused("/v1/chat/completions", {"messages": messages})
-        named = {"messages": messages, "antiphon_trajectory": "g0/1"}
+        named = {"messages": messages, "antiphon_trajectory": name}
         said = gateway.ok("/v1/chat/completions", named)
         messages += [said["choices"][0]["message"], {"role": "user", "content": "+ 1"}]
         more = gateway.ok("/v1/chat/completions", {"messages": messages}, X_Session_ID="0b61c7")
@@ -488,3 +494,96 @@ def test_elsewhere_than_on_loopback_it_is_encrypted(model: str, tmp_path: Path, 
         )
         with urllib.request.urlopen(request, timeout=WAIT_S, context=trusting) as reply:
             assert json.load(reply)["data"][0]["id"] == "policy"
+
+
+def quiet_gateway(config: RunConfig, codec: TextCodec) -> Gateway:
+    """Return a gateway without sockets; its time stands still."""
+    environment, sizes = HostEnvironment(config.environment), {"train": 4, "heldout": 2}
+    sessions = Sessions(
+        environment, sizes, vocabulary=codec.vocabulary_size, host_timeout_s=60.0, forget_s=60.0, now=0.0
+    )
+    return Gateway(config, sessions, codec, "there is none", lambda: 0.0)
+
+
+def test_a_question_that_was_replaced_waits_no_more(model: str, codec: TextCodec, rows_of: Rows) -> None:
+    async def story() -> None:
+        gateway, row = quiet_gateway(config_of(model), codec), rows_of(1)[0]
+        first = asyncio.create_task(gateway.answer(row.question()))
+        await asyncio.sleep(0)
+        row.hear(TurnAnswer("g0", 0, "", (4, 5)))
+        second = asyncio.create_task(gateway.answer(row.question()))
+        async with asyncio.timeout(WAIT_S):
+            assert await first is None
+        second.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_report_is_answered_once_the_coordinator_has_it(
+    model: str, codec: TextCodec, rows_of: Rows
+) -> None:
+    async def story() -> None:
+        gateway = quiet_gateway(config_of(model), codec)
+        asked = [asyncio.create_task(gateway.answer(row.question())) for row in rows_of(1)[:2]]
+        await asyncio.sleep(0)
+        nothing: Any = None
+        taken = await gateway._take(HostBody(host="h"), nothing)
+        assert taken is not None
+        names = taken["episodes"][0]["trajectories"]
+        seats = [SeatReport(trajectory=name, error="no") for name in names]
+        body = ReportBody(host="h", group="g0", episode=0, seats=seats)
+        reporting = asyncio.create_task(gateway._report(body, nothing))
+        answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(answers) == 2 and not reporting.done()
+        gateway.sent(answers)
+        assert (await reporting)["accepted"]
+
+    asyncio.run(story())
+
+
+def test_a_turn_that_a_stop_text_ended_is_not_said_to_be_cut(model: str, codec: TextCodec) -> None:
+    tree = json.loads(config_of(model).model_dump_json())
+    tree["sampling"] |= {"stop": ["4"]}
+    gateway = quiet_gateway(build_config(tree), codec)
+
+    def told(text: str) -> str:
+        ids = np.array(codec.encode(text, add_special_tokens=False), dtype=np.int32)
+        said = SampledTurn(ids, np.zeros(ids.size, dtype=np.float32), ())
+        return str(gateway._told(1, said)["choices"][0]["finish_reason"])
+
+    assert (told("3 + 4"), told("3 + 3")) == ("stop", "length")
+
+
+def test_a_disk_that_is_full_for_a_while_ends_nothing(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, failures = threading.Event(), [UnavailableError("no space is left")] * 2
+
+    def write(run_dir: Path, record: GatewayRecord) -> None:
+        if failures:
+            raise failures.pop()
+        if "late" in record.hosts:
+            write_gateway(run_dir, record)
+            written.set()
+
+    monkeypatch.setattr(gateway_module, "write_gateway", write)
+    gateway.ok("/antiphon/v1/alive", {"host": "late"})
+    assert written.wait(WAIT_S) and "late" in read_gateway(gateway.run_dir).hosts
+
+
+def test_what_is_too_large_or_too_slow_is_refused(gateway: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = {"prompt": "a" * (CHARACTERS * 3000 + 1)}
+    assert "maximum context length is 3000 tokens" in gateway.refused("/tokenize", long)
+    messages = {"messages": [{"role": "user", "content": long["prompt"]}]}
+    for path in ("/tokenize", "/v1/chat/completions"):
+        assert "maximum context length is 3000" in gateway.refused(path, messages, X_Session_ID="g0/0")
+    many = {"host": "h", "groups": ["g"] * 5000}
+    assert gateway.refused("/antiphon/v1/alive", many).startswith("groups: ")
+    assert "Too Large" in gateway.refused("/tokenize", b" " * ((8 << 20) + 1))
+    monkeypatch.setattr(gateway_module, "BODY_S", 0.1)
+    head = f"POST /tokenize HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {gateway.token}\r\n"
+    with socket.create_connection((gateway.host, gateway.port), timeout=WAIT_S) as connection:
+        connection.sendall(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+        assert b"408" in connection.recv(1 << 16).splitlines()[0]

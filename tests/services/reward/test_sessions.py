@@ -15,7 +15,7 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, TurnAnswer, VersionSpan
 from antiphon.core.seeds import conversation_seed, derive_seed
 from antiphon.environments.host import HostEnvironment
-from antiphon.services.reward.sessions import Refused, SeatReport, Sessions, Taken
+from antiphon.services.reward.sessions import HOSTS_KEPT, Refused, SeatReport, Sessions, Taken
 from tests.support.hosted_rows import Row
 
 SEATS, GROUP = 2, 4
@@ -495,3 +495,93 @@ def test_a_key_of_another_environment_is_no_group() -> None:
     question = Row("g0/0", says).question()
     with pytest.raises(ContractError, match=r"environment\.seed"):
         sessions_at(0.0).asked(replace(question, prompt_key="train-9-0"), 0.0)
+
+
+def test_a_group_that_begins_again_with_other_tokens_meets_no_verdict_of_the_old_ones(
+    played: tuple[World, str, Play],
+) -> None:
+    world, host, play = played
+    world.loses = 1
+    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
+    world.settle()
+    name = play.names[0]
+    start, stop = world.rows[name].observed[0]
+    opening = TurnAnswer("g0", 0, "", tuple(world.rows[name].tokens[start:stop]))
+    world.rows[name] = Row(name, lambda name, context: [499, *says(name, context)])
+    world.rows[name].hear(opening)
+    world.sessions.asked(world.rows[name].question(), world.now)
+    assert world.sessions.outbox == [], "the report was about other tokens"
+    assert world.sessions.alive(host, ["g0"], world.now) == ([], ["g0"])
+    assert "is not held by" in str(world.sessions.report(host, "g0", 0, play.report(), world.now))
+    taken = world.sessions.take("h2", world.now)
+    assert taken is not None and [one.episode for one in taken.episodes] == [0, 1]
+    with pytest.raises(Refused, match="was taken by another host"):
+        world.sessions.request(play.called(name), [1, 2], world.now)
+
+
+def test_seats_whose_episode_was_over_in_part_before_the_gateway_began_have_failed(
+    played: tuple[World, str, Play],
+) -> None:
+    world, host, play = played
+    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
+    world.sessions.outbox = [one for one in world.sessions.outbox if one.sample_index == 0]
+    world.settle()
+    world.restart()
+    for name in world.rows:
+        world.ask(name)
+    over = world.rows["g0/1"].over
+    assert over is not None and over.finish_reason is FinishReason.FAILED and "this episode's" in over.failure
+    world.pass_time(TIMEOUT_S)
+    taken = world.sessions.take("h2", world.now)
+    assert taken is not None and [one.episode for one in taken.episodes] == [1]
+
+
+def test_a_host_that_wakes_after_its_group_was_given_away_is_told_so() -> None:
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    first = world.sessions.take("h", world.now)
+    world.now += TIMEOUT_S
+    second = world.sessions.take("h", world.now)  # of the same name, such as one that was started again
+    assert first is not None and second is not None
+    (old, *_), (new, *_) = (one.episodes[0].trajectories for one in (first, second))
+    assert old.partition("@")[0] == new.partition("@")[0] == "g0/0"
+    with pytest.raises(Refused, match="was taken by another host"):
+        world.sessions.request(old, [1], world.now)
+    seats = [SeatReport(trajectory=one, error="no") for one in first.episodes[0].trajectories]
+    assert "is not held by" in str(world.sessions.report("h", "g0", 0, seats, world.now))
+    assert world.sessions.request(new, [1], world.now) is None
+    world.settle()
+    world.restart()
+    world.ask("g0/0")
+    turn = world.sessions.request(new, [1], world.now)
+    assert turn is not None and turn.token_ids.tolist() == says("g0/0", [1])
+    with pytest.raises(Refused, match="was taken by another host"):
+        world.sessions.request(old, [1], world.now)
+
+
+def test_a_group_whose_host_lives_is_kept_however_long_its_turns_take(
+    played: tuple[World, str, Play],
+) -> None:
+    world, host, play = played
+    while world.now < 2 * FORGET_S:
+        world.pass_time(TIMEOUT_S / 2)
+    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
+    world.plays.clear()
+    world.pass_time(TIMEOUT_S)
+    assert not world.sessions.knows("g0")
+
+
+def test_the_newest_hosts_are_remembered() -> None:
+    sessions = sessions_at(0.0)
+    for number in range(HOSTS_KEPT + 10):
+        sessions.alive(f"h{number}", [], 0.0)
+        sessions.alive("h0", [], 0.0)
+    assert len(sessions.hosts) == HOSTS_KEPT and "h0" in sessions.hosts and "h10" not in sessions.hosts
+
+
+def test_what_a_host_says_of_a_failure_is_cut_to_a_line(played: tuple[World, str, Play]) -> None:
+    world, host, play = played
+    seats = [changed(one, error="gone\n" * (1 << 20)) for one in play.report()]
+    assert world.sessions.report(host, "g0", 0, seats, world.now) == ""
+    assert all(len(one.failure) < 1000 and "\n" not in one.failure for one in world.sessions.outbox)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.api.coordinator import Coordinator
+from antiphon.core.message_sizes import PAGE_BYTES
 from antiphon.core.messages import Ended, Message, Reply
 from antiphon.core.records import TurnAnswer, TurnLimits, TurnToAnswer
 from antiphon.environments.conversation import ConversationEnvironment, user
@@ -133,3 +134,39 @@ def test_answers_do_not_wait_until_others_are_on_the_disk() -> None:
     coordinator = Slow()
     asyncio.run(story())
     assert coordinator.answered == [2, 1, 0]
+
+
+def test_answers_that_are_too_large_together_travel_in_several_messages() -> None:
+    async def story() -> None:
+        said = tuple(range(300, 300 + (1 << 20)))
+        asked = [question(sample, [(3,)], []) for sample in range(8)]
+        messages: list[list[int]] = []
+        heard: list[int] = []
+        all_heard = asyncio.Event()
+
+        class Asking:
+            async def pull_turns(self, client_id: str, limit: int, wait_s: float) -> list[TurnToAnswer]:
+                if not asked:
+                    await asyncio.Event().wait()
+                found, asked[:] = list(asked), []
+                return found
+
+            async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:
+                messages.append([5 * len(one.token_ids) for one in answers])
+
+        def sent(answers: Sequence[TurnAnswer]) -> None:
+            heard.extend(one.sample_index for one in answers)
+            if len(heard) == 8:
+                all_heard.set()
+
+        async def answer(turn: TurnToAnswer) -> TurnAnswer:
+            return TurnAnswer(turn.group_id, turn.sample_index, turn.row_digest, said)
+
+        answering = asyncio.create_task(answer_turns(cast(Any, Asking()), answer, "c", 9.0, 9.0, sent))
+        async with asyncio.timeout(60):
+            await all_heard.wait()
+        answering.cancel()
+        assert sorted(heard) == list(range(8))
+        assert len(messages) > 1 and all(sum(sizes) <= PAGE_BYTES for sizes in messages)
+
+    asyncio.run(story())
