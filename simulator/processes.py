@@ -42,7 +42,7 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.gateway import TICK_S, Gateway
 from antiphon.services.reward.service import RewardService
 from antiphon.services.reward.sessions import Sessions
-from antiphon.services.reward.turns import Answer, TurnAnswerer
+from antiphon.services.reward.turns import TurnAnswerer
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.stages import LoopStages
 from antiphon.simulator.hosts import GatewayPlace

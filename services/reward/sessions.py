@@ -102,13 +102,6 @@ class Trajectory:
     def open(self) -> bool:
         return self.known is not None and self.known.row_digest not in self.answers
 
-    def is_other(self, question: TurnToAnswer) -> bool:
-        """Return whether a row does not go on with what is known: a worker began the group again."""
-        if self.known is None or question.row_digest in {self.known.row_digest, *self.answers}:
-            return False
-        row = self.known.token_ids
-        return not np.array_equal(question.token_ids[: row.size], row)
-
     @property
     def turns(self) -> list[tuple[list[int], IntArray]] | None:
         """Return the context and the tokens of each turn; None while the row is not known."""
@@ -215,15 +208,15 @@ class Sessions:
             group = self._groups[question.group_id] = self._group(question, now)
         group.heard_s = now
         session = group.samples[question.sample_index]
-        if session.is_other(question):
-            self._begin_again(group)
         answer = session.answers.get(question.row_digest)
         if answer is not None:
             self.outbox.append(answer)
             return
         before = None if session.known is None else session.known.token_ids
         if before is not None and not np.array_equal(question.token_ids[: before.size], before):
-            # It began again with other tokens, which its host has not seen: somebody takes it again.
+            # It began again with other tokens, which its host has not seen: another one takes it.
+            if group.host:
+                self.hosts[group.host].lost += len(group.unreported)
             group = self._groups[question.group_id] = self._group(question, now)
             group.waited_for, session = True, group.samples[question.sample_index]
         begun = question.token_ids.size or question.over
@@ -233,6 +226,8 @@ class Sessions:
         for sample in question.over:
             if group.samples[sample].known is None:  # it ended before this process began
                 self._end_with(group, sample, question.over)
+        if session.known is None and session.verdict == (0.0, ""):
+            session.verdict = None  # it was over, and its group began again
         session.known = question
         self._end_if_said(group, session)
 
@@ -384,16 +379,6 @@ class Sessions:
                 del self._groups[group_id]
             elif group.deadline_s <= now and not group.over:
                 self._lose(group)
-
-    def _begin_again(self, group: _Group) -> None:
-        """Have a group played from its beginning: what was said and reported is about other rows."""
-        if group.host:
-            self.hosts[group.host].lost += len(group.unreported)
-        group.host, group.awaited, group.deadline_s = "", False, math.inf
-        group.reports.clear()
-        for session in group.samples:
-            session.known = session.verdict = session.limit = None
-            session.answers.clear()
 
     def _lose(self, group: _Group) -> None:
         silent, left = group.host or "its host", len(group.unreported)

@@ -144,7 +144,7 @@ def opening(prompt_key: str) -> tuple[int, ...]:
 
 
 def hosted(context: IntArray, breaks: int) -> tuple[tuple[int, ...] | None, bool]:
-    """Return what a host says to a context of a row with this number of breaks, and whether it shows nothing else.
+    """Return what a host says to a context, in a row with `breaks` breaks, and whether it shows nothing else.
 
     No two contexts of a row are alike: who asks for the same again is told the same again.
     """

@@ -44,7 +44,9 @@ async def real_gateway(
 
     coordinator = AskingCoordinator([Row(f"g{g}/{i}", sample) for g in range(groups) for i in range(SAMPLES)])
     async with open_gateway(config, HostEnvironment(config.environment), codec, run_dir, None) as gateway:
-        answering = asyncio.create_task(answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02))
+        answering = asyncio.create_task(
+            answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02, gateway.sent)
+        )
         record = read_gateway(run_dir)
         assert record is not None
         try:
