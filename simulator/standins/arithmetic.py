@@ -148,5 +148,12 @@ def opening(prompt_key: str) -> tuple[int, ...]:
 
 
 def begins_anew(context: Sequence[int]) -> bool:
-    """Return whether a host shows the policy nothing of a context but what follows it."""
-    return mix(sum(map(int, context)), len(context), 1) % 4 == 0
+    """Return whether a host shows the policy nothing of a context but what follows it.
+
+    It does not where that is how the context began: the same turn would answer it, and so on for ever.
+    """
+    following = said(np.array(context, dtype=np.int32)) or ()
+    return (
+        following != tuple(context[: len(following)])
+        and mix(sum(map(int, context)), len(context), 1) % 4 == 0
+    )
