@@ -216,7 +216,7 @@ class Sessions:
         if before is not None and not np.array_equal(question.token_ids[: before.size], before):
             # It began again with other tokens, which its host has not seen: another one takes it.
             if group.host:
-                self.hosts[group.host].lost += len(group.unreported)
+                self.hosts.get(group.host, HostCounts()).lost += len(group.unreported)
             group = self._groups[question.group_id] = self._group(question, now)
             group.waited_for, session = True, group.samples[question.sample_index]
         begun = question.token_ids.size or question.over
@@ -374,8 +374,7 @@ class Sessions:
     def tick(self, now: float) -> None:
         """Take groups from hosts that were silent for too long, and forget those that nobody asks about."""
         for group_id, group in list(self._groups.items()):
-            lives = group.host and not group.over and group.deadline_s > now
-            if now - group.heard_s > self._forget_s and not lives:
+            if now - group.heard_s > self._forget_s:
                 del self._groups[group_id]
             elif group.deadline_s <= now and not group.over:
                 self._lose(group)

@@ -560,18 +560,6 @@ def test_a_host_that_wakes_after_its_group_was_given_away_is_told_so() -> None:
         world.sessions.request(old, [1], world.now)
 
 
-def test_a_group_whose_host_lives_is_kept_however_long_its_turns_take(
-    played: tuple[World, str, Play],
-) -> None:
-    world, host, play = played
-    while world.now < 2 * FORGET_S:
-        world.pass_time(TIMEOUT_S / 2)
-    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
-    world.plays.clear()
-    world.pass_time(TIMEOUT_S)
-    assert not world.sessions.knows("g0")
-
-
 def test_the_newest_hosts_are_remembered() -> None:
     sessions = sessions_at(0.0)
     for number in range(HOSTS_KEPT + 10):
