@@ -3,6 +3,7 @@
 import pytest
 
 from antiphon.core.loop.events import BatchSealed, EvaluationFinished, GroupDropped, GroupRewarded, load_event
+from antiphon.core.records import FinishReason
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.simulator.scenario import drawn_scenario
 from antiphon.simulator.standins import arithmetic
@@ -29,7 +30,10 @@ def test_what_is_kept_is_what_was_sampled_for_nothing(seed: int) -> None:
         assert len(rows) == sum(len(rewards[group_id]) for group_id in groups), "each is whole"
         for row in rows:
             assert row.reward == rewards[row.group_id][row.sample_index]
-            if not row.failure:
+            unfinished = row.finish_reason in (FinishReason.TURNS, FinishReason.TOKENS)
+            if unfinished:  # a limit of the run ended it
+                assert row.reward == 0.0
+            elif not row.failure:
                 assert row.reward == arithmetic.reward(row.prompt_key, row.token_ids, scenario.reward_rarity)
             if isinstance(event, BatchSealed):
                 assert row.group_id in filtered

@@ -52,7 +52,13 @@ def test_an_outage_of_the_journal_ends_no_process(
     )
     disk = FullDisk()
     world = World(scenario, 3, [], disk)
-    disk.full = lambda: begin_s <= world.loop.time() < begin_s + outage_s
+
+    def full() -> bool:
+        if now_full := begin_s <= world.loop.time() < begin_s + outage_s:
+            world._injector.trouble(0.0)  # that nothing happens meanwhile is no fault of the run
+        return now_full
+
+    disk.full = full
     outcome = world.run()
     assert not outcome.violations
     assert outcome.restarts == 0 and disk.refused > outage_s / 2
