@@ -31,9 +31,6 @@ ATTEMPTS = 3
 """How often a turn is asked whose process could not answer."""
 READ_BEFORE = 4096
 """Trajectories whose replies are remembered."""
-SENT_AT_ONCE = 4
-"""Messages with answers that wait for the coordinator's at the same time: each waits for a transaction, and
-answers that are ready then would wait for two."""
 AT_ONCE = 16_384
 """Turns that wait for the environment at the same time."""
 
@@ -179,8 +176,7 @@ async def answer_turns(
 
     pulling = partial(coordinator.pull_turns, client_id, PULL_TURNS, pull_wait_s)
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(SENT_AT_ONCE):
-            tasks.create_task(send())
+        tasks.create_task(send())
         while True:
             for turn in await retry_unavailable("coordinator.pull_turns", pulling, limit_s):
                 await room.acquire()

@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.api.coordinator import Coordinator
 from antiphon.core.message_sizes import PAGE_BYTES
 from antiphon.core.messages import Ended, Message, Reply
 from antiphon.core.records import TurnAnswer, TurnLimits, TurnToAnswer
@@ -96,44 +95,6 @@ def test_whatever_rows_come_under_a_name_the_answer_is_that_to_the_row(data: st.
             assert await used(one) == expected
 
     asyncio.run(story())
-
-
-def test_answers_do_not_wait_until_others_are_on_the_disk() -> None:
-    class Slow:
-        def __init__(self) -> None:
-            self.asked = [question(sample, [(3,)], []) for sample in range(3)]
-            self.answered: list[int] = []
-            self.all_came = asyncio.Event()
-
-        async def pull_turns(self, client_id: str, limit: int, wait_s: float) -> Sequence[TurnToAnswer]:
-            if not self.asked:
-                await asyncio.Event().wait()
-            return [self.asked.pop()]
-
-        async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:
-            self.answered += [answer.sample_index for answer in answers]
-            assert all(answer.service == "r-1" for answer in answers)
-            if len(self.answered) == 3:
-                self.all_came.set()
-            await asyncio.Event().wait()  # no transaction ends
-
-    async def one_by_one(turn: TurnToAnswer) -> TurnAnswer:
-        while len(coordinator.answered) < 2 - turn.sample_index:  # so that none travels with another
-            await asyncio.sleep(0)
-        return TurnAnswer("g", turn.sample_index, "d", (1,))
-
-    async def story() -> None:
-        answering = asyncio.create_task(
-            answer_turns(cast(Coordinator, coordinator), one_by_one, "r-1", 10.0, 0.1)
-        )
-        async with asyncio.timeout(10.0):
-            await coordinator.all_came.wait()
-        answering.cancel()
-        await asyncio.wait([answering])
-
-    coordinator = Slow()
-    asyncio.run(story())
-    assert coordinator.answered == [2, 1, 0]
 
 
 def test_answers_that_are_too_large_together_travel_in_several_messages() -> None:
