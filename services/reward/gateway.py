@@ -402,8 +402,9 @@ class Gateway:
                 f"max_tokens={asked.max_tokens} is less than the run's sampling.max_tokens={run.max_tokens}, "
                 "which every turn has; leave it out",
             )
-        if asked.stop:
-            raise Refused(400, "stop strings end no turn here, end tokens do; leave stop out")
+        stops = {asked.stop} if isinstance(asked.stop, str) else {*(asked.stop or ())}
+        if unknown := sorted(stops - {*self._config.sampling.stop}):
+            raise Refused(400, f"stop has {unknown[0]!r}, which is not in sampling.stop; leave it out")
         if foreign := {*(asked.stop_token_ids or ())} - self._codec.end_tokens:
             raise Refused(
                 400,

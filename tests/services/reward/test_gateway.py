@@ -286,7 +286,7 @@ def test_text_and_messages_are_tokenized(gateway: Served, codec: TextCodec) -> N
         ({"stream": True}, "stream=True differs"),
         ({"presence_penalty": 0.5}, "presence_penalty=0.5 differs"),
         ({"max_tokens": 3}, "max_tokens=3 is less than the run's sampling.max_tokens=16"),
-        ({"stop": ["\n"]}, "stop strings end no turn here"),
+        ({"stop": ["\n"]}, "is not in sampling.stop; leave it out"),
         ({"stop_token_ids": [4]}, "stop_token_ids has 4, which is no end token"),
         ({"temperature": "hot"}, "temperature=hot differs"),
         ({"antiphon_trajectory": "g0/9"}, "there is no trajectory 'g0/9'"),
