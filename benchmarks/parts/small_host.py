@@ -8,6 +8,7 @@ again says the same.
 import json
 import os
 import random
+import sys
 import threading
 import time
 import urllib.error
@@ -72,26 +73,31 @@ def play_episode(name: str, group: str, episode: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Take groups and play them, one after the other, for ever."""
-    name, held = f"small-{os.getpid()}", list[str]()
+    """Take groups and play them for ever, as many at once as the first argument says, one without it."""
+    name, held = f"small-{os.getpid()}", set[str]()
 
     def stay_alive() -> None:
         while True:
             time.sleep(ALIVE_S)
-            call("/antiphon/v1/alive", {"host": name, "groups": held})
+            call("/antiphon/v1/alive", {"host": name, "groups": sorted(held)})
+
+    def play_groups() -> None:
+        while True:
+            group = call("/antiphon/v1/take", {"host": name})
+            if group is None:
+                continue
+            held.add(group["group"])
+            try:
+                with ThreadPoolExecutor(len(group["episodes"])) as pool:
+                    list(pool.map(partial(play_episode, name, group["group"]), group["episodes"]))
+            except LostError as lost:
+                print(lost, flush=True)
+            held.discard(group["group"])
 
     threading.Thread(target=stay_alive, daemon=True).start()
-    while True:
-        group = call("/antiphon/v1/take", {"host": name})
-        if group is None:
-            continue
-        held[:] = [group["group"]]
-        try:
-            with ThreadPoolExecutor(len(group["episodes"])) as pool:
-                list(pool.map(partial(play_episode, name, group["group"]), group["episodes"]))
-        except LostError as lost:
-            print(lost, flush=True)
-        held.clear()
+    for _ in range(int((*sys.argv[1:], 1)[0]) - 1):
+        threading.Thread(target=play_groups, daemon=True).start()
+    play_groups()
 
 
 if __name__ == "__main__":

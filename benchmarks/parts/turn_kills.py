@@ -55,6 +55,7 @@ HOSTED = (
 """Whose environment it is."""
 OVERRIDES = (
     f"loop.group_size={GROUP}",
+    "loop.prompts_per_step=8",  # a step is done between a few kills
     "loop.filter=none",
     "loop.max_staleness=6",
     "rollout.workers=2",
