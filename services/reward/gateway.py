@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -26,6 +26,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.messages import Message
 from antiphon.core.records import SamplingParameters, TurnAnswer, TurnToAnswer
+from antiphon.core.status import RunStatus
 from antiphon.core.trust.access_tokens import Denial, Refusal, Scope
 from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
@@ -39,8 +40,10 @@ from antiphon.services.reward.chat import ChatMessage, ChatTool, context_of, mes
 from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, TokenId, Trajectory
 from antiphon.system.clock import wall_clock
 from antiphon.system.ports import free_port, is_free
-from antiphon.system.wakeup import Wakeup, end_tasks, wait_any
+from antiphon.system.wakeup import Wakeup, wait_any
 
+BEARER = web.RequestKey("bearer", str)
+"""What the name of a request's host begins with."""
 MODEL = "policy"
 """What the policy is called. Other names are refused: a judge that is asked for here would train."""
 TAKE_S = 20.0
@@ -67,7 +70,8 @@ _NEUTRAL = {
 }
 """What requests may say besides, as long as it changes nothing."""
 
-_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -~]+$")]
+_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -.0-~]+$")]
+"""Without a slash: what stands before one is the name in the access token."""
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=BaseModel)
 _log = structlog.get_logger(__name__)
@@ -137,15 +141,18 @@ class Gateway:
         codec: TextCodec,
         renderer: Renderer | str,
         clock: Callable[[], float],
-        admit: Callable[[str], None] = lambda authorization: None,
+        admit: Callable[[str, Collection[str]], str] = lambda authorization, barred: "",
     ) -> None:
         """Begin with no question.
 
-        `renderer` makes tokens of messages, or is the sentence that says why there is none; `admit` raises a
-        `Refusal` for a header that lets no one in.
+        `renderer` makes tokens of messages, or is the sentence that says why there is none; `admit` returns
+        what names of the bearer's hosts begin with, or raises a `Refusal` for a header that lets no one in,
+        such as one of a token, or of a name, that is barred.
         """
         self._config, self._codec, self._renderer, self._clock = config, codec, renderer, clock
-        self._admit = admit
+        self._admit, self._barred = admit, frozenset[str]()
+        self.keep: Callable[[], None] = lambda: None
+        """Writes what is known of the hosts."""
         self.sessions = sessions
         self._sampling = {
             "train": config.sampling.parameters(),
@@ -183,8 +190,19 @@ class Gateway:
                 del self._sending[name]
             self._change(said.group_id)
 
-    def tick(self) -> None:
-        """Look at deadlines; called about once a second."""
+    def heard(self, status: RunStatus, unfinished: Sequence[str]) -> None:
+        """Hear whose tokens count no more, and which groups go on."""
+        self._barred = frozenset(status.barred)
+        self.sessions.unfinished(unfinished, self._clock())
+
+    async def look(self) -> None:
+        """Look at deadlines and keep what is known of the hosts, for ever."""
+        while True:
+            self._tick()
+            self.keep()
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self) -> None:
         self.sessions.tick(self._clock())
         self._settle()
         for name in [one for one in self._questions if not self.sessions.knows(one.rpartition("/")[0])]:
@@ -214,7 +232,7 @@ class Gateway:
     ) -> web.StreamResponse:
         """Let a request in and answer what is refused in a sentence."""
         try:
-            self._admit(request.headers.get("Authorization", ""))
+            request[BEARER] = self._admit(request.headers.get("Authorization", ""), self._barred)
             return await handler(request)
         except Refusal as refusal:
             return _error(401 if refusal.denial is Denial.UNKNOWN else 403, str(refusal))
@@ -272,29 +290,31 @@ class Gateway:
 
     async def _take(self, body: HostBody, request: web.Request) -> dict[str, Any] | None:
         deadline = self._clock() + TAKE_S
-        while (found := self.sessions.take(body.host, self._clock())) is None:
+        host = _host(body, request)
+        while (found := self.sessions.take(host, self._clock())) is None:
             self._settle()
             if not await self._offered.wait(deadline - self._clock()):
                 return None
-        _log.debug("group.taken", host=body.host, group=found.group)
+        _log.debug("group.taken", host=host, group=found.group)
         run = self._sampling[found.split]
         sampling = {"temperature": run.temperature, "top_p": run.top_p, "max_tokens": run.max_tokens}
         deadline_s = self._config.gateway.host_timeout_s
         return asdict(found) | {"model": MODEL, "sampling": sampling, "deadline_s": deadline_s}
 
     async def _alive(self, body: HostBody, request: web.Request) -> dict[str, Any]:
-        held, lost = self.sessions.alive(body.host, body.groups, self._clock())
+        held, lost = self.sessions.alive(_host(body, request), body.groups, self._clock())
         for group_id in held:
             self._change(group_id)
         return {"held": held, "lost": lost}
 
     async def _report(self, body: ReportBody, request: web.Request) -> dict[str, Any]:
-        reporting = partial(self.sessions.report, body.host, body.group, body.episode, body.seats)
+        host = _host(body, request)
+        reporting = partial(self.sessions.report, host, body.group, body.episode, body.seats)
         reason = await self._until(body.group, lambda: reporting(self._clock()))
         names = {seat.trajectory.partition("@")[0] for seat in body.seats}
         await self._until(body.group, lambda: self._sending.keys().isdisjoint(names) or None)
         level = _log.warning if reason else _log.debug
-        level("episode.reported", host=body.host, group=body.group, episode=body.episode, refused=reason)
+        level("episode.reported", host=host, group=body.group, episode=body.episode, refused=reason)
         return {"accepted": not reason, "reason": reason}
 
     async def _sampled(self, name: str, context: Sequence[int], asked: SamplingBody) -> SampledTurn:
@@ -449,6 +469,11 @@ def _named(body: SamplingBody, request: web.Request) -> str:
     return body.antiphon_trajectory or str(request.headers.get("X-Session-ID", ""))
 
 
+def _host(body: HostBody | ReportBody, request: web.Request) -> str:
+    """Return how a host is called here: two with one name and tokens of different names are two hosts."""
+    return f"{request[BEARER]}{body.host}"
+
+
 def _error(status: int, sentence: str) -> web.Response:
     said = {"message": sentence, "type": "invalid_request_error", "code": status}
     return web.json_response({"error": said}, status=status)
@@ -470,15 +495,15 @@ def _renderer_of(config: RunConfig) -> Renderer | str:
         return str(error)
 
 
-def _admission(secret: str, guard: Guard | None) -> Callable[[str], None]:
+def _admission(secret: str, guard: Guard | None) -> Callable[[str, Collection[str]], str]:
     """Return what lets requests in: the run's own hosts by `secret`, others by access tokens."""
 
-    def admit(authorization: str) -> None:
+    def admit(authorization: str, barred: Collection[str]) -> str:
         if authorization.isascii() and hmac.compare_digest(authorization, f"Bearer {secret}"):
-            return
+            return ""
         if guard is None or not authorization.isascii():
             raise Refusal(Denial.UNKNOWN, f"this call does not carry the token in {HOST_TOKEN} of the run")
-        guard.check_bearer(authorization, Scope.SAMPLE)
+        return f"{guard.check_bearer(authorization, Scope.SAMPLE, barred)}/"
 
     return admit
 
@@ -553,20 +578,13 @@ async def open_gateway(
         except UnavailableError as error:  # the next look tries again
             _log.warning("gateway.unkept", error=str(error))
 
-    async def look() -> None:
-        while True:
-            gateway.tick()
-            keep()
-            await asyncio.sleep(TICK_S)
-
+    gateway.keep = keep
     keep()
-    looking = asyncio.create_task(look())
     try:
         yield gateway
     finally:
         await runner.cleanup()
         keep()
-        await end_tasks(looking)
 
 
 def _certificate(config: RunConfig) -> ssl.SSLContext | None:

@@ -17,7 +17,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.net.rpc.retry import retry_unavailable
-from antiphon.services.reward.turns import Answer, Sent, answer_turns
+from antiphon.services.reward.turns import Answer, Hosting, answer_turns
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
@@ -66,7 +66,7 @@ class RewardService:
         pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
         answer: Answer | None = None,
-        sent: Sent | None = None,
+        hosting: Hosting | None = None,
         environment_digest: str = "",
     ) -> None:
         """Prepare; nothing is pulled before `run`.
@@ -83,7 +83,7 @@ class RewardService:
             pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
             answer: answers turns; None for an environment without.
-            sent: told which answers of turns the coordinator has.
+            hosting: answers turns in its place.
             environment_digest: of the environment's files here; "" for one without.
         """
         self._coordinator = coordinator
@@ -95,7 +95,7 @@ class RewardService:
         self._at_once = at_once
         self._pace = pace
         self._pull_wait_s = pull_wait_s
-        self._answer, self._sent = answer, sent
+        self._answer, self._hosting = answer if hosting is None else hosting.answer, hosting
         self._environment_digest = environment_digest
         self._pulled: asyncio.Queue[tuple[str, GroupSubmission]] = asyncio.Queue()
         """Groups, each behind the key of its prompt."""
@@ -133,6 +133,8 @@ class RewardService:
                 working.append(tasks.create_task(self._send()))
                 if self._answer is not None:
                     working.append(tasks.create_task(self._answer_turns(self._answer)))
+                if self._hosting is not None:
+                    working.append(tasks.create_task(self._hosting.look()))
                 await asyncio.wait({pulling, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 pulling.cancel()
                 while self._unscored:
@@ -141,7 +143,10 @@ class RewardService:
                 for task in (*working, stopping):
                     task.cancel()
         except ExceptionGroup as group:
-            raise group.exceptions[0] from group
+            first: Exception = group
+            while isinstance(first, ExceptionGroup):  # turns are answered in a group of their own
+                first = first.exceptions[0]
+            raise first from group
         finally:
             _log.info("reward.left", client=self._client_id, groups=self._groups_rewarded)
 
@@ -175,13 +180,14 @@ class RewardService:
                 status = await retry_unavailable(
                     "coordinator.status", self._coordinator.status, self._limit_s
                 )
+                if self._hosting is not None:
+                    self._hosting.heard(status, reply.unfinished)
 
     async def _answer_turns(self, answer: Answer) -> None:
         """Answer turns once the coordinator was seen to be the right one."""
         await self._is_right.wait()
-        await answer_turns(
-            self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s, self._sent
-        )
+        sent = None if self._hosting is None else self._hosting.sent
+        await answer_turns(self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s, sent)
 
     async def _score(self) -> None:
         """Score one group after the other; as many of these run as may be scored at the same time."""

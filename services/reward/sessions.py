@@ -10,7 +10,7 @@ T tokens of a row; times are seconds of the caller's clock.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any
@@ -27,6 +27,8 @@ from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HostCounts
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+OVER_BEFORE = 0.0, ""
+"""Verdict of a trajectory that was over before this process began: the coordinator has the true one."""
 HOSTS_KEPT = 1024
 """Hosts of which counts are kept; those that were silent longest are forgotten."""
 
@@ -103,6 +105,10 @@ class Trajectory:
         return self.known is not None and self.known.row_digest not in self.answers
 
     @property
+    def over_before(self) -> bool:
+        return self.known is None and self.verdict == OVER_BEFORE
+
+    @property
     def turns(self) -> list[tuple[list[int], IntArray]] | None:
         """Return the context and the tokens of each turn; None while the row is not known."""
         row = None if self.known is None else self.known.token_ids
@@ -130,7 +136,7 @@ class _Group:
     episodes: tuple[Episode, ...]
     samples: tuple[Trajectory, ...]
     heard_s: float
-    """When the coordinator last asked about it."""
+    """When the coordinator last asked about it, or said that it waits for it."""
     deadline_s: float = math.inf
     """When `host`, or who may still say that it has the group, loses it."""
     host: str = ""
@@ -181,8 +187,7 @@ class Sessions:
             group_sizes: samples of a group by split.
             vocabulary: every token id is smaller.
             host_timeout_s: longest silence of a host; then it loses its groups.
-            forget_s: after this without a question a group is forgotten: the coordinator asks again more
-                often about what it still waits for.
+            forget_s: after this without a word of the coordinator a group is forgotten.
             now: the time.
         """
         self._environment, self._sizes = environment, group_sizes
@@ -190,6 +195,7 @@ class Sessions:
         self._forget_s, self._begun_s = forget_s, now
         self._takes = int(now * 1000)  # those of processes before this one have smaller numbers
         self._groups: dict[str, _Group] = {}
+        self._unfinished: frozenset[str] = frozenset()
         self.outbox: list[TurnAnswer] = []
         """Answers for the coordinator; who reads them empties it."""
         self.hosts: dict[str, HostCounts] = {}
@@ -224,12 +230,18 @@ class Sessions:
             group.awaited = group.waited_for = True
             group.deadline_s = now + self._host_timeout_s
         for sample in question.over:
-            if group.samples[sample].known is None:  # it ended before this process began
-                self._end_with(group, sample, question.over)
-        if session.known is None and session.verdict == (0.0, ""):
-            session.verdict = None  # it was over, and its group began again
+            if group.samples[sample].known is None:
+                group.samples[sample].verdict = OVER_BEFORE
+        if session.over_before:
+            session.verdict = None  # its group began again
         session.known = question
         self._end_if_said(group, session)
+
+    def unfinished(self, group_ids: Iterable[str], now: float) -> None:
+        """Hear which groups the coordinator waits for, also those whose turns take long to be sampled."""
+        self._unfinished = frozenset(group_ids)
+        for group_id in self._unfinished & self._groups.keys():
+            self._groups[group_id].heard_s = now
 
     def take(self, host: str, now: float) -> Taken | None:
         """Give a host the group that waits longest; None where none waits."""
@@ -307,13 +319,12 @@ class Sessions:
             raise Refused(400, f"token_ids of {name} is empty; send the whole context")
         if session is None:
             return None
+        group = self._groups[session.name.rpartition("/")[0]]
+        group.deadline_s = now + self._host_timeout_s  # who waits for an answer is alive
         if session.known is None:
             if session.verdict is None:
                 return None
             raise Refused(409, f"trajectory {name} is over; take a group")
-        group = self._groups[session.known.group_id]
-        if group.host:
-            group.deadline_s = now + self._host_timeout_s
         if (turn := session.recorded(tokens)) is not None:
             return turn
         if session.verdict is not None:
@@ -350,23 +361,24 @@ class Sessions:
             before, reason = group.reports[episode]
             return reason if before == tuple(seats) else refuse(f"{where} was reported otherwise before")
         sessions = [one for one in group.samples if one.name in names]
-        if all(session.known is None and session.verdict is not None for session in sessions):
-            return ""  # it was reported to the process before this one
-        if any(session.verdict is not None for session in sessions):
+        # What was over before this process was reported, and counted, then.
+        left = [one for one in zip(seats, sessions, strict=True) if not one[1].over_before]
+        if not left:
+            return ""
+        if any(session.verdict is not None for _, session in left):
             return refuse(f"{where} failed: its host was silent for too long")
         failure = next((failure_line(f"host {host}: {seat.error}") for seat in seats if seat.error), "")
-        if not failure and not all(session.open for session in sessions):
+        if not failure and not all(session.open for _, session in left):
             return None
-        reason = ""
-        if failure:
-            counts.failed += 1
-        else:
-            found = (self._problem(*one) for one in zip(seats, sessions, strict=True))
-            reason = next((refuse(problem) for problem in found if problem), "")
-            counts.reported += not reason
+        reason = "" if failure else next(filter(None, (self._problem(*one) for one in left)), "")
+        if reason:
+            refuse(reason)
+        elif len(left) == len(seats):
+            counts.failed += bool(failure)
+            counts.reported += not failure
         group.reports[episode] = tuple(seats), reason
         said = f"host {host}: {reason}" if reason else failure
-        for seat, session in zip(seats, sessions, strict=True):
+        for seat, session in left:
             session.verdict = 0.0 if said else seat.reward, said
             self._end_if_said(group, session)
         return reason
@@ -376,8 +388,11 @@ class Sessions:
         for group_id, group in list(self._groups.items()):
             if now - group.heard_s > self._forget_s:
                 del self._groups[group_id]
-            elif group.deadline_s <= now and not group.over:
+                continue
+            if group.deadline_s <= now and not group.over:
                 self._lose(group)
+            if group.free:
+                self._end_halves(group)
 
     def _lose(self, group: _Group) -> None:
         silent, left = group.host or "its host", len(group.unreported)
@@ -389,19 +404,21 @@ class Sessions:
             return
         counts.failed += left
         said = f"{silent} was silent for {self._host_timeout_s:g} s, and its episodes cannot be built again"
-        for session in group.samples:
-            if session.verdict is None:
-                session.verdict = 0.0, said
-                self._end_if_said(group, session)
+        self._end_all(group, group.samples, said)
 
-    def _end_with(self, group: _Group, sample: int, over: Sequence[int]) -> None:
-        """Note that a sample is over; the seats of its episode that are not can be played no more."""
-        group.samples[sample].verdict = 0.0, ""
-        begin = sample - sample % self._environment.seats
-        for seat in range(begin, begin + self._environment.seats):
-            session = group.samples[seat]
-            if seat not in over and session.verdict is None:
-                session.verdict = 0.0, "the gateway ended between the ends of this episode's seats"
+    def _end_halves(self, group: _Group) -> None:
+        """End the episodes of which seats were over before this process: no other host can play the rest."""
+        for episode in group.unreported:
+            sessions = [one for one in group.samples if one.name in episode.trajectories]
+            if any(one.over_before for one in sessions):
+                said = "the gateway and its host ended between the ends of this episode's seats"
+                self._end_all(group, sessions, said)
+
+    def _end_all(self, group: _Group, sessions: Iterable[Trajectory], failure: str) -> None:
+        """Say of those that are not over that they have failed."""
+        for session in sessions:
+            if session.verdict is None:
+                session.verdict = 0.0, failure
                 self._end_if_said(group, session)
 
     def _counts(self, host: str) -> HostCounts:
@@ -425,7 +442,8 @@ class Sessions:
 
     def _unheard(self, group_id: str, now: float) -> bool:
         """Return whether a group is not known that may have begun before this process."""
-        return group_id not in self._groups and now - self._begun_s < self._forget_s
+        may_have_begun = now - self._begun_s < self._forget_s or group_id in self._unfinished
+        return group_id not in self._groups and may_have_begun
 
     def _answer(self, group: _Group, session: Trajectory, known: TurnToAnswer, tokens: IntArray) -> None:
         name = session.name

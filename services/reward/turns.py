@@ -20,6 +20,7 @@ from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.messages import Ended, Reply
 from antiphon.core.records import FinishReason, TurnAnswer, TurnToAnswer
 from antiphon.core.seeds import conversation_seed
+from antiphon.core.status import RunStatus
 from antiphon.environments.conversation import ConversationEnvironment
 from antiphon.environments.scoring.messages import Failed, Turn
 from antiphon.models.rendering import Renderer
@@ -40,6 +41,23 @@ again meanwhile, or nobody waits for its answer any more."""
 
 Sent = Callable[[Sequence[TurnAnswer]], None]
 """Hears of answers that the coordinator has journalled."""
+
+
+class Hosting(Protocol):
+    """Has hosts answer turns."""
+
+    async def answer(self, turn: TurnToAnswer) -> TurnAnswer | None:
+        """As `Answer`."""
+
+    def sent(self, answers: Sequence[TurnAnswer]) -> None:
+        """As `Sent`."""
+
+    def heard(self, status: RunStatus, unfinished: Sequence[str]) -> None:
+        """Hear how the run stands, and which groups are not handed in yet; every few seconds."""
+
+    async def look(self) -> None:
+        """Look at what time brings, for ever; an error ends the service."""
+
 
 _log = structlog.get_logger(__name__)
 

@@ -47,9 +47,10 @@ async def real_gateway(
         answering = asyncio.create_task(
             answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02, gateway.sent)
         )
+        looking = asyncio.create_task(gateway.look())
         record = read_gateway(run_dir)
-        assert record is not None
         try:
             yield record.url, (run_dir / HOST_TOKEN).read_text().strip(), coordinator
         finally:
             answering.cancel()
+            looking.cancel()

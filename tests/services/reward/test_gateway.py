@@ -7,9 +7,10 @@ import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.records import FinishReason, TurnAnswer
+from antiphon.core.status import RunStatus
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
@@ -102,7 +104,11 @@ class Served:
 
 @contextmanager
 def served(
-    config: RunConfig, run_dir: Path, rows: Sequence[Row], guard: Guard | None = None
+    config: RunConfig,
+    run_dir: Path,
+    rows: Sequence[Row],
+    guard: Guard | None = None,
+    barred: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Served]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
@@ -113,12 +119,16 @@ def served(
     async def serve() -> None:
         environment = HostEnvironment(config.environment)
         async with open_gateway(config, environment, codec, run_dir, guard) as gateway:
+            status = RunStatus("run-1", 4, 0, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, barred=barred)
+            gateway.heard(status, ())
             answering = asyncio.create_task(
                 answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02, gateway.sent)
             )
+            looking = asyncio.create_task(gateway.look())
             ready.set()
             await stop.wait()
             answering.cancel()
+            looking.cancel()
 
     serving = asyncio.run_coroutine_threadsafe(serve(), loop)
     try:
@@ -403,12 +413,22 @@ def test_a_token_of_scope_sample_is_needed(model: str, tmp_path: Path, rows_of: 
     key = signing_key(bytes(32))
     guard = Guard(key.public, RUN_ID, wall_clock, wall_clock)
 
-    def token(*scopes: Scope, run: str = RUN_ID, expires: float = 3600.0) -> str:
-        claims = TokenClaims("0" * 32, run, "far", scopes, int(wall_clock() + expires), 1)
+    def token(
+        *scopes: Scope,
+        run: str = RUN_ID,
+        expires: float = 3600.0,
+        token_id: str = "0" * 32,
+        name: str = "far",
+    ) -> str:
+        claims = TokenClaims(token_id, run, name, scopes, int(wall_clock() + expires), 1)
         return f"Bearer {make_token(claims, key)}"
 
-    with served(config_of(model), tmp_path, rows_of(1), guard) as gateway:
+    gone = "f" * 32
+    barred = {gone: "it was lost", "excluded": "it lied"}
+    with served(config_of(model), tmp_path, rows_of(2), guard, barred) as gateway:
         for shown, status, words in (
+            (token(Scope.SAMPLE, token_id=gone), 401, "was revoked; ask for a new one"),
+            (token(Scope.SAMPLE, name="excluded"), 403, "excluded was excluded from this run"),
             ("", 401, "carries no access token"),
             ("Bearer x", 401, "this is no access token"),
             ("Bearer \u00e9", 401, "host.token"),
@@ -422,6 +442,16 @@ def test_a_token_of_scope_sample_is_needed(model: str, tmp_path: Path, rows_of: 
             found, said = gateway.ask("GET", "/v1/models", Authorization=shown)
             assert found == status, (shown, said)
             assert status == 200 or words in said["error"]["message"]
+        # Two hosts of one name: a group is the one's whose token's name took it.
+        far, near = token(Scope.SAMPLE), token(Scope.SAMPLE, name="near")
+        taken = gateway.ok("/antiphon/v1/take", {"host": "h"}, Authorization=far)["group"]
+        alive = {"host": "h", "groups": [taken]}
+        assert gateway.ok("/antiphon/v1/alive", alive, Authorization=near)["lost"] == [taken]
+        assert gateway.ok("/antiphon/v1/alive", alive, Authorization=far)["held"] == [taken]
+        assert gateway.ok("/antiphon/v1/alive", alive)["lost"] == [taken]
+        assert "host: " in gateway.refused("/antiphon/v1/take", {"host": "far/h"})
+    counts = {name: one.taken for name, one in read_gateway(tmp_path).hosts.items()}
+    assert counts == {"far/h": 2, "near/h": 0, "h": 0}
     assert (tmp_path / HOST_TOKEN).stat().st_mode & 0o077 == 0
 
 
@@ -526,7 +556,7 @@ def test_a_report_is_answered_once_the_coordinator_has_it(
         gateway = quiet_gateway(config_of(model), codec)
         asked = [asyncio.create_task(gateway.answer(row.question())) for row in rows_of(1)[:2]]
         await asyncio.sleep(0)
-        nothing: Any = None
+        nothing: Any = {gateway_module.BEARER: ""}
         taken = await gateway._take(HostBody(host="h"), nothing)
         assert taken is not None
         names = taken["episodes"][0]["trajectories"]
