@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
-from antiphon.core.messages import Message
 from antiphon.core.records import SamplingParameters, TurnAnswer, TurnToAnswer
 from antiphon.core.status import RunStatus
 from antiphon.core.trust.access_tokens import Denial, Refusal, Scope
@@ -166,8 +165,6 @@ class Gateway:
         self._changes: WeakValueDictionary[str, Wakeup] = WeakValueDictionary()
         """By group; held by those who wait."""
         self._offered = Wakeup()
-        self._chats: dict[str, list[Message]] = {}
-        """The last messages of trajectories, with what was answered."""
 
     async def answer(self, turn: TurnToAnswer) -> TurnAnswer | None:
         """Return the answer to a turn once a host has said it; None where the trajectory was asked about
@@ -207,8 +204,6 @@ class Gateway:
         self._settle()
         for name in [one for one in self._questions if not self.sessions.knows(one.rpartition("/")[0])]:
             self._drop(name)
-        held = {*self.sessions.held()}
-        self._chats = {name: said for name, said in self._chats.items() if name in held}
         for change in list(self._changes.values()):
             change.notify()
         self._offered.notify()
@@ -248,7 +243,6 @@ class Gateway:
         return web.json_response({"object": "list", "data": [entry | {"max_model_len": self._room}]})
 
     async def _generate(self, body: GenerateBody, request: web.Request) -> dict[str, Any]:
-        _check_model(body.model)
         name = _named(body.sampling_params, request)
         if "/" not in name:
             raise Refused(400, "name the trajectory in sampling_params.antiphon_trajectory, as take gave it")
@@ -256,27 +250,24 @@ class Gateway:
         return {"request_id": name, **self._told(len(body.token_ids), turn)}
 
     async def _chat(self, body: ChatBody, request: web.Request) -> dict[str, Any]:
-        _check_model(body.model)
         renderer, messages, tools = self._rendering(), _plain(body.messages), _plain(body.tools)
-        name = _named(body, request)
         self._check_length(message.content for message in messages)
-        name = name if "/" in name else self._matching(messages)
+        make_context = partial(context_of, renderer, messages, tools)
+        name = _named(body, request)
+        name = name if "/" in name else self._matching(make_context)
         known = await self._trajectory(name)
-        turns = {tuple(context): turn for context, turn in reversed(known.turns or [])}
-        context = context_of(renderer, messages, tools, turns)
+        context = make_context(known.recorded)
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
         turn = await self._sampled(name, context, body)
         reply = renderer.reply(context, turn.token_ids.tolist(), tools)
         message = message_of(reply, f"call-{known.name}-{len(context)}")
-        self._chats[known.name] = [*messages, ChatMessage.model_validate(message).plain()]
         called = {"finish_reason": "tool_calls"} if reply.tool_calls else {}
         head = {"id": name, "object": "chat.completion", "created": int(wall_clock()), "model": MODEL}
         told = self._told(len(context), turn, message=message, **called)
         return {**head, "prompt_token_ids": context, **told}
 
     async def _tokenize(self, body: TokenizeBody, request: web.Request) -> dict[str, Any]:
-        _check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refused(400, "give either prompt or messages")
         if body.prompt is not None:
@@ -285,7 +276,7 @@ class Gateway:
         else:
             messages = _plain(body.messages)
             self._check_length(message.content for message in messages)
-            ids = context_of(self._rendering(), messages, _plain(body.tools), {})
+            ids = context_of(self._rendering(), messages, _plain(body.tools), lambda context: None)
         return {"count": len(ids), "max_model_len": self._room, "tokens": ids}
 
     async def _take(self, body: HostBody, request: web.Request) -> dict[str, Any] | None:
@@ -391,21 +382,24 @@ class Gateway:
             if answer is not None:
                 self._sending[name] = answer.row_digest
 
-    def _matching(self, messages: Sequence[Message]) -> str:
-        """Return the one trajectory that messages without a name can belong to.
+    def _matching(self, make_context: Callable[..., list[int]]) -> str:
+        """Return the one trajectory whose turns the messages without a name repeat; else one without turns.
 
         Raises:
             Refused: when there is none, or more than one.
         """
-        held = [*self.sessions.held()]
-        said = {name: self._chats[name] for name in held if name in self._chats}
-        found = [n for n, one in said.items() if messages[: len(one)] == one or one[:-1] == messages]
-        found = found or [name for name in held if name not in said]
-        if len(found) == 1:
-            return found[0]
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for one in self.sessions.held():
+            begun = one.known is not None and one.known.token_ids.size > 0
+            context = make_context(one.recorded)
+            if not begun or one.recorded(context) is not None or one.followed_by(context):
+                found[begun].append(one.name)
+        names = found[True] or found[False]
+        if len(names) == 1:
+            return names[0]
         raise Refused(
             400,
-            f"these messages may belong to {len(found)} trajectories; name one by antiphon_trajectory in the "
+            f"these messages may belong to {len(names)} trajectories; name one by antiphon_trajectory in the "
             "body or by the header X-Session-ID, as take gave it",
         )
 
@@ -460,6 +454,8 @@ async def _handle(
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"])) or "the body"
         raise Refused(400, f"{where[:200]}: {fault['msg'][:300]}") from None
+    if (name := getattr(body, "model", MODEL)) != MODEL:
+        raise Refused(404, f"there is no model {name[:80]!r} here; the policy is called {MODEL}")
     found = await work(body, request)
     return web.Response(status=204) if found is None else web.json_response(found)
 
@@ -477,11 +473,6 @@ def _host(body: HostBody | ReportBody, request: web.Request) -> str:
 def _error(status: int, sentence: str) -> web.Response:
     said = {"message": sentence, "type": "invalid_request_error", "code": status}
     return web.json_response({"error": said}, status=status)
-
-
-def _check_model(name: str) -> None:
-    if name != MODEL:
-        raise Refused(404, f"there is no model {name[:80]!r} here; the policy is called {MODEL}")
 
 
 def _plain(given: Sequence[Any] | None) -> list[Any]:

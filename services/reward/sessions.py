@@ -10,7 +10,7 @@ T tokens of a row; times are seconds of the caller's clock.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from antiphon.core.checks import failure_line
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, FloatArray, IntArray, TurnAnswer, TurnToAnswer, VersionSpan
 from antiphon.core.seeds import conversation_seed
-from antiphon.core.spans import clipped, shifted
+from antiphon.core.spans import clipped, shifted, turns_of
 from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HostCounts
 
@@ -108,21 +108,21 @@ class Trajectory:
     def over_before(self) -> bool:
         return self.known is None and self.verdict == OVER_BEFORE
 
-    @property
-    def turns(self) -> list[tuple[list[int], IntArray]] | None:
-        """Return the context and the tokens of each turn; None while the row is not known."""
-        row = None if self.known is None else self.known.token_ids
-        return None if row is None else [(row[b:p].tolist(), row[p:q]) for b, p, q in _turns(self.known)]
-
-    def recorded(self, context: IntArray) -> SampledTurn | None:
+    def recorded(self, context: Sequence[int] | IntArray) -> SampledTurn | None:
         """Return the turn that was sampled after a context; None where there is none."""
-        for begin, start, stop in _turns(self.known):
-            assert self.known is not None, "it has turns"
-            row, logprobs, spans = self.known.token_ids, self.known.logprobs, self.known.spans
-            if np.array_equal(row[begin:start], context):
-                said = shifted(clipped(spans, start, stop), -start)
-                return SampledTurn(row[start:stop], logprobs[start:stop], said)
+        known = self.known
+        for start, stop in [] if known is None else turns_of(known):
+            begin = max((place for place in known.breaks if place <= start), default=0)
+            if np.array_equal(known.token_ids[begin:start], context):
+                said = shifted(clipped(known.spans, start, stop), -start)
+                return SampledTurn(known.token_ids[start:stop], known.logprobs[start:stop], said)
         return None
+
+    def followed_by(self, context: Sequence[int] | IntArray) -> bool:
+        """Return whether a context goes on from the row's last one."""
+        assert self.known is not None, "the row is known"
+        last = self.known.token_ids[max(self.known.breaks, default=0) :]
+        return last.size < len(context) and np.array_equal(context[: last.size], last)
 
 
 @dataclass(slots=True)
@@ -277,14 +277,10 @@ class Sessions:
         """Return whether a group is asked about."""
         return group_id in self._groups
 
-    def held(self) -> list[str]:
-        """Return the names of the trajectories that hosts have and that are not over."""
-        return [
-            one.name
-            for group in self._groups.values()
-            for one in group.samples
-            if group.host and one.verdict is None
-        ]
+    def held(self) -> list[Trajectory]:
+        """Return the trajectories that hosts have and that are not over."""
+        samples = (one for group in self._groups.values() if group.host for one in group.samples)
+        return [one for one in samples if one.verdict is None]
 
     def find(self, name: str, now: float) -> Trajectory | None:
         """Return a trajectory, by its name with or without the take; None while its group may still be
@@ -449,11 +445,8 @@ class Sessions:
         name = session.name
         if int(tokens.max()) >= self._vocabulary or int(tokens.min()) < 0:
             raise Refused(400, f"{name}: an id of token_ids is not in the vocabulary of {self._vocabulary}")
-        row = known.token_ids
-        begin = known.breaks[-1] if known.breaks else 0
-        context = row[begin:]
-        follows = context.size < tokens.size and np.array_equal(tokens[: context.size], context)
-        new = tokens[context.size :] if follows else tokens
+        row, follows = known.token_ids, session.followed_by(tokens)
+        new = tokens[row.size - max(known.breaks, default=0) :] if follows else tokens
         if len(known.observed) >= known.limits.turns:  # each turn stands behind what it answers
             session.limit = FinishReason.TURNS
             raise Refused(
@@ -506,14 +499,3 @@ class Sessions:
             if not any(np.array_equal(branch[: row.size], row) for row in rows):
                 return f"a branch in the report of {name} with {branch.size} tokens was never recorded"
         return ""
-
-
-def _turns(known: TurnToAnswer | None) -> Iterator[tuple[int, int, int]]:
-    """Yield (where its context begins, first token, end) of each turn that a row has."""
-    if known is None:
-        return
-    starts = [0, *(stop for _, stop in known.observed)]
-    stops = [*(start for start, _ in known.observed), known.token_ids.size]
-    for start, stop in zip(starts, stops, strict=True):
-        if start < stop:
-            yield max((place for place in known.breaks if place <= start), default=0), start, stop

@@ -20,6 +20,7 @@ from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.messages import Ended, Reply
 from antiphon.core.records import FinishReason, TurnAnswer, TurnToAnswer
 from antiphon.core.seeds import conversation_seed
+from antiphon.core.spans import turns_of
 from antiphon.core.status import RunStatus
 from antiphon.environments.conversation import ConversationEnvironment
 from antiphon.environments.scoring.messages import Failed, Turn
@@ -109,10 +110,8 @@ class TurnAnswerer:
         environment = self._conversations.environment
         answer = partial(TurnAnswer, turn.group_id, turn.sample_index, turn.row_digest)
         row, prompt = turn.token_ids.tolist(), list(turn.prompt_token_ids)
-        starts = [0, *(stop for _, stop in turn.observed)]
-        stops = [*(start for start, _ in turn.observed), len(row)]
-        replies = self._replies_before(turn)
-        for start, stop in zip(starts[len(replies) :], stops[len(replies) :], strict=True):
+        replies, sampled = self._replies_before(turn), turns_of(turn)
+        for start, stop in sampled[len(replies) :]:
             reply = self._renderer.reply(prompt + row[:start], row[start:stop], environment.tools)
             replies = (*replies, reply)
         self._read[_name_of(turn)] = turn, replies
@@ -132,9 +131,9 @@ class TurnAnswerer:
             return answer(finish_reason=FinishReason.TURNS, reward=unfinished)
         if len(row) >= turn.limits.tokens:
             return answer(finish_reason=FinishReason.TOKENS, reward=unfinished)
-        begun = starts[-1]
+        start = sampled[-1][0]
         try:
-            tokens = self._renderer.following(prompt + row[:begun], row[begun:], said, environment.tools)
+            tokens = self._renderer.following(prompt + row[:start], row[start:], said, environment.tools)
         except ContractError as error:
             return answer(finish_reason=FinishReason.FAILED, failure=str(error))
         if len(row) + len(tokens) >= turn.limits.tokens:
