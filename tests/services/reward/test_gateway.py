@@ -1,16 +1,13 @@
 """Hosts over HTTP: turns, chats, tokens, restarts; whatever is sent is answered, if badly in a sentence."""
 
 import asyncio
-import http.client
 import json
 import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.benchmarks.parts import small_host
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.records import FinishReason, TurnAnswer
-from antiphon.core.status import RunStatus
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
@@ -31,119 +28,17 @@ from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import signing_key
 from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.services.reward import gateway as gateway_module
-from antiphon.services.reward.gateway import CHARACTERS, Gateway, HostBody, ReportBody, open_gateway
+from antiphon.services.reward.gateway import CHARACTERS, Gateway, HostBody, ReportBody
 from antiphon.services.reward.sessions import SampledTurn, SeatReport, Sessions
-from antiphon.services.reward.turns import answer_turns
 from antiphon.system.clock import wall_clock
-from tests.support import urllib_host
-from tests.support.hosted_rows import AskingCoordinator, Row
-from tests.support.turn_model import KEEP, write_turn_model
+from tests.support.hosted_rows import Row
+from tests.support.real_gateway import WAIT_S, Served, config_of, rows_that_say, served
+from tests.support.turn_model import write_turn_model
 
-WAIT_S = 60.0
 RUN_ID = "run-1"
 
 
 CHAT = {"messages": [{"role": "user", "content": "3 + 4"}]}
-
-
-def config_of(model: str, **gateway: Any) -> RunConfig:
-    return build_config(
-        {
-            "model": {"path": model, "renderer": "qwen3", "template_arguments": KEEP},
-            "environment": {"name": "host", "seats": 2, "train_size": 32},
-            "loop": {"group_size": 4},
-            "evaluation": {"samples": 2, "temperature": 0.5},
-            "sampling": {"max_tokens": 16},
-            "rollout": {"max_model_tokens": 3000},
-            "gateway": gateway,
-        }
-    )
-
-
-class Served:
-    """A gateway in a thread, with a coordinator that asks it about some groups."""
-
-    def __init__(self, run_dir: Path, url: str, coordinator: AskingCoordinator, loop: Any) -> None:
-        self.run_dir, self.url, self.coordinator, self._loop = run_dir, url, coordinator, loop
-        self.host, _, port = url.rpartition("/")[2].partition(":")
-        self.port = int(port)
-        self.token = (run_dir / HOST_TOKEN).read_text().strip()
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        """Return status and what the body says."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=WAIT_S)
-        text = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        given = {"Authorization": f"Bearer {self.token}"} | {
-            k.replace("_", "-"): v for k, v in headers.items()
-        }
-        try:
-            connection.request(method, path, text, given)
-            reply = connection.getresponse()
-            said = reply.read()
-            return reply.status, json.loads(said) if said else None
-        finally:
-            connection.close()
-
-    def ok(self, path: str, body: Any, **headers: str) -> Any:
-        status, said = self.ask("POST", path, body, **headers)
-        assert status == 200, said
-        return said
-
-    def refused(self, path: str, body: Any, **headers: str) -> str:
-        status, said = self.ask("POST", path, body, **headers)
-        assert 400 <= status < 500 and said["error"]["code"] == status, said
-        return str(said["error"]["message"])
-
-    def take(self, host: str = "h1") -> Any:
-        return self.ok("/antiphon/v1/take", {"host": host})
-
-    def wait_over(self) -> None:
-        waiting = asyncio.run_coroutine_threadsafe(self.coordinator.over.wait(), self._loop)
-        assert waiting.result(WAIT_S)
-
-
-@contextmanager
-def served(
-    config: RunConfig,
-    run_dir: Path,
-    rows: Sequence[Row],
-    guard: Guard | None = None,
-    barred: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[Served]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
-    thread.start()
-    coordinator, ready, stop = AskingCoordinator(rows), threading.Event(), asyncio.Event()
-    codec = TextCodec.load(config.model.path)
-
-    async def serve() -> None:
-        environment = HostEnvironment(config.environment)
-        async with open_gateway(config, environment, codec, run_dir, guard) as gateway:
-            status = RunStatus("run-1", 4, 0, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, barred=barred)
-            gateway.heard(status, ())
-            answering = asyncio.create_task(
-                answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02, gateway.sent)
-            )
-            looking = asyncio.create_task(gateway.look())
-            ready.set()
-            await stop.wait()
-            answering.cancel()
-            looking.cancel()
-
-    serving = asyncio.run_coroutine_threadsafe(serve(), loop)
-    try:
-        serving.add_done_callback(lambda done: ready.set())
-        assert ready.wait(WAIT_S)
-        if serving.done():
-            serving.result()
-        record = read_gateway(run_dir)
-        yield Served(run_dir, record.url, coordinator, loop)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        serving.result(WAIT_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(WAIT_S)
-        loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -163,15 +58,8 @@ Rows = Callable[..., list[Row]]
 def rows_of(codec: TextCodec) -> Rows:
     """Return the rows of groups whose policy says how many tokens it saw."""
 
-    def policy(text: str) -> Callable[[str, Sequence[int]], list[int]]:
-        def says(name: str, context: Sequence[int]) -> list[int]:
-            said = text.replace("N", str(len(context)))
-            return [*codec.encode(said, add_special_tokens=False), codec.end_token_id]
-
-        return says
-
-    def make(groups: int, text: str = "N", samples: int = 4) -> list[Row]:
-        return [Row(f"g{g}/{i}", policy(text)) for g in range(groups) for i in range(samples)]
+    def make(groups: int, text: str = "N") -> list[Row]:
+        return rows_that_say(codec, lambda name, context: text.replace("N", str(len(context))), groups)
 
     return make
 
@@ -182,7 +70,9 @@ def gateway(model: str, tmp_path: Path, rows_of: Rows) -> Iterator[Served]:
         yield found
 
 
-def test_a_host_of_the_standard_library_plays_until_nothing_is_left(gateway: Served) -> None:
+def test_a_host_of_the_standard_library_plays_until_nothing_is_left(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert gateway.ask("GET", "/v1/models")[1]["data"][0] == {
         "id": "policy",
         "object": "model",
@@ -190,12 +80,14 @@ def test_a_host_of_the_standard_library_plays_until_nothing_is_left(gateway: Ser
         "owned_by": "antiphon",
         "max_model_len": 3000,
     }
-    urllib_host.main(2, gateway.url, gateway.token)
+    monkeypatch.setenv("ANTIPHON_GATEWAY", gateway.url)
+    monkeypatch.setenv("ANTIPHON_TOKEN", gateway.token)
+    small_host.main(2)
     gateway.wait_over()
     for row in gateway.coordinator.rows.values():
         assert row.over is not None and row.over.finish_reason is FinishReason.ENVIRONMENT
-        assert row.over.host == urllib_host.NAME and 0.0 <= row.over.reward <= 1.0
-        assert len(row.observed) == 2 and row.observed[0][0] == 0 and row.breaks == []
+        assert row.over.host == small_host.NAME and 0.0 <= row.over.reward <= 1.0
+        assert len(row.observed) == small_host.TURNS and row.observed[0][0] == 0 and row.breaks == []
 
 
 def test_an_answer_carries_ids_logprobs_under_both_names_and_versions(gateway: Served) -> None:
@@ -456,22 +348,22 @@ def test_a_token_of_scope_sample_is_needed(model: str, tmp_path: Path, rows_of: 
 
 
 def test_a_gateway_that_starts_again_is_found_where_it_was_and_goes_on(
-    model: str, tmp_path: Path, rows_of: Rows
+    model: str, tmp_path: Path, rows_of: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = rows_of(1)
     with served(config_of(model), tmp_path, rows) as before:
         group = before.take()
         request = {"token_ids": [4, 5], "sampling_params": {"antiphon_trajectory": "g0/0"}}
         said = before.ok("/inference/v1/generate", request)
+    monkeypatch.setenv("ANTIPHON_GATEWAY", before.url)
+    monkeypatch.setenv("ANTIPHON_TOKEN", before.token)
     with served(config_of(model), tmp_path, rows) as after:
         assert (after.url, after.token) == (before.url, before.token)
         assert after.ok("/inference/v1/generate", request)["choices"] == said["choices"]
         alive = {"host": "h1", "groups": ["g0", "g1"]}
         assert after.ok("/antiphon/v1/alive", alive) == {"held": ["g0"], "lost": []}, "g1 may come yet"
         for episode in group["episodes"]:
-            seats = urllib_host.play(group, episode, after.url, after.token)
-            body = {"host": "h1", "group": "g0", "episode": episode["episode"], "seats": seats}
-            assert after.ok("/antiphon/v1/report", body)["accepted"]
+            small_host.play_episode("h1", group, episode)
         after.wait_over()
     record = read_gateway(tmp_path)
     counts = record.hosts["h1"]
