@@ -280,8 +280,7 @@ def make_reward_service(
         client_id,
         stall_timeout_s,
         pull_wait_s=PULL_WAIT_S,
-        answer=None if shared.limits is None else own,
-        hosting=hosted,
+        answer=None if shared.limits is None else hosted or own,
     )
 
 

@@ -37,6 +37,7 @@ from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import make_private_folder, write_private
 from antiphon.services.reward.chat import ChatMessage, ChatTool, context_of, message_of
 from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, TokenId, Trajectory
+from antiphon.services.reward.turns import Hosting
 from antiphon.system.clock import wall_clock
 from antiphon.system.ports import free_port, is_free
 from antiphon.system.wakeup import Wakeup, wait_any
@@ -130,7 +131,7 @@ class ReportBody(BaseModel):
     seats: list[SeatReport] = Field(max_length=4096)
 
 
-class Gateway:
+class Gateway(Hosting):
     """Answers hosts' requests, and with them the questions of workers."""
 
     def __init__(
@@ -158,26 +159,19 @@ class Gateway:
             "heldout": config.evaluation.parameters(config.sampling),
         }
         self._room = config.rollout.max_model_tokens
-        self._questions: dict[str, asyncio.Future[TurnAnswer | None]] = {}
-        """By trajectory, the newest."""
+        self.answered: asyncio.Queue[TurnAnswer] = asyncio.Queue()
         self._sending: dict[str, str] = {}
         """Trajectory -> digest of the row whose answer is under way to the coordinator."""
         self._changes: WeakValueDictionary[str, Wakeup] = WeakValueDictionary()
         """By group; held by those who wait."""
         self._offered = Wakeup()
 
-    async def answer(self, turn: TurnToAnswer) -> TurnAnswer | None:
-        """Return the answer to a turn once a host has said it; None where the trajectory was asked about
-        again."""
-        name = f"{turn.group_id}/{turn.sample_index}"
-        self._drop(name)
-        future: asyncio.Future[TurnAnswer | None] = asyncio.get_running_loop().create_future()
-        self._questions[name] = future
+    def asked(self, turn: TurnToAnswer) -> None:
+        """Take a question of a worker, which is answered once a host has said something."""
         self.sessions.asked(turn, self._clock())
         self._settle()
         self._change(turn.group_id)
         self._offered.notify()
-        return await future
 
     def sent(self, answers: Sequence[TurnAnswer]) -> None:
         """Hear that the coordinator has journalled answers: their hosts may hear so."""
@@ -202,8 +196,6 @@ class Gateway:
     def _tick(self) -> None:
         self.sessions.tick(self._clock())
         self._settle()
-        for name in [one for one in self._questions if not self.sessions.knows(one.rpartition("/")[0])]:
-            self._drop(name)
         for change in list(self._changes.values()):
             change.notify()
         self._offered.notify()
@@ -255,7 +247,7 @@ class Gateway:
         make_context = partial(context_of, renderer, messages, tools)
         name = _named(body, request)
         name = name if "/" in name else self._matching(make_context)
-        known = await self._trajectory(name)
+        known = await self._until(name, lambda: self._known(name))
         context = make_context(known.recorded)
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
@@ -301,9 +293,9 @@ class Gateway:
     async def _report(self, body: ReportBody, request: web.Request) -> dict[str, Any]:
         host = _host(body, request)
         reporting = partial(self.sessions.report, host, body.group, body.episode, body.seats)
-        reason = await self._until(body.group, lambda: reporting(self._clock()))
+        reason = await self._until(f"{body.group}/", lambda: reporting(self._clock()))
         names = {seat.trajectory.partition("@")[0] for seat in body.seats}
-        await self._until(body.group, lambda: self._sending.keys().isdisjoint(names) or None)
+        await self._until(f"{body.group}/", lambda: self._sending.keys().isdisjoint(names) or None)
         level = _log.warning if reason else _log.debug
         level("episode.reported", host=host, group=body.group, episode=body.episode, refused=reason)
         return {"accepted": not reason, "reason": reason}
@@ -318,16 +310,12 @@ class Gateway:
                 self._check_sampling(asked, self._sampling[found.split], tokens.size)
             return self.sessions.request(name, tokens, self._clock())
 
-        return await self._until(name.rpartition("/")[0], request)
+        return await self._until(name, request)
 
-    async def _trajectory(self, name: str) -> Trajectory:
-        """Wait until the row of a trajectory is known."""
-
-        def look() -> Trajectory | None:
-            found = self.sessions.find(name, self._clock())
-            return None if found is None or found.known is None else found
-
-        return await self._until(name.rpartition("/")[0], look)
+    def _known(self, name: str) -> Trajectory | None:
+        """Return a trajectory once its row is known."""
+        found = self.sessions.find(name, self._clock())
+        return found if found is not None and found.known is not None else None
 
     def _told(self, before: int, turn: SampledTurn, **choice: Any) -> dict[str, Any]:
         """Say a turn after `before` tokens, each log-probability under both names that clients look for."""
@@ -347,13 +335,13 @@ class Gateway:
         total = {"prompt_tokens": before, "completion_tokens": len(ids), "total_tokens": before + len(ids)}
         return {"choices": [choice], "usage": total}
 
-    async def _until(self, group_id: str, attempt: Callable[[], _T | None]) -> _T:
-        """Return what an attempt finds, once there is something.
+    async def _until(self, name: str, attempt: Callable[[], _T | None]) -> _T:
+        """Return what an attempt finds in a trajectory, or in its group, once there is something.
 
         Raises:
             Refused: what the attempt raises, or that nothing came for services.stall_timeout_s.
         """
-        patience_s = self._config.services.stall_timeout_s
+        patience_s, group_id = self._config.services.stall_timeout_s, name.rpartition("/")[0]
         change, deadline = self._changes.setdefault(group_id, Wakeup()), self._clock() + patience_s
         while True:
             try:
@@ -373,14 +361,8 @@ class Gateway:
         """Give the coordinator what was decided."""
         answers, self.sessions.outbox = self.sessions.outbox, []
         for said in answers:
-            self._drop(f"{said.group_id}/{said.sample_index}", said)
-
-    def _drop(self, name: str, answer: TurnAnswer | None = None) -> None:
-        future = self._questions.pop(name, None)
-        if future is not None and not future.done():
-            future.set_result(answer)
-            if answer is not None:
-                self._sending[name] = answer.row_digest
+            self._sending[f"{said.group_id}/{said.sample_index}"] = said.row_digest
+            self.answered.put_nowait(said)
 
     def _matching(self, make_context: Callable[..., list[int]]) -> str:
         """Return the one trajectory whose turns the messages without a name repeat; else one without turns.

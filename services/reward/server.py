@@ -125,8 +125,7 @@ async def serve_reward(
         security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, clock))
     async with contextlib.AsyncExitStack() as running:
         scorer: Scorer | None = None
-        answer: Answer | None = None
-        hosting: Hosting | None = None
+        answer: Answer | Hosting | None = None
         if isinstance(environment, HostEnvironment):
             from antiphon.models.codec import TextCodec
             from antiphon.services.reward.gateway import open_gateway  # brings an HTTP server along
@@ -134,7 +133,7 @@ async def serve_reward(
             assert isinstance(codec, TextCodec) and run_dir is not None, "a run's own service"
             guard = None if security is None else security.guard
             opening = open_gateway(config, environment, codec, run_dir, guard)
-            hosting = await running.enter_async_context(opening)
+            answer = await running.enter_async_context(opening)
         elif isinstance(environment, ConversationEnvironment):
             conversations = await running.enter_async_context(conversations_of(config, environment))
             renderer = await asyncio.to_thread(Renderer.load, config, turns=True)
@@ -150,7 +149,6 @@ async def serve_reward(
             config.services.stall_timeout_s,
             at_once=config.reward.processes if isinstance(scorer, ScoringPool) else 1,
             answer=answer,
-            hosting=hosting,
             environment_digest=digest,
         )
         if stop is not None:

@@ -65,8 +65,7 @@ class RewardService:
         at_once: int = 1,
         pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
-        answer: Answer | None = None,
-        hosting: Hosting | None = None,
+        answer: Answer | Hosting | None = None,
         environment_digest: str = "",
     ) -> None:
         """Prepare; nothing is pulled before `run`.
@@ -82,8 +81,7 @@ class RewardService:
             at_once: groups that are scored at the same time.
             pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
-            answer: answers turns; None for an environment without.
-            hosting: answers turns in its place.
+            answer: answers turns, or is who has hosts answer them; None for an environment without.
             environment_digest: of the environment's files here; "" for one without.
         """
         self._coordinator = coordinator
@@ -95,7 +93,7 @@ class RewardService:
         self._at_once = at_once
         self._pace = pace
         self._pull_wait_s = pull_wait_s
-        self._answer, self._hosting = answer if hosting is None else hosting.answer, hosting
+        self._answer, self._hosting = answer, answer if isinstance(answer, Hosting) else None
         self._environment_digest = environment_digest
         self._pulled: asyncio.Queue[tuple[str, GroupSubmission]] = asyncio.Queue()
         """Groups, each behind the key of its prompt."""
@@ -183,11 +181,10 @@ class RewardService:
                 if self._hosting is not None:
                     self._hosting.heard(status, reply.unfinished)
 
-    async def _answer_turns(self, answer: Answer) -> None:
+    async def _answer_turns(self, answer: Answer | Hosting) -> None:
         """Answer turns once the coordinator was seen to be the right one."""
         await self._is_right.wait()
-        sent = None if self._hosting is None else self._hosting.sent
-        await answer_turns(self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s, sent)
+        await answer_turns(self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s)
 
     async def _score(self) -> None:
         """Score one group after the other; as many of these run as may be scored at the same time."""

@@ -273,10 +273,6 @@ class Sessions:
         rest = {*groups} - {*held}
         return held, [one for one in groups if one in rest and not self._unheard(one, now)]
 
-    def knows(self, group_id: str) -> bool:
-        """Return whether a group is asked about."""
-        return group_id in self._groups
-
     def held(self) -> list[Trajectory]:
         """Return the trajectories that hosts have and that are not over."""
         samples = (one for group in self._groups.values() if group.host for one in group.samples)

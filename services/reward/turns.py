@@ -6,6 +6,7 @@ again, and the environment's conversation is built again from the row where need
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,26 +37,29 @@ READ_BEFORE = 4096
 AT_ONCE = 16_384
 """Turns that wait for the environment at the same time."""
 
-Answer = Callable[[TurnToAnswer], Awaitable[TurnAnswer | None]]
-"""Has the environment answer one turn; what it does wrong is an answer too. None: the question was asked
-again meanwhile, or nobody waits for its answer any more."""
-
-Sent = Callable[[Sequence[TurnAnswer]], None]
-"""Hears of answers that the coordinator has journalled."""
+Answer = Callable[[TurnToAnswer], Awaitable[TurnAnswer]]
+"""Has the environment answer one turn; what it does wrong is an answer too."""
 
 
-class Hosting(Protocol):
+class Hosting(ABC):
     """Has hosts answer turns."""
 
-    async def answer(self, turn: TurnToAnswer) -> TurnAnswer | None:
-        """As `Answer`."""
+    answered: "asyncio.Queue[TurnAnswer]"
+    """What they have said."""
 
+    @abstractmethod
+    def asked(self, turn: TurnToAnswer) -> None:
+        """Take a question, which may come again."""
+
+    @abstractmethod
     def sent(self, answers: Sequence[TurnAnswer]) -> None:
-        """As `Sent`."""
+        """Hear of answers that the coordinator has journalled."""
 
+    @abstractmethod
     def heard(self, status: RunStatus, unfinished: Sequence[str]) -> None:
         """Hear how the run stands, and which groups are not handed in yet; every few seconds."""
 
+    @abstractmethod
     async def look(self) -> None:
         """Look at what time brings, for ever; an error ends the service."""
 
@@ -148,46 +152,44 @@ def _name_of(turn: TurnToAnswer) -> str:
 
 async def answer_turns(
     coordinator: Coordinator,
-    answer: Answer,
+    answer: Answer | Hosting,
     client_id: str,
     limit_s: float,
     pull_wait_s: float,
-    sent: Sent | None = None,
 ) -> None:
     """Answer turns until cancelled.
 
     Args:
         coordinator: the run's coordinator, or a client of it.
-        answer: answers one turn.
+        answer: answers one turn, or is who has hosts answer them.
         client_id: distinguishes several services of one run.
         limit_s: longest time that the coordinator may be away.
         pull_wait_s: how long one request for turns may be held open.
-        sent: told which answers the coordinator has.
 
     Raises:
         UnavailableError: when the coordinator was away for longer than `limit_s`.
     """
-    answered: asyncio.Queue[TurnAnswer] = asyncio.Queue()
+    hosting = answer if isinstance(answer, Hosting) else None
+    answered: asyncio.Queue[TurnAnswer] = asyncio.Queue() if hosting is None else hosting.answered
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def work(turn: TurnToAnswer) -> None:
+    async def work(ask: Answer, turn: TurnToAnswer) -> None:
         try:
-            if (said := await answer(turn)) is not None:
-                answered.put_nowait(replace(said, service=client_id))
+            answered.put_nowait(await ask(turn))
         finally:
             room.release()
 
     async def send() -> None:
         while True:
-            together = [await answered.get()]
+            together = [replace(await answered.get(), service=client_id)]
             while not answered.empty():
-                together.append(answered.get_nowait())
+                together.append(replace(answered.get_nowait(), service=client_id))
             while together:
                 fitting = page(together, lambda said: group_bytes(1, 0, len(said.token_ids)))
                 handing_in = partial(coordinator.submit_turns, fitting)
                 await retry_unavailable("coordinator.submit_turns", handing_in, limit_s)
-                if sent is not None:
-                    sent(fitting)
+                if hosting is not None:
+                    hosting.sent(fitting)
                 _log.debug("turns.answered", turns=len(fitting))
                 del together[: len(fitting)]
 
@@ -196,5 +198,8 @@ async def answer_turns(
         tasks.create_task(send())
         while True:
             for turn in await retry_unavailable("coordinator.pull_turns", pulling, limit_s):
-                await room.acquire()
-                tasks.create_task(work(turn))
+                if isinstance(answer, Hosting):
+                    answer.asked(turn)
+                else:
+                    await room.acquire()
+                    tasks.create_task(work(answer, turn))

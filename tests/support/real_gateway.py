@@ -103,9 +103,7 @@ def served(
         async with open_gateway(config, environment, codec, run_dir, guard) as gateway:
             status = RunStatus("run-1", 4, 0, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, barred=barred)
             gateway.heard(status, ())
-            answering = asyncio.create_task(
-                answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02, gateway.sent)
-            )
+            answering = asyncio.create_task(answer_turns(coordinator, gateway, "g", 10.0, 0.02))
             looking = asyncio.create_task(gateway.look())
             ready.set()
             await stop.wait()

@@ -15,6 +15,7 @@ from antiphon.core.records import (
     GroupSubmission,
     SampleReward,
     Trajectory,
+    TurnAnswer,
     TurnToAnswer,
     VersionSpan,
 )
@@ -41,7 +42,7 @@ def make_reward_service(
     limit_s: float = 10.0,
     at_once: int = 1,
     environment_digest: str = "",
-    hosting: Hosting | None = None,
+    answer: Hosting | None = None,
 ) -> RewardService:
     return RewardService(
         coordinator,
@@ -53,7 +54,7 @@ def make_reward_service(
         at_once=at_once,
         pull_wait_s=0.01,
         environment_digest=environment_digest,
-        hosting=hosting,
+        answer=answer,
     )
 
 
@@ -128,6 +129,13 @@ class Listening(Hosting):
 
     def __init__(self) -> None:
         self.breaks, self.told = asyncio.Event(), asyncio.Event()
+        self.answered = asyncio.Queue()
+
+    def asked(self, turn: TurnToAnswer) -> None:
+        raise AssertionError("no turn is asked about")
+
+    def sent(self, answers: Sequence[TurnAnswer]) -> None:
+        raise AssertionError("nothing was answered")
 
     def heard(self, status: RunStatus, unfinished: Sequence[str]) -> None:
         self.told.set()
@@ -140,7 +148,7 @@ class Listening(Hosting):
 def test_a_service_that_cannot_look_after_its_hosts_ends_and_says_why() -> None:
     async def story() -> None:
         hosting = Listening()
-        judge = make_reward_service(Unasked(RunConfig()), hosting=hosting)
+        judge = make_reward_service(Unasked(RunConfig()), answer=hosting)
         async with rewarding(judge) as task:
             await hosting.told.wait()
             assert not task.done()

@@ -114,16 +114,15 @@ def test_answers_that_are_too_large_together_travel_in_several_messages() -> Non
 
             async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:
                 messages.append([5 * len(one.token_ids) for one in answers])
-
-        def sent(answers: Sequence[TurnAnswer]) -> None:
-            heard.extend(one.sample_index for one in answers)
-            if len(heard) == 8:
-                all_heard.set()
+                heard.extend(one.sample_index for one in answers)
+                assert {one.service for one in answers} == {"c"}
+                if len(heard) == 8:
+                    all_heard.set()
 
         async def answer(turn: TurnToAnswer) -> TurnAnswer:
             return TurnAnswer(turn.group_id, turn.sample_index, turn.row_digest, said)
 
-        answering = asyncio.create_task(answer_turns(cast(Any, Asking()), answer, "c", 9.0, 9.0, sent))
+        answering = asyncio.create_task(answer_turns(cast(Any, Asking()), answer, "c", 9.0, 9.0))
         async with asyncio.timeout(60):
             await all_heard.wait()
         answering.cancel()
