@@ -168,11 +168,11 @@ def branches(prompt_token_ids: Sequence[int] | IntArray, row: Completion) -> lis
     return found
 
 
-def turns_of(row: Completion | TurnToAnswer) -> list[tuple[int, int]]:
-    """Return the tokens [start, stop) of each turn of a whole row, in order."""
-    starts = [0, *(stop for _, stop in row.observed)]
-    stops = [*(start for start, _ in row.observed), row.token_ids.size]
-    return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
+def turns_of(row: Completion | TurnToAnswer, start: int = 0) -> list[tuple[int, int]]:
+    """Return the tokens [start, stop) of each turn that a row shows from token `start` on, in order."""
+    starts = [start, *(last for _, last in row.observed)]
+    stops = [*(first for first, _ in row.observed), start + row.token_ids.size]
+    return [(first, last) for first, last in zip(starts, stops, strict=True) if first < last]
 
 
 def sampled_mask(completion: Completion) -> npt.NDArray[np.bool_]:

@@ -62,23 +62,11 @@ class ChatMessage(BaseModel):
         return Message(role, text, calls, self.tool_call_id or "", self.name or "")
 
 
-class FunctionSchema(BaseModel):
-    """What is said of a tool."""
-
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = Field(default_factory=dict)
-
-
 class ChatTool(BaseModel):
     """A tool as chat completions have it."""
 
     type: Literal["function"]
-    function: FunctionSchema
-
-    def plain(self) -> Tool:
-        """Return it as environments write tools."""
-        return Tool(self.function.name, self.function.description, self.function.parameters)
+    function: Tool
 
 
 def context_of(

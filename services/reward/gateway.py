@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import structlog
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
@@ -102,7 +102,7 @@ class ChatBody(SamplingBody):
     model: str = MODEL
     messages: list[ChatMessage]
     tools: list[ChatTool] | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = Field(None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens"))
 
 
 class TokenizeBody(BaseModel):
@@ -242,15 +242,14 @@ class Gateway(Hosting):
         return {"request_id": name, **self._told(len(body.token_ids), turn)}
 
     async def _chat(self, body: ChatBody, request: web.Request) -> dict[str, Any]:
-        renderer, messages, tools = self._rendering(), _plain(body.messages), _plain(body.tools)
+        renderer, messages = self._rendering(), [one.plain() for one in body.messages]
+        tools = [one.function for one in body.tools or ()]
         self._check_length(message.content for message in messages)
         make_context = partial(context_of, renderer, messages, tools)
         name = _named(body, request)
         name = name if "/" in name else self._matching(make_context)
         known = await self._until(name, lambda: self._known(name))
         context = make_context(known.recorded)
-        if body.max_completion_tokens is not None:
-            body.max_tokens = body.max_completion_tokens
         turn = await self._sampled(name, context, body)
         reply = renderer.reply(context, turn.token_ids.tolist(), tools)
         message = message_of(reply, f"call-{known.name}-{len(context)}")
@@ -266,9 +265,10 @@ class Gateway(Hosting):
             self._check_length([body.prompt])
             ids = list(self._codec.encode(body.prompt, body.add_special_tokens))
         else:
-            messages = _plain(body.messages)
+            messages = [one.plain() for one in body.messages or ()]
             self._check_length(message.content for message in messages)
-            ids = context_of(self._rendering(), messages, _plain(body.tools), lambda context: None)
+            tools = [one.function for one in body.tools or ()]
+            ids = context_of(self._rendering(), messages, tools, lambda context: None)
         return {"count": len(ids), "max_model_len": self._room, "tokens": ids}
 
     async def _take(self, body: HostBody, request: web.Request) -> dict[str, Any] | None:
@@ -455,10 +455,6 @@ def _host(body: HostBody | ReportBody, request: web.Request) -> str:
 def _error(status: int, sentence: str) -> web.Response:
     said = {"message": sentence, "type": "invalid_request_error", "code": status}
     return web.json_response({"error": said}, status=status)
-
-
-def _plain(given: Sequence[Any] | None) -> list[Any]:
-    return [one.plain() for one in given or ()]
 
 
 def _renderer_of(config: RunConfig) -> Renderer | str:

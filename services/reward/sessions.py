@@ -110,8 +110,9 @@ class Trajectory:
 
     def recorded(self, context: Sequence[int] | IntArray) -> SampledTurn | None:
         """Return the turn that was sampled after a context; None where there is none."""
-        known = self.known
-        for start, stop in [] if known is None else turns_of(known):
+        if (known := self.known) is None:
+            return None
+        for start, stop in turns_of(known):
             begin = max((place for place in known.breaks if place <= start), default=0)
             if np.array_equal(known.token_ids[begin:start], context):
                 said = shifted(clipped(known.spans, start, stop), -start)
@@ -129,11 +130,8 @@ class Trajectory:
 class _Group:
     """The samples of one prompt, which one host has at a time."""
 
-    name: str
-    key: str
-    split: str
-    index: int
-    episodes: tuple[Episode, ...]
+    whole: Taken
+    """As the first host takes it, but for the number of the take."""
     samples: tuple[Trajectory, ...]
     heard_s: float
     """When the coordinator last asked about it, or said that it waits for it."""
@@ -159,9 +157,9 @@ class _Group:
 
     @property
     def unreported(self) -> tuple[Episode, ...]:
-        seats = len(self.samples) // len(self.episodes)
+        seats = len(self.samples) // len(self.whole.episodes)
         left = {index // seats for index, session in enumerate(self.samples) if session.verdict is None}
-        return tuple(one for one in self.episodes if one.episode in left)
+        return tuple(one for one in self.whole.episodes if one.episode in left)
 
     def held_by(self, host: str) -> bool:
         return self.host == host or self.awaited
@@ -257,7 +255,7 @@ class Sessions:
             for one in group.unreported
         )
         counts.taken += len(left)
-        return Taken(group.name, group.key, group.split, group.index, left)
+        return replace(group.whole, episodes=left)
 
     def alive(self, host: str, groups: Sequence[str], now: float) -> tuple[list[str], list[str]]:
         """Note that a host lives; return which of these groups it has, and which it lost."""
@@ -346,7 +344,7 @@ class Sessions:
         if group is None or not group.held_by(host) or (group.take and takes - {group.take}):
             return refuse(f"group {group_id[:80]} is not held by {host}; report what you took")
         names = tuple(name for name, _, _ in told)
-        if [names] != [one.trajectories for one in group.episodes if one.episode == episode]:
+        if [names] != [one.trajectories for one in group.whole.episodes if one.episode == episode]:
             return refuse(f"{where} has other trajectories; report each seat in order")
         group.host, group.awaited, group.deadline_s = host, False, now + self._host_timeout_s
         if episode in group.reports:
@@ -427,10 +425,8 @@ class Sessions:
         names = [f"{question.group_id}/{sample}" for sample in range(samples)]
         starts = range(0, samples, seats)
         episodes = (Episode(at // seats, seed, tuple(names[at : at + seats])) for at in starts)
-        sessions = tuple(Trajectory(name, split) for name in names)
-        return _Group(
-            question.group_id, question.prompt_key, split, index, tuple(episodes), sessions, heard_s=now
-        )
+        whole = Taken(question.group_id, question.prompt_key, split, index, tuple(episodes))
+        return _Group(whole, tuple(Trajectory(name, split) for name in names), heard_s=now)
 
     def _unheard(self, group_id: str, now: float) -> bool:
         """Return whether a group is not known that may have begun before this process."""
