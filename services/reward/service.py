@@ -6,7 +6,7 @@ whose rewards were refused because they were already there is simply done.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -63,7 +63,6 @@ class RewardService:
         limit_s: float,
         *,
         at_once: int = 1,
-        pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
         answer: Answer | Hosting | None = None,
         environment_digest: str = "",
@@ -79,7 +78,6 @@ class RewardService:
             client_id: distinguishes several services of one run, for the coordinator's deadline.
             limit_s: longest time that the coordinator may be away.
             at_once: groups that are scored at the same time.
-            pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
             answer: answers turns, or is who has hosts answer them; None for an environment without.
             environment_digest: of the environment's files here; "" for one without.
@@ -91,7 +89,6 @@ class RewardService:
         self._client_id = client_id
         self._limit_s = limit_s
         self._at_once = at_once
-        self._pace = pace
         self._pull_wait_s = pull_wait_s
         self._answer, self._hosting = answer, answer if isinstance(answer, Hosting) else None
         self._environment_digest = environment_digest
@@ -191,8 +188,6 @@ class RewardService:
         while True:
             prompt_key, group = await self._pulled.get()
             self._pulled.task_done()
-            if self._pace is not None:
-                await self._pace()
             failpoints.reach("reward.score")
             if self._scorer is None:
                 raise ContractError(f"group {group.group_id} has turns, and came without its rewards")
