@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import structlog
@@ -23,8 +22,8 @@ from antiphon.core.records import FinishReason, TurnAnswer, TurnToAnswer
 from antiphon.core.seeds import conversation_seed
 from antiphon.core.spans import turns_of
 from antiphon.core.status import RunStatus
-from antiphon.environments.conversation import ConversationEnvironment
-from antiphon.environments.scoring.messages import Failed, Turn
+from antiphon.environments.scoring.conversations import Conversations
+from antiphon.environments.scoring.messages import Failed
 from antiphon.models.rendering import Renderer
 from antiphon.net.rpc.retry import retry_unavailable
 
@@ -65,18 +64,6 @@ class Hosting(ABC):
 
 
 _log = structlog.get_logger(__name__)
-
-
-class Conversations(Protocol):
-    """Answers replies; `environments.scoring.conversations` has two."""
-
-    environment: ConversationEnvironment
-
-    async def answer(self, trajectory: str, key: str, seed: int, replies: Sequence[Reply]) -> Turn:
-        """Return what the environment says to the last of a trajectory's replies."""
-
-    async def forget(self, trajectory: str) -> None:
-        """End a trajectory's conversation."""
 
 
 class TurnAnswerer:

@@ -12,6 +12,7 @@ from antiphon.core.message_sizes import PAGE_BYTES
 from antiphon.core.messages import Ended, Message, Reply
 from antiphon.core.records import TurnAnswer, TurnLimits, TurnToAnswer
 from antiphon.environments.conversation import ConversationEnvironment, user
+from antiphon.environments.scoring.conversations import Conversations
 from antiphon.environments.scoring.messages import Turn
 from antiphon.models.rendering import Renderer
 from antiphon.services.reward.turns import TurnAnswerer, answer_turns
@@ -47,7 +48,7 @@ class Counting:
 
 
 def made(parts: Counting) -> TurnAnswerer:
-    return TurnAnswerer(parts, cast(Renderer, parts), seed=0)
+    return TurnAnswerer(cast(Conversations, parts), cast(Renderer, parts), seed=0)
 
 
 def question(sample: int, turns: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> TurnToAnswer:
