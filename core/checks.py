@@ -24,7 +24,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.reporting.plain_text import plain
-from antiphon.core.spans import check_cover, may_follow
+from antiphon.core.spans import check_cover, may_follow, turns_of
 
 _TOKENS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 LOGPROB_CEILING = 1e-6
@@ -227,7 +227,7 @@ def _check_completions(
         ended |= tokens == token
     if rules.stop is not None:
         for x, end in zip(completions, ends, strict=True):
-            for first, last in _turns(x, x.start):
+            for first, last in turns_of(x, x.start):
                 if (size := rules.stop(x.token_ids[first - x.start : last - x.start].tolist())) is not None:
                     ended[end - x.stop + first + size - 1] = True
     for x, where, end in zip(completions, names, ends, strict=True):
@@ -269,7 +269,7 @@ def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits,
     for begin, end in pairwise((*contexts, stop)):
         if limits.context is not None and end - begin > limits.context:
             raise ContractError(f"{where}: a context of {end - begin} tokens exceeds {limits.context}")
-    turns = _turns(x, start)
+    turns = turns_of(x, start)
     if start == 0 and len(turns) > limits.turns:
         raise ContractError(f"{where}: {len(turns)} turns exceed environment.max_turns={limits.turns}")
     if longest := next((b - a for a, b in turns if b - a > max_tokens), 0):
@@ -286,13 +286,6 @@ def _check_turns(x: Completion, start: int, max_tokens: int, limits: TurnLimits,
             f"{where}: finish_reason={x.finish_reason} after a turn of {last[1] - last[0]} tokens, but "
             f"sampling.max_tokens={max_tokens} and {limits.tokens} tokens in all"
         )
-
-
-def _turns(x: Completion, start: int) -> list[tuple[int, int]]:
-    """Return where the turns that a completion shows begin and end."""
-    begins, ends = [last for _, last in x.observed], [first for first, _ in x.observed]
-    stop = start + x.token_ids.size
-    return [(a, b) for a, b in zip([start, *begins], [*ends, stop], strict=True) if a < b]
 
 
 def _check_versions(

@@ -22,8 +22,8 @@ class Tool:
     """A tool that the policy is told of at the beginning of a conversation."""
 
     name: str
-    description: str
-    parameters: Mapping[str, Any]
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     """JSON schema of its arguments, an object."""
 
 

@@ -167,6 +167,8 @@ class PullReply:
     groups: tuple[GroupSubmission, ...]
     prompt_keys: tuple[str, ...]
     """Of each group; the coordinator's word, not its worker's."""
+    unfinished: tuple[str, ...] = ()
+    """Where hosts answer the turns, and there is nothing to reward: groups that were not handed in yet."""
 
 
 @frozen

@@ -13,7 +13,14 @@ import numpy.typing as npt
 
 from antiphon.core.errors import ContractError
 from antiphon.core.frozen import frozen_by_identity
-from antiphon.core.records import Completion, IntArray, Observed, PartialTrajectory, VersionSpan
+from antiphon.core.records import (
+    Completion,
+    IntArray,
+    Observed,
+    PartialTrajectory,
+    TurnToAnswer,
+    VersionSpan,
+)
 
 _Piece = TypeVar("_Piece", bound=Completion)
 
@@ -159,6 +166,13 @@ def branches(prompt_token_ids: Sequence[int] | IntArray, row: Completion) -> lis
         context = np.concatenate([np.asarray(before, dtype=np.int32), row.token_ids[first:start]])
         found.append(Branch(number, context, start, stop))
     return found
+
+
+def turns_of(row: Completion | TurnToAnswer, start: int = 0) -> list[tuple[int, int]]:
+    """Return the tokens [start, stop) of each turn that a row shows from token `start` on, in order."""
+    starts = [start, *(last for _, last in row.observed)]
+    stops = [*(first for first, _ in row.observed), start + row.token_ids.size]
+    return [(first, last) for first, last in zip(starts, stops, strict=True) if first < last]
 
 
 def sampled_mask(completion: Completion) -> npt.NDArray[np.bool_]:

@@ -4,11 +4,11 @@ It stands in a file of the run's folder, with the address that hosts ask, so tha
 both whether or not the gateway runs.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from antiphon.core.status import RunStatus
 from antiphon.system.clock import wall_clock
@@ -55,14 +55,15 @@ class GatewayRecord:
         ]
 
 
+_RECORD = TypeAdapter(GatewayRecord)
+
+
 def read_gateway(run_dir: Path) -> GatewayRecord:
     """Return what a run's folder says of its gateway."""
     try:
-        said: dict[str, Any] = json.loads((run_dir / GATEWAY_FILE).read_bytes())
+        return _RECORD.validate_json((run_dir / GATEWAY_FILE).read_bytes())
     except FileNotFoundError:
         return GatewayRecord()
-    hosts = {name: HostCounts(**counts) for name, counts in said["hosts"].items()}
-    return GatewayRecord(said["url"], hosts, said["untaken"])
 
 
 def waiting_for_host(status: RunStatus, run_dir: Path, timeout_s: float) -> RunStatus:
@@ -76,4 +77,4 @@ def waiting_for_host(status: RunStatus, run_dir: Path, timeout_s: float) -> RunS
 
 def write_gateway(run_dir: Path, record: GatewayRecord) -> None:
     """Keep what is known of a run's gateway."""
-    write_atomically(run_dir / GATEWAY_FILE, json.dumps(asdict(record)).encode())
+    write_atomically(run_dir / GATEWAY_FILE, _RECORD.dump_json(record))

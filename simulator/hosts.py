@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.services.reward.gateway import Gateway, GenerateBody, HostBody, ReportBody, SamplingBody
+from antiphon.services.reward.gateway import BEARER, Gateway, GenerateBody, HostBody, ReportBody, SamplingBody
 from antiphon.services.reward.sessions import Refused, SeatReport
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.loop import Process
@@ -31,8 +31,8 @@ MISCHIEF = 3
 """How often a host does harm in its life."""
 AT_ONCE = 1
 """Groups that a host plays at the same time."""
-NO_REQUEST: Any = None
-"""In place of the HTTP request, at which the handlers look only for a header."""
+NO_REQUEST: Any = {BEARER: ""}
+"""In place of the HTTP request, at which the handlers look only for a header and for who asks."""
 EXCUSES = ("is not held by", "was silent for too long")
 """Why an honest report may be refused."""
 

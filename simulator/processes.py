@@ -39,7 +39,7 @@ from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.reward.gateway import TICK_S, Gateway
+from antiphon.services.reward.gateway import Gateway
 from antiphon.services.reward.service import RewardService
 from antiphon.services.reward.sessions import Sessions
 from antiphon.services.reward.turns import TurnAnswerer
@@ -280,8 +280,7 @@ def make_reward_service(
         client_id,
         stall_timeout_s,
         pull_wait_s=PULL_WAIT_S,
-        answer=None if shared.limits is None else hosted.answer if hosted else own,
-        sent=hosted.sent if hosted else None,
+        answer=None if shared.limits is None else hosted or own,
     )
 
 
@@ -301,16 +300,7 @@ async def serve_gateway(
     sessions.hosts = shared.host_counts  # production keeps them in a file
     gateway = Gateway(config, sessions, cast(Any, engines.JsonDecoder()), "there is none", clock)
     shared.gateway = GatewayPlace(process, gateway)
-
-    async def look() -> None:
-        while True:
-            gateway.tick()
-            await asyncio.sleep(TICK_S)
-
-    async with asyncio.TaskGroup() as tasks:
-        looking = tasks.create_task(look())
-        await make_reward_service(shared, coordinator, client_id, gateway).run(lambda: None)
-        looking.cancel()
+    await make_reward_service(shared, coordinator, client_id, gateway).run(lambda: None)
 
 
 async def drive_run(shared: SharedRun) -> None:

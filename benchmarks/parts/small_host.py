@@ -1,24 +1,25 @@
 """Small host: plays a game of tokens by the gateway's HTTP alone.
 
-It finds the gateway in ANTIPHON_GATEWAY and ANTIPHON_TOKEN. Each seat begins with random tokens and observes
-random tokens after each of its turns, all drawn from the episode's seed, so that whoever begins an episode
-again says the same.
+It finds the gateway in ANTIPHON_GATEWAY and ANTIPHON_TOKEN. Each seat is told tokens of its problem's number
+and answers, `TURNS` times; the more even tokens its last turn has, the more it earns. Whoever begins an
+episode again says the same.
 """
 
 import json
+import math
 import os
-import random
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-TURNS, OBSERVED, VOCABULARY = 4, 6, 100
+TURNS = 4
+NAME = f"small-{os.getpid()}"
 CALL_S, PAUSE_S = 60.0, 0.2
 """Longest wait for an answer, and pause before asking again."""
 AWAY_S = 120.0
@@ -54,51 +55,64 @@ def call(path: str, body: Mapping[str, Any]) -> Any:
         time.sleep(PAUSE_S)
 
 
-def play(seed: int, trajectory: str) -> dict[str, Any]:
+def observed(index: int, turn: int) -> list[int]:
+    """Return what a seat is told before a turn."""
+    return [4 + turn, 5 + index % 7]
+
+
+def reward(turn: Sequence[int]) -> float:
+    """Return what a seat earns whose last turn this is."""
+    return sum(token % 2 == 0 for token in turn) / len(turn)
+
+
+def play(index: int, trajectory: str) -> dict[str, Any]:
     """Play one seat to its end and return what is reported of it."""
-    drawn = random.Random(f"{seed}/{trajectory.partition('@')[0]}")  # the same for each take
     row: list[int] = []
-    for _ in range(TURNS):
-        row += drawn.choices(range(VOCABULARY), k=OBSERVED)
+    for turn in range(TURNS):
+        row += observed(index, turn)
         body = {"token_ids": row, "sampling_params": {"antiphon_trajectory": trajectory}}
-        row += call("/inference/v1/generate", body)["choices"][0]["token_ids"]
-    return {"trajectory": trajectory, "reward": float(sum(row) % 2), "branches": [row]}
+        said = call("/inference/v1/generate", body)["choices"][0]["token_ids"]
+        row += said
+    return {"trajectory": trajectory, "reward": reward(said), "branches": [row]}
 
 
-def play_episode(name: str, group: str, episode: Mapping[str, Any]) -> None:
+def play_episode(name: str, group: Mapping[str, Any], episode: Mapping[str, Any]) -> None:
     """Play an episode, one seat after the other, and report it as the host of that name."""
-    seats = [play(episode["seed"], trajectory) for trajectory in episode["trajectories"]]
-    told = {"host": name, "group": group, "episode": episode["episode"], "seats": seats}
-    call("/antiphon/v1/report", told)
+    seats = [play(group["index"], trajectory) for trajectory in episode["trajectories"]]
+    told = {"host": name, "group": group["group"], "episode": episode["episode"], "seats": seats}
+    if not (said := call("/antiphon/v1/report", told))["accepted"]:
+        print(said["reason"], flush=True)
 
 
-def main() -> None:
-    """Take groups and play them for ever, as many at once as the first argument says, one without it."""
-    name, held = f"small-{os.getpid()}", set[str]()
+def main(groups: float = math.inf, places: int = 1) -> None:
+    """Play a number of groups at each of some places, all at once; at each one after the other."""
+    held, over = set[str](), threading.Event()
 
     def stay_alive() -> None:
-        while True:
-            time.sleep(ALIVE_S)
-            call("/antiphon/v1/alive", {"host": name, "groups": sorted(held)})
+        while not over.wait(ALIVE_S):
+            call("/antiphon/v1/alive", {"host": NAME, "groups": sorted(held)})
 
     def play_groups() -> None:
-        while True:
-            group = call("/antiphon/v1/take", {"host": name})
+        left = groups
+        while left > 0:
+            group = call("/antiphon/v1/take", {"host": NAME})
             if group is None:
                 continue
+            left -= 1
             held.add(group["group"])
             try:
                 with ThreadPoolExecutor(len(group["episodes"])) as pool:
-                    list(pool.map(partial(play_episode, name, group["group"]), group["episodes"]))
+                    list(pool.map(partial(play_episode, NAME, group), group["episodes"]))
             except LostError as lost:
                 print(lost, flush=True)
             held.discard(group["group"])
 
     threading.Thread(target=stay_alive, daemon=True).start()
-    for _ in range(int((*sys.argv[1:], 1)[0]) - 1):
+    for _ in range(places - 1):
         threading.Thread(target=play_groups, daemon=True).start()
     play_groups()
+    over.set()
 
 
 if __name__ == "__main__":
-    main()
+    main(places=int((*sys.argv[1:], 1)[0]))

@@ -174,6 +174,12 @@ def to_answer(loop: LoopState, client_id: str, limit: int, now: float) -> list[T
     return [replace(turn.question, over=over[turn.question.group_id]) for turn in free]
 
 
+def unfinished(loop: LoopState) -> tuple[str, ...]:
+    """Return the groups of whose turns a host may still be asked; none where the run answers itself."""
+    groups = loop.run.groups.values() if loop.hosted else ()
+    return tuple(group.group_id for group in groups if group.phase in UNANSWERED)
+
+
 def _over(group: GroupState) -> tuple[int, ...]:
     """Return the samples of a hosted group whose trajectories are over, of which no further turn is asked.
 

@@ -169,7 +169,7 @@ class PartialGroups:
     def snapshot(self, lease_id: str) -> KeptGroup | None:
         """Return what is kept under a running lease, or None when that is nothing."""
         growing = self._growing.get(lease_id)
-        return None if growing is None else _snapshot(growing)
+        return None if growing is None else _kept_group(growing.samples)
 
     def row(self, lease_id: str, sample_index: int) -> PartialTrajectory | None:
         """Return what is kept of one sample under a running lease, or None when that is nothing."""
@@ -227,7 +227,7 @@ class PartialGroups:
         if group is None:
             return None
         self.held -= group.counted
-        return _snapshot(group)
+        return _kept_group(group.samples)
 
     def wait(self, group_id: str, kept: KeptGroup) -> None:
         """Keep the beginning of a group for its next lease."""
@@ -311,10 +311,6 @@ def _check_beginning(whole: PartialTrajectory, stop: int, check: Callable[[Parti
 
 def _held(piece: PartialTrajectory) -> int:
     return piece.token_ids.nbytes + piece.logprobs.nbytes + PIECE_BYTES + SPAN_BYTES * len(piece.spans)
-
-
-def _snapshot(group: _GrowingGroup) -> KeptGroup | None:
-    return _kept_group(group.samples)
 
 
 def _kept_group(samples: Mapping[int, _Growing]) -> KeptGroup | None:

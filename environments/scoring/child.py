@@ -37,7 +37,7 @@ from antiphon.environments.scoring.messages import (
     result_line,
     turn_line,
 )
-from antiphon.environments.scoring.tool_processes import ONE_THREAD
+from antiphon.environments.scoring.tool_processes import ONE_THREAD, ending
 from antiphon.system.sandbox import close_scratch, fork_apart, limit_this_process
 
 OPEN_FILES = 16
@@ -137,8 +137,7 @@ def _score_apart(
                 os.kill(child, signal.SIGKILL)
                 status = os.waitpid(child, 0)[1]
         if at < len(texts) and result is None:
-            by = f"signal {status & 127}" if status & 127 else f"exit code {status >> 8}"
-            raise SystemExit(f"an answer ended the process that scored it ({by})")
+            raise SystemExit(f"an answer ended the process that scored it ({ending(status)})")
 
 
 def _parsed(found: bytes, task: ScoringTask) -> Verdict | None:

@@ -184,15 +184,13 @@ class InProcessConversations(Conversations):
         hide: Callable[[str], str] = str,
         *,
         answer_timeout_s: float = 5.0,
-        most_live: int = REMEMBERED,
-        idle_s: float = IDLE_S,
     ) -> None:
         """Prepare; `hide` takes the secrets out of a text, and an answer may take `answer_timeout_s`.
 
         Raises:
             ConfigError: when the environment has tools that run in the sandbox alone.
         """
-        super().__init__(environment, most_live=most_live, idle_s=idle_s)
+        super().__init__(environment, most_live=REMEMBERED)
         self._hide, self._answer_timeout_s = hide, answer_timeout_s
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads = 0

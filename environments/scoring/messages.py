@@ -123,7 +123,9 @@ def parse_result(line: bytes, within: RewardRange = UNIT_RANGE) -> Verdict:
     raise ContractError("a scoring process wrote something that is no result")
 
 
-def checked_reward(value: object, within: RewardRange = UNIT_RANGE) -> Verdict:
+def checked_reward(
+    value: object, within: RewardRange = UNIT_RANGE, said: str = "the scorer returned"
+) -> Verdict:
     """Return a scorer's answer as a reward, or why it is none; `within` is the environment's range.
 
     >>> checked_reward(True), checked_reward(0.5), checked_reward(0.4 + 0.2 + 0.3 + 0.1 + 2e-16)
@@ -134,10 +136,10 @@ def checked_reward(value: object, within: RewardRange = UNIT_RANGE) -> Verdict:
     low, high = within
     margin = ROUNDING * (high - low)
     if not isinstance(value, (int, float)):
-        return Failed(f"the scorer returned {type(value).__name__} instead of a number")
+        return Failed(f"{said} {type(value).__name__} instead of a number")
     if not low - margin <= value <= high + margin:  # what is no number is outside too
         shown = "a huge number" if abs(value) > 1e300 else f"{float(value)}"
-        return Failed(f"the scorer returned {shown}, which lies outside {low:g}..{high:g}")
+        return Failed(f"{said} {shown}, which lies outside {low:g}..{high:g}")
     return min(high, max(low, float(value)))
 
 
@@ -248,21 +250,18 @@ def attempt(
 
 
 def _checked_end(found: Ended, reward_range: tuple[float, float]) -> Ended | Failed:
-    least, most = reward_range
     numbers = {"the reward": found.reward, **found.parts}
     for name, value in numbers.items():
         if not isinstance(value, (int, float)):
             return Failed(f"the environment ended with {name} {type(value).__name__} instead of a number")
         if not abs(value) < math.inf:  # an integer may be too large to be asked whether it is finite
             return Failed(f"the environment ended with {name} {value:g}, which is no finite number")
-    if not least - ROUNDING <= found.reward <= most + ROUNDING:
-        shown = "a huge number" if abs(found.reward) > 1e300 else f"{float(found.reward)}"
-        return Failed(
-            f"the environment ended with the reward {shown}, which lies outside {least:g}..{most:g}"
-        )
+    reward = checked_reward(found.reward, reward_range, "the environment ended with the reward")
+    if isinstance(reward, Failed):
+        return reward
     parts = {str(name)[:PART_CHARS]: float(value) for name, value in islice(found.parts.items(), MOST_PARTS)}
     reason = plain(" ".join(str(found.reason)[:REASON_CHARS].split()))
-    return Ended(min(most, max(least, float(found.reward))), parts, reason)
+    return Ended(reward, parts, reason)
 
 
 def _message(found: Mapping[str, Any]) -> Message:

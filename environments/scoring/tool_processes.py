@@ -160,7 +160,7 @@ class _Shell:
         _kill_all()
         os.close(reading)
         os.close(ended)
-        return _with_note(said, stopped or (_ending(status) if status else ""))
+        return _with_note(said, stopped or (ending(status) if status else ""))
 
 
 class _Python:
@@ -272,7 +272,8 @@ def _kill_all() -> None:
             os.waitpid(-1, 0)
 
 
-def _ending(status: int) -> str:
+def ending(status: int) -> str:
+    """Say how a process ended, by what `waitpid` returns of it."""
     return f"signal {status & 127}" if status & 127 else f"exit code {status >> 8}"
 
 

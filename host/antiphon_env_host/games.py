@@ -7,11 +7,11 @@ message of the user.
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from antiphon_env_host.gateway import Gateway, HostError, LimitError
-from antiphon_env_host.hosting import Episode, Seat
+from antiphon_env_host.hosting import Episode, Program, Seat
 
 SEEDS = 2**31
 """Seeds of environments are below this, which every generator takes."""
@@ -37,7 +37,7 @@ class Talk:
         return choice["message"]["content"] or ""
 
 
-class TextArena:
+class TextArena(Program):
     """A game of the package textarena; the model plays all seats, and one that reaches a limit loses 1.
 
     Args:
@@ -64,10 +64,6 @@ class TextArena:
             )
         self._gateway, self._system = gateway, system
         self._make: Callable[[], Any] = lambda: textarena.make(game_id, **arguments)
-
-    def serving(self) -> nullcontext[None]:
-        """Hold nothing."""
-        return nullcontext()
 
     async def play(self, episode: Episode) -> Sequence[Seat]:
         """Play one game."""
@@ -105,7 +101,7 @@ def _heard(player: int, told: Any) -> str:
     return "\n".join(text if who < 0 else f"[Player {who}] {text}" for who, text in others)
 
 
-class OpenEnv:
+class OpenEnv(Program):
     """An openenv server, of one seat; an episode is one connection to its `/ws`.
 
     Args:

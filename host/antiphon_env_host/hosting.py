@@ -8,13 +8,14 @@ import asyncio
 import faulthandler
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from antiphon_env_host.gateway import Gateway, HostError, RefusedError
 
@@ -111,7 +112,7 @@ class Tasks(Generic[TaskT]):
         return own[index % len(own)]
 
 
-class Program(Protocol):
+class Program(ABC):
     """An environment, or a way to reach one."""
 
     def serving(self) -> AbstractAsyncContextManager[None]:
@@ -120,7 +121,9 @@ class Program(Protocol):
         Raises:
             HostError: when the environment cannot be had.
         """
+        return nullcontext()
 
+    @abstractmethod
     async def play(self, episode: Episode) -> Sequence[Seat]:
         """Play one episode and return a result for each trajectory; what it raises fails the episode."""
 

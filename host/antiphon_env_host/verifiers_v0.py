@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -10,7 +9,7 @@ from verifiers.clients import OpenAIChatCompletionsClient
 from verifiers.types import ClientConfig
 
 from antiphon_env_host.gateway import CALL_S, LONGEST_PAUSE_S, Gateway, HostError, is_limit
-from antiphon_env_host.hosting import Episode, Seat, Tasks
+from antiphon_env_host.hosting import Episode, Program, Seat, Tasks
 
 KEY_VARIABLE = "ANTIPHON_TOKEN"
 
@@ -27,7 +26,7 @@ class Client(OpenAIChatCompletionsClient):
             message.content = ""
 
 
-class VerifiersV0:
+class VerifiersV0(Program):
     """An environment as `load_environment` of a module gives it; it has one seat.
 
     Args:
@@ -56,10 +55,6 @@ class VerifiersV0:
                 max_retries=int(gateway.patience_s / LONGEST_PAUSE_S),
             )
         )
-
-    def serving(self) -> nullcontext[None]:
-        """Hold nothing."""
-        return nullcontext()
 
     async def play(self, episode: Episode) -> Sequence[Seat]:
         """Play one episode."""

@@ -25,7 +25,7 @@ from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment
 
 from antiphon_env_host.gateway import Gateway, HostError, LimitError, RefusedError
-from antiphon_env_host.hosting import Episode, Seat, Tasks
+from antiphon_env_host.hosting import Episode, Program, Seat, Tasks
 
 __all__ = ["ChatLoop"]
 HARNESS = "antiphon_chat_loop"
@@ -34,7 +34,7 @@ KEY_VARIABLE = "ANTIPHON_TOKEN"
 """Where verifiers' client finds the bearer token."""
 
 
-class VerifiersV1:
+class VerifiersV1(Program):
     """A taskset of verifiers with its environment.
 
     Args:

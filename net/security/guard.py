@@ -213,14 +213,22 @@ class Guard:
             meters.calls += 1
         return caller
 
-    def check_bearer(self, authorization: str, scope: Scope) -> None:
-        """Let in a call over HTTP, which shows a token and no certificate.
+    def check_bearer(self, authorization: str, scope: Scope, revoked: Collection[str]) -> str:
+        """Let in a call over HTTP, which shows a token and no certificate; return whose token it is.
 
         Raises:
             Refusal: when it is not let in.
         """
         claims = self._claims(authorization)
-        self._check_access(Caller("", scope, claims, (claims.worker_name,)), scope)
+        check_access(
+            claims,
+            run_id=self._run_id,
+            scope=scope,
+            certificate_names=(claims.worker_name,),
+            revoked=revoked,
+            now=self._wall_clock(),
+        )
+        return claims.worker_name
 
     def leave(self, caller: "Caller") -> None:
         """Note that a call has ended."""

@@ -205,7 +205,7 @@ class CoordinatorService(Coordinator):
                 await machine.submitted.wait(min(FINISHED_WAIT_S, deadline - now))
                 return PullReply((), ())
             if now >= deadline:
-                return PullReply((), ())
+                return PullReply((), (), turns.unfinished(loop))
             free_again = min((held.deadline_s for held in loop.rewarding.values()), default=deadline)
             await machine.submitted.wait(min(deadline, free_again) - now)
         groups.hand_out(loop, client_id, waiting, now)

@@ -5,15 +5,15 @@ was sampled is rendered again. What the turns were is read from the row each tim
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from antiphon.core.errors import ContractError
 from antiphon.core.messages import Message, Reply, Tool, ToolCall
-from antiphon.core.records import IntArray
 from antiphon.models.rendering import Renderer
+from antiphon.services.reward.sessions import SampledTurn
 
 _Text = Annotated[str, Field(max_length=1 << 22)]
 
@@ -62,30 +62,18 @@ class ChatMessage(BaseModel):
         return Message(role, text, calls, self.tool_call_id or "", self.name or "")
 
 
-class FunctionSchema(BaseModel):
-    """What is said of a tool."""
-
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = Field(default_factory=dict)
-
-
 class ChatTool(BaseModel):
     """A tool as chat completions have it."""
 
     type: Literal["function"]
-    function: FunctionSchema
-
-    def plain(self) -> Tool:
-        """Return it as environments write tools."""
-        return Tool(self.function.name, self.function.description, self.function.parameters)
+    function: Tool
 
 
 def context_of(
     renderer: Renderer,
     messages: Sequence[Message],
     tools: Sequence[Tool],
-    turns: Mapping[tuple[int, ...], IntArray],
+    recorded: Callable[[list[int]], SampledTurn | None],
 ) -> list[int]:
     """Return the tokens up to where the policy answers.
 
@@ -93,7 +81,7 @@ def context_of(
         renderer: makes tokens of messages.
         messages: the conversation, which ends with what the policy is to answer.
         tools: what it may call.
-        turns: what was sampled of the trajectory, by the context of each turn.
+        recorded: returns what was sampled of the trajectory after a context.
 
     Raises:
         ContractError: when the renderer cannot make tokens of it.
@@ -103,9 +91,9 @@ def context_of(
     replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
     context: list[int] = []
     for place, until in zip([-1, *replies], [*replies, len(messages)], strict=True):
-        turn, new = turns.get(tuple(context)), messages[place + 1 : until]
-        if turn is not None and new and _says(renderer.reply(context, turn.tolist(), tools), messages[place]):
-            row = turn.tolist()
+        turn, new = recorded(context), messages[place + 1 : until]
+        row = [] if turn is None else turn.token_ids.tolist()
+        if row and new and _says(renderer.reply(context, row, tools), messages[place]):
             context = [*context, *row, *renderer.following(context, row, new, tools)]
         elif until:
             context = list(renderer.opening(messages[:until], tools))

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -20,12 +20,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 import structlog
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
-from antiphon.core.messages import Message
 from antiphon.core.records import SamplingParameters, TurnAnswer, TurnToAnswer
+from antiphon.core.status import RunStatus
 from antiphon.core.trust.access_tokens import Denial, Refusal, Scope
 from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
@@ -37,10 +37,13 @@ from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import make_private_folder, write_private
 from antiphon.services.reward.chat import ChatMessage, ChatTool, context_of, message_of
 from antiphon.services.reward.sessions import Refused, SampledTurn, SeatReport, Sessions, TokenId, Trajectory
+from antiphon.services.reward.turns import Hosting
 from antiphon.system.clock import wall_clock
 from antiphon.system.ports import free_port, is_free
-from antiphon.system.wakeup import Wakeup, end_tasks, wait_any
+from antiphon.system.wakeup import Wakeup, wait_any
 
+BEARER = web.RequestKey("bearer", str)
+"""What the name of a request's host begins with."""
 MODEL = "policy"
 """What the policy is called. Other names are refused: a judge that is asked for here would train."""
 TAKE_S = 20.0
@@ -67,7 +70,8 @@ _NEUTRAL = {
 }
 """What requests may say besides, as long as it changes nothing."""
 
-_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -~]+$")]
+_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -.0-~]+$")]
+"""Without a slash: what stands before one is the name in the access token."""
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=BaseModel)
 _log = structlog.get_logger(__name__)
@@ -98,7 +102,7 @@ class ChatBody(SamplingBody):
     model: str = MODEL
     messages: list[ChatMessage]
     tools: list[ChatTool] | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = Field(None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens"))
 
 
 class TokenizeBody(BaseModel):
@@ -127,7 +131,7 @@ class ReportBody(BaseModel):
     seats: list[SeatReport] = Field(max_length=4096)
 
 
-class Gateway:
+class Gateway(Hosting):
     """Answers hosts' requests, and with them the questions of workers."""
 
     def __init__(
@@ -137,43 +141,37 @@ class Gateway:
         codec: TextCodec,
         renderer: Renderer | str,
         clock: Callable[[], float],
-        admit: Callable[[str], None] = lambda authorization: None,
+        admit: Callable[[str, Collection[str]], str] = lambda authorization, barred: "",
     ) -> None:
         """Begin with no question.
 
-        `renderer` makes tokens of messages, or is the sentence that says why there is none; `admit` raises a
-        `Refusal` for a header that lets no one in.
+        `renderer` makes tokens of messages, or is the sentence that says why there is none; `admit` returns
+        what names of the bearer's hosts begin with, or raises a `Refusal` for a header that lets no one in,
+        such as one of a token, or of a name, that is barred.
         """
         self._config, self._codec, self._renderer, self._clock = config, codec, renderer, clock
-        self._admit = admit
+        self._admit, self._barred = admit, frozenset[str]()
+        self.keep: Callable[[], None] = lambda: None
+        """Writes what is known of the hosts."""
         self.sessions = sessions
         self._sampling = {
             "train": config.sampling.parameters(),
             "heldout": config.evaluation.parameters(config.sampling),
         }
         self._room = config.rollout.max_model_tokens
-        self._questions: dict[str, asyncio.Future[TurnAnswer | None]] = {}
-        """By trajectory, the newest."""
+        self.answered: asyncio.Queue[TurnAnswer] = asyncio.Queue()
         self._sending: dict[str, str] = {}
         """Trajectory -> digest of the row whose answer is under way to the coordinator."""
         self._changes: WeakValueDictionary[str, Wakeup] = WeakValueDictionary()
         """By group; held by those who wait."""
         self._offered = Wakeup()
-        self._chats: dict[str, list[Message]] = {}
-        """The last messages of trajectories, with what was answered."""
 
-    async def answer(self, turn: TurnToAnswer) -> TurnAnswer | None:
-        """Return the answer to a turn once a host has said it; None where the trajectory was asked about
-        again."""
-        name = f"{turn.group_id}/{turn.sample_index}"
-        self._drop(name)
-        future: asyncio.Future[TurnAnswer | None] = asyncio.get_running_loop().create_future()
-        self._questions[name] = future
+    def asked(self, turn: TurnToAnswer) -> None:
+        """Take a question of a worker, which is answered once a host has said something."""
         self.sessions.asked(turn, self._clock())
         self._settle()
         self._change(turn.group_id)
         self._offered.notify()
-        return await future
 
     def sent(self, answers: Sequence[TurnAnswer]) -> None:
         """Hear that the coordinator has journalled answers: their hosts may hear so."""
@@ -183,14 +181,21 @@ class Gateway:
                 del self._sending[name]
             self._change(said.group_id)
 
-    def tick(self) -> None:
-        """Look at deadlines; called about once a second."""
+    def heard(self, status: RunStatus, unfinished: Sequence[str]) -> None:
+        """Hear whose tokens count no more, and which groups go on."""
+        self._barred = frozenset(status.barred)
+        self.sessions.unfinished(unfinished, self._clock())
+
+    async def look(self) -> None:
+        """Look at deadlines and keep what is known of the hosts, for ever."""
+        while True:
+            self._tick()
+            self.keep()
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self) -> None:
         self.sessions.tick(self._clock())
         self._settle()
-        for name in [one for one in self._questions if not self.sessions.knows(one.rpartition("/")[0])]:
-            self._drop(name)
-        held = {*self.sessions.held()}
-        self._chats = {name: said for name, said in self._chats.items() if name in held}
         for change in list(self._changes.values()):
             change.notify()
         self._offered.notify()
@@ -214,7 +219,7 @@ class Gateway:
     ) -> web.StreamResponse:
         """Let a request in and answer what is refused in a sentence."""
         try:
-            self._admit(request.headers.get("Authorization", ""))
+            request[BEARER] = self._admit(request.headers.get("Authorization", ""), self._barred)
             return await handler(request)
         except Refusal as refusal:
             return _error(401 if refusal.denial is Denial.UNKNOWN else 403, str(refusal))
@@ -230,7 +235,6 @@ class Gateway:
         return web.json_response({"object": "list", "data": [entry | {"max_model_len": self._room}]})
 
     async def _generate(self, body: GenerateBody, request: web.Request) -> dict[str, Any]:
-        _check_model(body.model)
         name = _named(body.sampling_params, request)
         if "/" not in name:
             raise Refused(400, "name the trajectory in sampling_params.antiphon_trajectory, as take gave it")
@@ -238,63 +242,62 @@ class Gateway:
         return {"request_id": name, **self._told(len(body.token_ids), turn)}
 
     async def _chat(self, body: ChatBody, request: web.Request) -> dict[str, Any]:
-        _check_model(body.model)
-        renderer, messages, tools = self._rendering(), _plain(body.messages), _plain(body.tools)
-        name = _named(body, request)
+        renderer, messages = self._rendering(), [one.plain() for one in body.messages]
+        tools = [one.function for one in body.tools or ()]
         self._check_length(message.content for message in messages)
-        name = name if "/" in name else self._matching(messages)
-        known = await self._trajectory(name)
-        turns = {tuple(context): turn for context, turn in reversed(known.turns or [])}
-        context = context_of(renderer, messages, tools, turns)
-        if body.max_completion_tokens is not None:
-            body.max_tokens = body.max_completion_tokens
+        make_context = partial(context_of, renderer, messages, tools)
+        name = _named(body, request)
+        name = name if "/" in name else self._matching(make_context)
+        known = await self._until(name, lambda: self._known(name))
+        context = make_context(known.recorded)
         turn = await self._sampled(name, context, body)
         reply = renderer.reply(context, turn.token_ids.tolist(), tools)
         message = message_of(reply, f"call-{known.name}-{len(context)}")
-        self._chats[known.name] = [*messages, ChatMessage.model_validate(message).plain()]
         called = {"finish_reason": "tool_calls"} if reply.tool_calls else {}
         head = {"id": name, "object": "chat.completion", "created": int(wall_clock()), "model": MODEL}
         told = self._told(len(context), turn, message=message, **called)
         return {**head, "prompt_token_ids": context, **told}
 
     async def _tokenize(self, body: TokenizeBody, request: web.Request) -> dict[str, Any]:
-        _check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refused(400, "give either prompt or messages")
         if body.prompt is not None:
             self._check_length([body.prompt])
             ids = list(self._codec.encode(body.prompt, body.add_special_tokens))
         else:
-            messages = _plain(body.messages)
+            messages = [one.plain() for one in body.messages or ()]
             self._check_length(message.content for message in messages)
-            ids = context_of(self._rendering(), messages, _plain(body.tools), {})
+            tools = [one.function for one in body.tools or ()]
+            ids = context_of(self._rendering(), messages, tools, lambda context: None)
         return {"count": len(ids), "max_model_len": self._room, "tokens": ids}
 
     async def _take(self, body: HostBody, request: web.Request) -> dict[str, Any] | None:
         deadline = self._clock() + TAKE_S
-        while (found := self.sessions.take(body.host, self._clock())) is None:
+        host = _host(body, request)
+        while (found := self.sessions.take(host, self._clock())) is None:
             self._settle()
             if not await self._offered.wait(deadline - self._clock()):
                 return None
-        _log.debug("group.taken", host=body.host, group=found.group)
+        _log.debug("group.taken", host=host, group=found.group)
         run = self._sampling[found.split]
         sampling = {"temperature": run.temperature, "top_p": run.top_p, "max_tokens": run.max_tokens}
         deadline_s = self._config.gateway.host_timeout_s
         return asdict(found) | {"model": MODEL, "sampling": sampling, "deadline_s": deadline_s}
 
     async def _alive(self, body: HostBody, request: web.Request) -> dict[str, Any]:
-        held, lost = self.sessions.alive(body.host, body.groups, self._clock())
+        held, lost = self.sessions.alive(_host(body, request), body.groups, self._clock())
         for group_id in held:
             self._change(group_id)
         return {"held": held, "lost": lost}
 
     async def _report(self, body: ReportBody, request: web.Request) -> dict[str, Any]:
-        reporting = partial(self.sessions.report, body.host, body.group, body.episode, body.seats)
-        reason = await self._until(body.group, lambda: reporting(self._clock()))
+        host = _host(body, request)
+        reporting = partial(self.sessions.report, host, body.group, body.episode, body.seats)
+        reason = await self._until(f"{body.group}/", lambda: reporting(self._clock()))
         names = {seat.trajectory.partition("@")[0] for seat in body.seats}
-        await self._until(body.group, lambda: self._sending.keys().isdisjoint(names) or None)
+        await self._until(f"{body.group}/", lambda: self._sending.keys().isdisjoint(names) or None)
         level = _log.warning if reason else _log.debug
-        level("episode.reported", host=body.host, group=body.group, episode=body.episode, refused=reason)
+        level("episode.reported", host=host, group=body.group, episode=body.episode, refused=reason)
         return {"accepted": not reason, "reason": reason}
 
     async def _sampled(self, name: str, context: Sequence[int], asked: SamplingBody) -> SampledTurn:
@@ -307,16 +310,12 @@ class Gateway:
                 self._check_sampling(asked, self._sampling[found.split], tokens.size)
             return self.sessions.request(name, tokens, self._clock())
 
-        return await self._until(name.rpartition("/")[0], request)
+        return await self._until(name, request)
 
-    async def _trajectory(self, name: str) -> Trajectory:
-        """Wait until the row of a trajectory is known."""
-
-        def look() -> Trajectory | None:
-            found = self.sessions.find(name, self._clock())
-            return None if found is None or found.known is None else found
-
-        return await self._until(name.rpartition("/")[0], look)
+    def _known(self, name: str) -> Trajectory | None:
+        """Return a trajectory once its row is known."""
+        found = self.sessions.find(name, self._clock())
+        return found if found is not None and found.known is not None else None
 
     def _told(self, before: int, turn: SampledTurn, **choice: Any) -> dict[str, Any]:
         """Say a turn after `before` tokens, each log-probability under both names that clients look for."""
@@ -336,13 +335,13 @@ class Gateway:
         total = {"prompt_tokens": before, "completion_tokens": len(ids), "total_tokens": before + len(ids)}
         return {"choices": [choice], "usage": total}
 
-    async def _until(self, group_id: str, attempt: Callable[[], _T | None]) -> _T:
-        """Return what an attempt finds, once there is something.
+    async def _until(self, name: str, attempt: Callable[[], _T | None]) -> _T:
+        """Return what an attempt finds in a trajectory, or in its group, once there is something.
 
         Raises:
             Refused: what the attempt raises, or that nothing came for services.stall_timeout_s.
         """
-        patience_s = self._config.services.stall_timeout_s
+        patience_s, group_id = self._config.services.stall_timeout_s, name.rpartition("/")[0]
         change, deadline = self._changes.setdefault(group_id, Wakeup()), self._clock() + patience_s
         while True:
             try:
@@ -362,30 +361,27 @@ class Gateway:
         """Give the coordinator what was decided."""
         answers, self.sessions.outbox = self.sessions.outbox, []
         for said in answers:
-            self._drop(f"{said.group_id}/{said.sample_index}", said)
+            self._sending[f"{said.group_id}/{said.sample_index}"] = said.row_digest
+            self.answered.put_nowait(said)
 
-    def _drop(self, name: str, answer: TurnAnswer | None = None) -> None:
-        future = self._questions.pop(name, None)
-        if future is not None and not future.done():
-            future.set_result(answer)
-            if answer is not None:
-                self._sending[name] = answer.row_digest
-
-    def _matching(self, messages: Sequence[Message]) -> str:
-        """Return the one trajectory that messages without a name can belong to.
+    def _matching(self, make_context: Callable[..., list[int]]) -> str:
+        """Return the one trajectory whose turns the messages without a name repeat; else one without turns.
 
         Raises:
             Refused: when there is none, or more than one.
         """
-        held = [*self.sessions.held()]
-        said = {name: self._chats[name] for name in held if name in self._chats}
-        found = [n for n, one in said.items() if messages[: len(one)] == one or one[:-1] == messages]
-        found = found or [name for name in held if name not in said]
-        if len(found) == 1:
-            return found[0]
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for one in self.sessions.held():
+            begun = one.known is not None and one.known.token_ids.size > 0
+            context = make_context(one.recorded)
+            if not begun or one.recorded(context) is not None or one.followed_by(context):
+                found[begun].append(one.name)
+        names = found[True] or found[False]
+        if len(names) == 1:
+            return names[0]
         raise Refused(
             400,
-            f"these messages may belong to {len(found)} trajectories; name one by antiphon_trajectory in the "
+            f"these messages may belong to {len(names)} trajectories; name one by antiphon_trajectory in the "
             "body or by the header X-Session-ID, as take gave it",
         )
 
@@ -440,6 +436,8 @@ async def _handle(
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"])) or "the body"
         raise Refused(400, f"{where[:200]}: {fault['msg'][:300]}") from None
+    if (name := getattr(body, "model", MODEL)) != MODEL:
+        raise Refused(404, f"there is no model {name[:80]!r} here; the policy is called {MODEL}")
     found = await work(body, request)
     return web.Response(status=204) if found is None else web.json_response(found)
 
@@ -449,18 +447,14 @@ def _named(body: SamplingBody, request: web.Request) -> str:
     return body.antiphon_trajectory or str(request.headers.get("X-Session-ID", ""))
 
 
+def _host(body: HostBody | ReportBody, request: web.Request) -> str:
+    """Return how a host is called here: two with one name and tokens of different names are two hosts."""
+    return f"{request[BEARER]}{body.host}"
+
+
 def _error(status: int, sentence: str) -> web.Response:
     said = {"message": sentence, "type": "invalid_request_error", "code": status}
     return web.json_response({"error": said}, status=status)
-
-
-def _check_model(name: str) -> None:
-    if name != MODEL:
-        raise Refused(404, f"there is no model {name[:80]!r} here; the policy is called {MODEL}")
-
-
-def _plain(given: Sequence[Any] | None) -> list[Any]:
-    return [one.plain() for one in given or ()]
 
 
 def _renderer_of(config: RunConfig) -> Renderer | str:
@@ -470,15 +464,15 @@ def _renderer_of(config: RunConfig) -> Renderer | str:
         return str(error)
 
 
-def _admission(secret: str, guard: Guard | None) -> Callable[[str], None]:
+def _admission(secret: str, guard: Guard | None) -> Callable[[str, Collection[str]], str]:
     """Return what lets requests in: the run's own hosts by `secret`, others by access tokens."""
 
-    def admit(authorization: str) -> None:
+    def admit(authorization: str, barred: Collection[str]) -> str:
         if authorization.isascii() and hmac.compare_digest(authorization, f"Bearer {secret}"):
-            return
+            return ""
         if guard is None or not authorization.isascii():
             raise Refusal(Denial.UNKNOWN, f"this call does not carry the token in {HOST_TOKEN} of the run")
-        guard.check_bearer(authorization, Scope.SAMPLE)
+        return f"{guard.check_bearer(authorization, Scope.SAMPLE, barred)}/"
 
     return admit
 
@@ -553,20 +547,13 @@ async def open_gateway(
         except UnavailableError as error:  # the next look tries again
             _log.warning("gateway.unkept", error=str(error))
 
-    async def look() -> None:
-        while True:
-            gateway.tick()
-            keep()
-            await asyncio.sleep(TICK_S)
-
+    gateway.keep = keep
     keep()
-    looking = asyncio.create_task(look())
     try:
         yield gateway
     finally:
         await runner.cleanup()
         keep()
-        await end_tasks(looking)
 
 
 def _certificate(config: RunConfig) -> ssl.SSLContext | None:

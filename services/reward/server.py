@@ -24,7 +24,7 @@ from antiphon.net.security.credentials import Credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.service import Decoder, RewardService, Scorer
-from antiphon.services.reward.turns import Answer, Sent, TurnAnswerer
+from antiphon.services.reward.turns import Answer, Hosting, TurnAnswerer
 from antiphon.system.clock import wall_clock
 from antiphon.system.packages import environment_facts, reference_of, scored_by
 from antiphon.system.processes import StopRequest
@@ -125,8 +125,7 @@ async def serve_reward(
         security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, clock))
     async with contextlib.AsyncExitStack() as running:
         scorer: Scorer | None = None
-        answer: Answer | None = None
-        sent: Sent | None = None
+        answer: Answer | Hosting | None = None
         if isinstance(environment, HostEnvironment):
             from antiphon.models.codec import TextCodec
             from antiphon.services.reward.gateway import open_gateway  # brings an HTTP server along
@@ -134,8 +133,7 @@ async def serve_reward(
             assert isinstance(codec, TextCodec) and run_dir is not None, "a run's own service"
             guard = None if security is None else security.guard
             opening = open_gateway(config, environment, codec, run_dir, guard)
-            gateway = await running.enter_async_context(opening)
-            answer, sent = gateway.answer, gateway.sent
+            answer = await running.enter_async_context(opening)
         elif isinstance(environment, ConversationEnvironment):
             conversations = await running.enter_async_context(conversations_of(config, environment))
             renderer = await asyncio.to_thread(Renderer.load, config, turns=True)
@@ -151,7 +149,6 @@ async def serve_reward(
             config.services.stall_timeout_s,
             at_once=config.reward.processes if isinstance(scorer, ScoringPool) else 1,
             answer=answer,
-            sent=sent,
             environment_digest=digest,
         )
         if stop is not None:

@@ -6,7 +6,7 @@ whose rewards were refused because they were already there is simply done.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.net.rpc.retry import retry_unavailable
-from antiphon.services.reward.turns import Answer, Sent, answer_turns
+from antiphon.services.reward.turns import Answer, Hosting, answer_turns
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
@@ -63,10 +63,8 @@ class RewardService:
         limit_s: float,
         *,
         at_once: int = 1,
-        pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
-        answer: Answer | None = None,
-        sent: Sent | None = None,
+        answer: Answer | Hosting | None = None,
         environment_digest: str = "",
     ) -> None:
         """Prepare; nothing is pulled before `run`.
@@ -80,10 +78,8 @@ class RewardService:
             client_id: distinguishes several services of one run, for the coordinator's deadline.
             limit_s: longest time that the coordinator may be away.
             at_once: groups that are scored at the same time.
-            pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
-            answer: answers turns; None for an environment without.
-            sent: told which answers of turns the coordinator has.
+            answer: answers turns, or is who has hosts answer them; None for an environment without.
             environment_digest: of the environment's files here; "" for one without.
         """
         self._coordinator = coordinator
@@ -93,9 +89,8 @@ class RewardService:
         self._client_id = client_id
         self._limit_s = limit_s
         self._at_once = at_once
-        self._pace = pace
         self._pull_wait_s = pull_wait_s
-        self._answer, self._sent = answer, sent
+        self._answer, self._hosting = answer, answer if isinstance(answer, Hosting) else None
         self._environment_digest = environment_digest
         self._pulled: asyncio.Queue[tuple[str, GroupSubmission]] = asyncio.Queue()
         """Groups, each behind the key of its prompt."""
@@ -133,6 +128,8 @@ class RewardService:
                 working.append(tasks.create_task(self._send()))
                 if self._answer is not None:
                     working.append(tasks.create_task(self._answer_turns(self._answer)))
+                if self._hosting is not None:
+                    working.append(tasks.create_task(self._hosting.look()))
                 await asyncio.wait({pulling, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 pulling.cancel()
                 while self._unscored:
@@ -141,7 +138,10 @@ class RewardService:
                 for task in (*working, stopping):
                     task.cancel()
         except ExceptionGroup as group:
-            raise group.exceptions[0] from group
+            first: Exception = group
+            while isinstance(first, ExceptionGroup):  # turns are answered in a group of their own
+                first = first.exceptions[0]
+            raise first from group
         finally:
             _log.info("reward.left", client=self._client_id, groups=self._groups_rewarded)
 
@@ -175,21 +175,19 @@ class RewardService:
                 status = await retry_unavailable(
                     "coordinator.status", self._coordinator.status, self._limit_s
                 )
+                if self._hosting is not None:
+                    self._hosting.heard(status, reply.unfinished)
 
-    async def _answer_turns(self, answer: Answer) -> None:
+    async def _answer_turns(self, answer: Answer | Hosting) -> None:
         """Answer turns once the coordinator was seen to be the right one."""
         await self._is_right.wait()
-        await answer_turns(
-            self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s, self._sent
-        )
+        await answer_turns(self._coordinator, answer, self._client_id, self._limit_s, self._pull_wait_s)
 
     async def _score(self) -> None:
         """Score one group after the other; as many of these run as may be scored at the same time."""
         while True:
             prompt_key, group = await self._pulled.get()
             self._pulled.task_done()
-            if self._pace is not None:
-                await self._pace()
             failpoints.reach("reward.score")
             if self._scorer is None:
                 raise ContractError(f"group {group.group_id} has turns, and came without its rewards")

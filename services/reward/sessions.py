@@ -10,7 +10,7 @@ T tokens of a row; times are seconds of the caller's clock.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any
@@ -22,11 +22,13 @@ from antiphon.core.checks import failure_line
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, FloatArray, IntArray, TurnAnswer, TurnToAnswer, VersionSpan
 from antiphon.core.seeds import conversation_seed
-from antiphon.core.spans import clipped, shifted
+from antiphon.core.spans import clipped, shifted, turns_of
 from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HostCounts
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+OVER_BEFORE = 0.0, ""
+"""Verdict of a trajectory that was over before this process began: the coordinator has the true one."""
 HOSTS_KEPT = 1024
 """Hosts of which counts are kept; those that were silent longest are forgotten."""
 
@@ -103,34 +105,36 @@ class Trajectory:
         return self.known is not None and self.known.row_digest not in self.answers
 
     @property
-    def turns(self) -> list[tuple[list[int], IntArray]] | None:
-        """Return the context and the tokens of each turn; None while the row is not known."""
-        row = None if self.known is None else self.known.token_ids
-        return None if row is None else [(row[b:p].tolist(), row[p:q]) for b, p, q in _turns(self.known)]
+    def over_before(self) -> bool:
+        return self.known is None and self.verdict == OVER_BEFORE
 
-    def recorded(self, context: IntArray) -> SampledTurn | None:
+    def recorded(self, context: Sequence[int] | IntArray) -> SampledTurn | None:
         """Return the turn that was sampled after a context; None where there is none."""
-        for begin, start, stop in _turns(self.known):
-            assert self.known is not None, "it has turns"
-            row, logprobs, spans = self.known.token_ids, self.known.logprobs, self.known.spans
-            if np.array_equal(row[begin:start], context):
-                said = shifted(clipped(spans, start, stop), -start)
-                return SampledTurn(row[start:stop], logprobs[start:stop], said)
+        if (known := self.known) is None:
+            return None
+        for start, stop in turns_of(known):
+            begin = max((place for place in known.breaks if place <= start), default=0)
+            if np.array_equal(known.token_ids[begin:start], context):
+                said = shifted(clipped(known.spans, start, stop), -start)
+                return SampledTurn(known.token_ids[start:stop], known.logprobs[start:stop], said)
         return None
+
+    def followed_by(self, context: Sequence[int] | IntArray) -> bool:
+        """Return whether a context goes on from the row's last one."""
+        assert self.known is not None, "the row is known"
+        last = self.known.token_ids[max(self.known.breaks, default=0) :]
+        return last.size < len(context) and np.array_equal(context[: last.size], last)
 
 
 @dataclass(slots=True)
 class _Group:
     """The samples of one prompt, which one host has at a time."""
 
-    name: str
-    key: str
-    split: str
-    index: int
-    episodes: tuple[Episode, ...]
+    whole: Taken
+    """As the first host takes it, but for the number of the take."""
     samples: tuple[Trajectory, ...]
     heard_s: float
-    """When the coordinator last asked about it."""
+    """When the coordinator last asked about it, or said that it waits for it."""
     deadline_s: float = math.inf
     """When `host`, or who may still say that it has the group, loses it."""
     host: str = ""
@@ -153,9 +157,9 @@ class _Group:
 
     @property
     def unreported(self) -> tuple[Episode, ...]:
-        seats = len(self.samples) // len(self.episodes)
+        seats = len(self.samples) // len(self.whole.episodes)
         left = {index // seats for index, session in enumerate(self.samples) if session.verdict is None}
-        return tuple(one for one in self.episodes if one.episode in left)
+        return tuple(one for one in self.whole.episodes if one.episode in left)
 
     def held_by(self, host: str) -> bool:
         return self.host == host or self.awaited
@@ -181,8 +185,7 @@ class Sessions:
             group_sizes: samples of a group by split.
             vocabulary: every token id is smaller.
             host_timeout_s: longest silence of a host; then it loses its groups.
-            forget_s: after this without a question a group is forgotten: the coordinator asks again more
-                often about what it still waits for.
+            forget_s: after this without a word of the coordinator a group is forgotten.
             now: the time.
         """
         self._environment, self._sizes = environment, group_sizes
@@ -190,6 +193,7 @@ class Sessions:
         self._forget_s, self._begun_s = forget_s, now
         self._takes = int(now * 1000)  # those of processes before this one have smaller numbers
         self._groups: dict[str, _Group] = {}
+        self._unfinished: frozenset[str] = frozenset()
         self.outbox: list[TurnAnswer] = []
         """Answers for the coordinator; who reads them empties it."""
         self.hosts: dict[str, HostCounts] = {}
@@ -224,12 +228,18 @@ class Sessions:
             group.awaited = group.waited_for = True
             group.deadline_s = now + self._host_timeout_s
         for sample in question.over:
-            if group.samples[sample].known is None:  # it ended before this process began
-                self._end_with(group, sample, question.over)
-        if session.known is None and session.verdict == (0.0, ""):
-            session.verdict = None  # it was over, and its group began again
+            if group.samples[sample].known is None:
+                group.samples[sample].verdict = OVER_BEFORE
+        if session.over_before:
+            session.verdict = None  # its group began again
         session.known = question
         self._end_if_said(group, session)
+
+    def unfinished(self, group_ids: Iterable[str], now: float) -> None:
+        """Hear which groups the coordinator waits for, also those whose turns take long to be sampled."""
+        self._unfinished = frozenset(group_ids)
+        for group_id in self._unfinished & self._groups.keys():
+            self._groups[group_id].heard_s = now
 
     def take(self, host: str, now: float) -> Taken | None:
         """Give a host the group that waits longest; None where none waits."""
@@ -245,7 +255,7 @@ class Sessions:
             for one in group.unreported
         )
         counts.taken += len(left)
-        return Taken(group.name, group.key, group.split, group.index, left)
+        return replace(group.whole, episodes=left)
 
     def alive(self, host: str, groups: Sequence[str], now: float) -> tuple[list[str], list[str]]:
         """Note that a host lives; return which of these groups it has, and which it lost."""
@@ -261,18 +271,10 @@ class Sessions:
         rest = {*groups} - {*held}
         return held, [one for one in groups if one in rest and not self._unheard(one, now)]
 
-    def knows(self, group_id: str) -> bool:
-        """Return whether a group is asked about."""
-        return group_id in self._groups
-
-    def held(self) -> list[str]:
-        """Return the names of the trajectories that hosts have and that are not over."""
-        return [
-            one.name
-            for group in self._groups.values()
-            for one in group.samples
-            if group.host and one.verdict is None
-        ]
+    def held(self) -> list[Trajectory]:
+        """Return the trajectories that hosts have and that are not over."""
+        samples = (one for group in self._groups.values() if group.host for one in group.samples)
+        return [one for one in samples if one.verdict is None]
 
     def find(self, name: str, now: float) -> Trajectory | None:
         """Return a trajectory, by its name with or without the take; None while its group may still be
@@ -307,13 +309,12 @@ class Sessions:
             raise Refused(400, f"token_ids of {name} is empty; send the whole context")
         if session is None:
             return None
+        group = self._groups[session.name.rpartition("/")[0]]
+        group.deadline_s = now + self._host_timeout_s  # who waits for an answer is alive
         if session.known is None:
             if session.verdict is None:
                 return None
             raise Refused(409, f"trajectory {name} is over; take a group")
-        group = self._groups[session.known.group_id]
-        if group.host:
-            group.deadline_s = now + self._host_timeout_s
         if (turn := session.recorded(tokens)) is not None:
             return turn
         if session.verdict is not None:
@@ -343,30 +344,31 @@ class Sessions:
         if group is None or not group.held_by(host) or (group.take and takes - {group.take}):
             return refuse(f"group {group_id[:80]} is not held by {host}; report what you took")
         names = tuple(name for name, _, _ in told)
-        if [names] != [one.trajectories for one in group.episodes if one.episode == episode]:
+        if [names] != [one.trajectories for one in group.whole.episodes if one.episode == episode]:
             return refuse(f"{where} has other trajectories; report each seat in order")
         group.host, group.awaited, group.deadline_s = host, False, now + self._host_timeout_s
         if episode in group.reports:
             before, reason = group.reports[episode]
             return reason if before == tuple(seats) else refuse(f"{where} was reported otherwise before")
         sessions = [one for one in group.samples if one.name in names]
-        if all(session.known is None and session.verdict is not None for session in sessions):
-            return ""  # it was reported to the process before this one
-        if any(session.verdict is not None for session in sessions):
+        # What was over before this process was reported, and counted, then.
+        left = [one for one in zip(seats, sessions, strict=True) if not one[1].over_before]
+        if not left:
+            return ""
+        if any(session.verdict is not None for _, session in left):
             return refuse(f"{where} failed: its host was silent for too long")
         failure = next((failure_line(f"host {host}: {seat.error}") for seat in seats if seat.error), "")
-        if not failure and not all(session.open for session in sessions):
+        if not failure and not all(session.open for _, session in left):
             return None
-        reason = ""
-        if failure:
-            counts.failed += 1
-        else:
-            found = (self._problem(*one) for one in zip(seats, sessions, strict=True))
-            reason = next((refuse(problem) for problem in found if problem), "")
-            counts.reported += not reason
+        reason = "" if failure else next(filter(None, (self._problem(*one) for one in left)), "")
+        if reason:
+            refuse(reason)
+        elif len(left) == len(seats):
+            counts.failed += bool(failure)
+            counts.reported += not failure
         group.reports[episode] = tuple(seats), reason
         said = f"host {host}: {reason}" if reason else failure
-        for seat, session in zip(seats, sessions, strict=True):
+        for seat, session in left:
             session.verdict = 0.0 if said else seat.reward, said
             self._end_if_said(group, session)
         return reason
@@ -376,8 +378,11 @@ class Sessions:
         for group_id, group in list(self._groups.items()):
             if now - group.heard_s > self._forget_s:
                 del self._groups[group_id]
-            elif group.deadline_s <= now and not group.over:
+                continue
+            if group.deadline_s <= now and not group.over:
                 self._lose(group)
+            if group.free:
+                self._end_halves(group)
 
     def _lose(self, group: _Group) -> None:
         silent, left = group.host or "its host", len(group.unreported)
@@ -389,19 +394,21 @@ class Sessions:
             return
         counts.failed += left
         said = f"{silent} was silent for {self._host_timeout_s:g} s, and its episodes cannot be built again"
-        for session in group.samples:
-            if session.verdict is None:
-                session.verdict = 0.0, said
-                self._end_if_said(group, session)
+        self._end_all(group, group.samples, said)
 
-    def _end_with(self, group: _Group, sample: int, over: Sequence[int]) -> None:
-        """Note that a sample is over; the seats of its episode that are not can be played no more."""
-        group.samples[sample].verdict = 0.0, ""
-        begin = sample - sample % self._environment.seats
-        for seat in range(begin, begin + self._environment.seats):
-            session = group.samples[seat]
-            if seat not in over and session.verdict is None:
-                session.verdict = 0.0, "the gateway ended between the ends of this episode's seats"
+    def _end_halves(self, group: _Group) -> None:
+        """End the episodes of which seats were over before this process: no other host can play the rest."""
+        for episode in group.unreported:
+            sessions = [one for one in group.samples if one.name in episode.trajectories]
+            if any(one.over_before for one in sessions):
+                said = "the gateway and its host ended between the ends of this episode's seats"
+                self._end_all(group, sessions, said)
+
+    def _end_all(self, group: _Group, sessions: Iterable[Trajectory], failure: str) -> None:
+        """Say of those that are not over that they have failed."""
+        for session in sessions:
+            if session.verdict is None:
+                session.verdict = 0.0, failure
                 self._end_if_said(group, session)
 
     def _counts(self, host: str) -> HostCounts:
@@ -418,24 +425,20 @@ class Sessions:
         names = [f"{question.group_id}/{sample}" for sample in range(samples)]
         starts = range(0, samples, seats)
         episodes = (Episode(at // seats, seed, tuple(names[at : at + seats])) for at in starts)
-        sessions = tuple(Trajectory(name, split) for name in names)
-        return _Group(
-            question.group_id, question.prompt_key, split, index, tuple(episodes), sessions, heard_s=now
-        )
+        whole = Taken(question.group_id, question.prompt_key, split, index, tuple(episodes))
+        return _Group(whole, tuple(Trajectory(name, split) for name in names), heard_s=now)
 
     def _unheard(self, group_id: str, now: float) -> bool:
         """Return whether a group is not known that may have begun before this process."""
-        return group_id not in self._groups and now - self._begun_s < self._forget_s
+        may_have_begun = now - self._begun_s < self._forget_s or group_id in self._unfinished
+        return group_id not in self._groups and may_have_begun
 
     def _answer(self, group: _Group, session: Trajectory, known: TurnToAnswer, tokens: IntArray) -> None:
         name = session.name
         if int(tokens.max()) >= self._vocabulary or int(tokens.min()) < 0:
             raise Refused(400, f"{name}: an id of token_ids is not in the vocabulary of {self._vocabulary}")
-        row = known.token_ids
-        begin = known.breaks[-1] if known.breaks else 0
-        context = row[begin:]
-        follows = context.size < tokens.size and np.array_equal(tokens[: context.size], context)
-        new = tokens[context.size :] if follows else tokens
+        row, follows = known.token_ids, session.followed_by(tokens)
+        new = tokens[row.size - max(known.breaks, default=0) :] if follows else tokens
         if len(known.observed) >= known.limits.turns:  # each turn stands behind what it answers
             session.limit = FinishReason.TURNS
             raise Refused(
@@ -488,14 +491,3 @@ class Sessions:
             if not any(np.array_equal(branch[: row.size], row) for row in rows):
                 return f"a branch in the report of {name} with {branch.size} tokens was never recorded"
         return ""
-
-
-def _turns(known: TurnToAnswer | None) -> Iterator[tuple[int, int, int]]:
-    """Yield (where its context begins, first token, end) of each turn that a row has."""
-    if known is None:
-        return
-    starts = [0, *(stop for _, stop in known.observed)]
-    stops = [*(start for start, _ in known.observed), known.token_ids.size]
-    for start, stop in zip(starts, stops, strict=True):
-        if start < stop:
-            yield max((place for place in known.breaks if place <= start), default=0), start, stop

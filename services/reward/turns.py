@@ -6,10 +6,10 @@ again, and the environment's conversation is built again from the row where need
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import structlog
@@ -20,8 +20,10 @@ from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.messages import Ended, Reply
 from antiphon.core.records import FinishReason, TurnAnswer, TurnToAnswer
 from antiphon.core.seeds import conversation_seed
-from antiphon.environments.conversation import ConversationEnvironment
-from antiphon.environments.scoring.messages import Failed, Turn
+from antiphon.core.spans import turns_of
+from antiphon.core.status import RunStatus
+from antiphon.environments.scoring.conversations import Conversations
+from antiphon.environments.scoring.messages import Failed
 from antiphon.models.rendering import Renderer
 from antiphon.net.rpc.retry import retry_unavailable
 
@@ -34,26 +36,34 @@ READ_BEFORE = 4096
 AT_ONCE = 16_384
 """Turns that wait for the environment at the same time."""
 
-Answer = Callable[[TurnToAnswer], Awaitable[TurnAnswer | None]]
-"""Has the environment answer one turn; what it does wrong is an answer too. None: the question was asked
-again meanwhile, or nobody waits for its answer any more."""
+Answer = Callable[[TurnToAnswer], Awaitable[TurnAnswer]]
+"""Has the environment answer one turn; what it does wrong is an answer too."""
 
-Sent = Callable[[Sequence[TurnAnswer]], None]
-"""Hears of answers that the coordinator has journalled."""
+
+class Hosting(ABC):
+    """Has hosts answer turns."""
+
+    answered: "asyncio.Queue[TurnAnswer]"
+    """What they have said."""
+
+    @abstractmethod
+    def asked(self, turn: TurnToAnswer) -> None:
+        """Take a question, which may come again."""
+
+    @abstractmethod
+    def sent(self, answers: Sequence[TurnAnswer]) -> None:
+        """Hear of answers that the coordinator has journalled."""
+
+    @abstractmethod
+    def heard(self, status: RunStatus, unfinished: Sequence[str]) -> None:
+        """Hear how the run stands, and which groups are not handed in yet; every few seconds."""
+
+    @abstractmethod
+    async def look(self) -> None:
+        """Look at what time brings, for ever; an error ends the service."""
+
 
 _log = structlog.get_logger(__name__)
-
-
-class Conversations(Protocol):
-    """Answers replies; `environments.scoring.conversations` has two."""
-
-    environment: ConversationEnvironment
-
-    async def answer(self, trajectory: str, key: str, seed: int, replies: Sequence[Reply]) -> Turn:
-        """Return what the environment says to the last of a trajectory's replies."""
-
-    async def forget(self, trajectory: str) -> None:
-        """End a trajectory's conversation."""
 
 
 class TurnAnswerer:
@@ -91,10 +101,8 @@ class TurnAnswerer:
         environment = self._conversations.environment
         answer = partial(TurnAnswer, turn.group_id, turn.sample_index, turn.row_digest)
         row, prompt = turn.token_ids.tolist(), list(turn.prompt_token_ids)
-        starts = [0, *(stop for _, stop in turn.observed)]
-        stops = [*(start for start, _ in turn.observed), len(row)]
-        replies = self._replies_before(turn)
-        for start, stop in zip(starts[len(replies) :], stops[len(replies) :], strict=True):
+        replies, sampled = self._replies_before(turn), turns_of(turn)
+        for start, stop in sampled[len(replies) :]:
             reply = self._renderer.reply(prompt + row[:start], row[start:stop], environment.tools)
             replies = (*replies, reply)
         self._read[_name_of(turn)] = turn, replies
@@ -114,9 +122,9 @@ class TurnAnswerer:
             return answer(finish_reason=FinishReason.TURNS, reward=unfinished)
         if len(row) >= turn.limits.tokens:
             return answer(finish_reason=FinishReason.TOKENS, reward=unfinished)
-        begun = starts[-1]
+        start = sampled[-1][0]
         try:
-            tokens = self._renderer.following(prompt + row[:begun], row[begun:], said, environment.tools)
+            tokens = self._renderer.following(prompt + row[:start], row[start:], said, environment.tools)
         except ContractError as error:
             return answer(finish_reason=FinishReason.FAILED, failure=str(error))
         if len(row) + len(tokens) >= turn.limits.tokens:
@@ -131,46 +139,44 @@ def _name_of(turn: TurnToAnswer) -> str:
 
 async def answer_turns(
     coordinator: Coordinator,
-    answer: Answer,
+    answer: Answer | Hosting,
     client_id: str,
     limit_s: float,
     pull_wait_s: float,
-    sent: Sent | None = None,
 ) -> None:
     """Answer turns until cancelled.
 
     Args:
         coordinator: the run's coordinator, or a client of it.
-        answer: answers one turn.
+        answer: answers one turn, or is who has hosts answer them.
         client_id: distinguishes several services of one run.
         limit_s: longest time that the coordinator may be away.
         pull_wait_s: how long one request for turns may be held open.
-        sent: told which answers the coordinator has.
 
     Raises:
         UnavailableError: when the coordinator was away for longer than `limit_s`.
     """
-    answered: asyncio.Queue[TurnAnswer] = asyncio.Queue()
+    hosting = answer if isinstance(answer, Hosting) else None
+    answered: asyncio.Queue[TurnAnswer] = asyncio.Queue() if hosting is None else hosting.answered
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def work(turn: TurnToAnswer) -> None:
+    async def work(ask: Answer, turn: TurnToAnswer) -> None:
         try:
-            if (said := await answer(turn)) is not None:
-                answered.put_nowait(replace(said, service=client_id))
+            answered.put_nowait(await ask(turn))
         finally:
             room.release()
 
     async def send() -> None:
         while True:
-            together = [await answered.get()]
+            together = [replace(await answered.get(), service=client_id)]
             while not answered.empty():
-                together.append(answered.get_nowait())
+                together.append(replace(answered.get_nowait(), service=client_id))
             while together:
                 fitting = page(together, lambda said: group_bytes(1, 0, len(said.token_ids)))
                 handing_in = partial(coordinator.submit_turns, fitting)
                 await retry_unavailable("coordinator.submit_turns", handing_in, limit_s)
-                if sent is not None:
-                    sent(fitting)
+                if hosting is not None:
+                    hosting.sent(fitting)
                 _log.debug("turns.answered", turns=len(fitting))
                 del together[: len(fitting)]
 
@@ -179,5 +185,8 @@ async def answer_turns(
         tasks.create_task(send())
         while True:
             for turn in await retry_unavailable("coordinator.pull_turns", pulling, limit_s):
-                await room.acquire()
-                tasks.create_task(work(turn))
+                if isinstance(answer, Hosting):
+                    answer.asked(turn)
+                else:
+                    await room.acquire()
+                    tasks.create_task(work(answer, turn))

@@ -85,25 +85,17 @@ class GroupInFlight:
     def known(self) -> dict[str, int]:
         """Return, by request id, how many tokens sampled here the coordinator keeps already."""
         return {
-            f"{self.lease.lease_id}/{index}": max(0, self._kept[index] - self._given(index))
+            f"{self.lease.lease_id}/{index}": max(0, self.kept[index] - self._given(index))
             for index in self.unfinished
         }
 
     def note_kept(self, kept: Iterable[int]) -> None:
         """Note how many tokens of each sample the coordinator says it keeps; of the last ones none."""
-        self._kept = dict.fromkeys(range(len(self.lease.seeds)), 0) | dict(enumerate(kept))
-
-    def note_kept_of(self, index: int, kept: int) -> None:
-        """Note how many tokens of one sample the coordinator says it keeps."""
-        self._kept[index] = kept
-
-    def kept_of(self, index: int) -> int:
-        """Return how many tokens of a sample the coordinator said it keeps."""
-        return self._kept[index]
+        self.kept = dict.fromkeys(range(len(self.lease.seeds)), 0) | dict(enumerate(kept))
 
     def tokens_left(self, progress: Sequence[LeaseProgress]) -> int:
         """Return the most tokens that the slowest completion can still get."""
-        reached = dict(self._kept)
+        reached = dict(self.kept)
         for lease in progress:
             if lease.lease_id == self.lease.lease_id:
                 reached |= {piece.sample_index: piece.stop for piece in lease.pieces}
@@ -138,7 +130,7 @@ class GroupInFlight:
             sampled = progress.get(f"{self.lease.lease_id}/{index}")
             if whole is None:
                 whole = sampled or prefix if sampled is None or prefix is None else continued(prefix, sampled)
-            rest = None if whole is None else rest_of(whole, self._kept[index])
+            rest = None if whole is None else rest_of(whole, self.kept[index])
             if rest is not None and rest.token_ids.size:
                 pieces.append(piece_of(rest, index))
         return pieces
@@ -272,7 +264,7 @@ class WorkInFlight:
         """Go on with a sample behind the environment's answer, or end it."""
         group, now = self.groups[lease_id], asyncio.get_running_loop().time()
         self.turn_waits_s.append(now - group.ended[index])
-        group.note_kept_of(index, reply.kept)
+        group.kept[index] = reply.kept
         group.answered(index, reply, now)
         if reply.finish_reason is None:
             engine.add([group.request(index)])

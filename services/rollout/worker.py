@@ -469,7 +469,7 @@ class RolloutWorker:
         work, start = self._work, None
         while (group := work.groups.get(lease_id)) is not None and index in group.waiting:
             row = group.waiting[index]
-            start = group.kept_of(index) if start is None else start
+            start = group.kept[index] if start is None else start
             piece = rest_of(piece_of(row, index), min(start, row.stop - 1))
             assert piece is not None, "a turn has ended, so it has tokens"
             asking = partial(self._ask_turn, lease_id, piece)

@@ -32,7 +32,7 @@ from antiphon.core.records import (
 )
 from antiphon.core.spans import spans_of_changes
 from antiphon.environments.conversation import user
-from antiphon.environments.environment import Problem
+from antiphon.environments.environment import Problem, SplitEnvironment, key_of
 from antiphon.environments.scoring.conversations import Conversations
 from antiphon.environments.scoring.messages import Failed, Turn
 from antiphon.services.rollout.engine.thread import EngineThread
@@ -274,7 +274,7 @@ class ArithmeticPrompts:
         return Prompt(f"{split}-0-{index}", () if self.hosted else (len(split), 1 + index % 7, index))
 
 
-class ArithmeticEnvironment:
+class ArithmeticEnvironment(SplitEnvironment):
     """Rewards by the sum of the token ids."""
 
     name = "simulated/arithmetic"
@@ -282,19 +282,12 @@ class ArithmeticEnvironment:
 
     def __init__(self, config: RunConfig, reward_rarity: int, failure_rarity: int = 0) -> None:
         """Reward a run; see `arithmetic.reward` and `arithmetic.failure` for the rarities."""
-        self._sizes = {"train": config.environment.train_size, "heldout": config.environment.heldout_size}
+        super().__init__(0, config.environment.train_size, config.environment.heldout_size)
         self._reward_rarity = reward_rarity
         self._failure_rarity = failure_rarity
 
-    def problem(self, split: str, index: int) -> Problem:
-        return Problem(key=f"{split}-0-{index}", text="", answer="")
-
-    def size(self, split: str) -> int:
-        return self._sizes[split]
-
-    def problem_by_key(self, key: str) -> Problem:
-        split, _, index = key.split("-")
-        return self.problem(split, int(index))
+    def make(self, split: str, index: int) -> Problem:
+        return Problem(key_of(split, 0, index), "", "")
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         answers = [np.array(json.loads(text), dtype=np.int32) for text in completions]

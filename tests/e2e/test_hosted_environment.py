@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from antiphon.benchmarks.parts import small_host
 from antiphon.lineage.hosts import read_gateway
-from tests.support import urllib_host
 from tests.support.main_job import SMALL, Job, check_batches, command, make_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 STEPS, SEATS = 3, 2
-HOST = Path(urllib_host.__file__)
+HOST = Path(small_host.__file__)
 
 
 def hosts_of(job: Job) -> list[int]:
@@ -31,7 +31,7 @@ def test_a_run_trains_on_what_a_host_says_and_loses_nothing_when_hosts_and_the_g
         "environment.name=host",
         f"environment.host_command={json.dumps([sys.executable, str(HOST)])}",
         f"environment.seats={SEATS}",
-        "environment.max_turns=2",
+        f"environment.max_turns={small_host.TURNS}",
         f"evaluation.samples={SEATS}",
         "gateway.host_timeout_s=2",
         "algorithm.objective=grpo",
@@ -56,11 +56,11 @@ def test_a_run_trains_on_what_a_host_says_and_loses_nothing_when_hosts_and_the_g
         for row in (row for batch in batches for row in batch):
             assert row.failure == "" and row.prompt_token_ids.size == 0
             assert row.finish_reason == "environment" and row.breaks == ()
-            (_, first), (_, stop) = row.observed
-            assert row.token_ids[:first].tolist() == [4, 5 + int(row.prompt_key.rpartition("-")[2]) % 7]
-            # The reward is that of the last turn.
-            last = row.token_ids[stop:]
-            assert row.reward == pytest.approx(sum(token % 2 == 0 for token in last) / len(last))
+            index = int(row.prompt_key.rpartition("-")[2])
+            told = [row.token_ids[start:stop].tolist() for start, stop in row.observed]
+            assert told == [small_host.observed(index, turn) for turn in range(small_host.TURNS)]
+            last = row.token_ids[row.observed[-1][1] :]
+            assert row.reward == pytest.approx(small_host.reward(last.tolist()))
         sampled = [
             (event["group_id"], event["sample_index"], event["start"])
             for event in job.journal.events("turn.sampled")

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.benchmarks.parts.scripted_gateway import TOKEN, ScriptedGateway, until
-from tests.support.real_gateway import real_gateway
+from tests.support.real_gateway import Served, say_to_hosts
 
 ROOT = Path(__file__).parents[2]
 HOST = ROOT / "host"
@@ -94,21 +94,20 @@ def test_groups_are_played_and_reported_with_their_tokens() -> None:
 
 
 def test_the_gateway_of_a_run_takes_the_reports_and_the_rows_are_what_was_said(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with real_gateway(tmp_path, echo, groups=3) as (url, token, coordinator):
-            gateway = Gateway(url, token, 60.0)
-            host = Host(gateway, Words(gateway), "me", 4, 60.0)
-            running = asyncio.create_task(host.run())
-            async with asyncio.timeout(60):
-                await coordinator.over.wait()
-            await until(lambda: host.counts["reported"] == 6)
-            running.cancel()
-            assert host.counts == {"taken": 3, "reported": 6, "failed": 0, "refused": 0}
-            for row in coordinator.rows.values():
-                assert row.over is not None and row.over.failure == "" and row.over.reward == 4.0
-                assert row.over.host == "me" and len(row.sampled) == 2 and not row.breaks
+    async def play(served: Served) -> None:
+        gateway = Gateway(served.url, served.token, 60.0)
+        host = Host(gateway, Words(gateway), "me", 4, 60.0)
+        running = asyncio.create_task(host.run())
+        await until(lambda: host.counts["reported"] == 6)
+        running.cancel()
+        assert host.counts == {"taken": 3, "reported": 6, "failed": 0, "refused": 0}
 
-    asyncio.run(play())
+    with say_to_hosts(tmp_path, echo, 3) as found:
+        asyncio.run(play(found))
+        found.wait_over()
+    for row in found.coordinator.rows.values():
+        assert row.over is not None and row.over.failure == "" and row.over.reward == 4.0
+        assert row.over.host == "me" and len(row.sampled) == 2 and not row.breaks
 
 
 def test_a_second_host_goes_on_where_the_first_was() -> None:

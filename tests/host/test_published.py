@@ -17,7 +17,7 @@ import pytest
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.scripted_gateway import MODEL, TOKEN, ScriptedGateway, until
 from tests.support.own_package import install
-from tests.support.real_gateway import real_gateway
+from tests.support.real_gateway import say_to_hosts
 
 ROOT = Path(__file__).parents[2]
 GAMES = (ROOT / "tests" / "support" / "hosted", ROOT / "examples" / "hosted")
@@ -136,15 +136,13 @@ def test_the_gateway_of_a_run_takes_the_reports(
 ) -> None:
     packages, *command = words
 
-    async def play() -> None:
-        async with real_gateway(tmp_path, say, 3, seats) as (url, token, coordinator):
-            process = start(packages, url, *command, token=token)
-            await until(lambda: coordinator.over.is_set() or process.poll() is not None, 240)
-            for row in coordinator.rows.values():
-                assert row.over is not None and row.over.failure == "", row.over
-                assert abs(row.over.reward) == reward and len(row.sampled) == turns and not row.breaks
-
-    asyncio.run(play())
+    with say_to_hosts(tmp_path, say, 3, seats) as served:
+        process = start(packages, served.url, *command, token=served.token)
+        over = served.coordinator.over
+        asyncio.run(until(lambda: over.is_set() or process.poll() is not None, 240))
+    for row in served.coordinator.rows.values():
+        assert row.over is not None and row.over.failure == "", row.over
+        assert abs(row.over.reward) == reward and len(row.sampled) == turns and not row.breaks
 
 
 def test_a_taskset_goes_on_after_its_host_was_killed_and_nothing_is_sampled_again(start: Any) -> None:

@@ -41,6 +41,7 @@ from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
+from tests.support.light_environment import PacedScorer
 from tests.support.snapshots import FarService
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
@@ -179,16 +180,18 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
     section = config.environment
     judge = RewardService(
         clients[1],
-        InProcess(
-            make_environment(
-                section.name, section.parameters, section.seed, section.train_size, section.heldout_size
-            )
+        PacedScorer(
+            InProcess(
+                make_environment(
+                    section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+                )
+            ),
+            pauses(manner.delays),
         ),
         TextCodec.load(config.model.path),
         RUN_ID,
         "judge",
         30.0,
-        pace=pauses(manner.delays),
     )
     worker = RolloutWorker(
         clients[2],

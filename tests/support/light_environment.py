@@ -1,13 +1,15 @@
 """A toy environment over the toy engine's vocabulary: letters, scored by how many are vowels."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from tokenizers import Tokenizer, decoders, models
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, Observed, Prompt, TurnAnswer, TurnLimits, TurnToAnswer
 from antiphon.environments.environment import Problem
+from antiphon.environments.scoring.messages import Verdict
 from antiphon.models.codec import TextCodec
+from antiphon.services.reward.service import Scorer
 from tests.support.light_engine import END_TOKEN, VOCABULARY
 
 LETTERS = "abcdefghijklmno"
@@ -35,6 +37,17 @@ class LightEnvironment:
         return [
             float(3 * sum(letter in "aeio" for letter in text) >= max(1, len(text))) for text in completions
         ]
+
+
+class PacedScorer:
+    """Takes its time before it scores a group."""
+
+    def __init__(self, inner: Scorer, pace: Callable[[], Awaitable[None]]) -> None:
+        self._inner, self._pace = inner, pace
+
+    async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
+        await self._pace()
+        return await self._inner.score(key, texts)
 
 
 class LightPrompts:

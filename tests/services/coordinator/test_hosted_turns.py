@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.core.coordinator import consequences, turns
+from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import FinishReason, PartialTrajectory, TurnAnswer, VersionSpan
 from antiphon.core.requests import LeaseRequest, TurnReply, TurnRequest
 from antiphon.core.spans import rest_of
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.store import WriteBatch
-from tests.support.light_environment import LightHostedPrompts
+from tests.support.light_environment import LightHostedPrompts, LightTurnPrompts
 from tests.support.light_parties import hello, served
 from tests.support.loop_model import light_manifest, make_config
 
@@ -132,6 +133,27 @@ def test_no_host_hears_of_a_turn_before_it_is_on_the_disk(tmp_path: Path) -> Non
             (question,) = await pulling
             assert question.token_ids.tolist() == FIRST.token_ids.tolist()
             asking.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_reward_service_hears_which_groups_hosts_are_waited_for(tmp_path: Path) -> None:
+    async def run() -> None:
+        prompts = LightHostedPrompts(turns=3, tokens=40)
+        async with served(CONFIG, tmp_path, prompts=prompts) as site, asyncio.timeout(60.0):
+            client, loop = site.client(), site.service.state_machine.loop
+            await client.announce_snapshot(light_manifest(0))
+            await client.open_step(0)
+            worker_id = (await client.register(hello("first"))).worker_id
+            (lease,) = (await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))).leases
+            told = (await client.pull_for_reward("gateway", 8, 0.0)).unfinished
+            assert lease.group_id in told and {*told} == {*loop.run.groups}
+            loop.run.groups[lease.group_id].phase = GroupPhase.SUBMITTED
+            assert lease.group_id not in turns.unfinished(loop)
+        (own := tmp_path / "own").mkdir()
+        async with served(CONFIG, own, prompts=LightTurnPrompts()) as site:
+            await site.client().open_step(0)
+            assert (await site.client().pull_for_reward("own", 8, 0.0)).unfinished == ()
 
     asyncio.run(run())
 

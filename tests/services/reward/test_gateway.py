@@ -1,14 +1,12 @@
 """Hosts over HTTP: turns, chats, tokens, restarts; whatever is sent is answered, if badly in a sentence."""
 
 import asyncio
-import http.client
 import json
 import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.benchmarks.parts import small_host
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.core.records import FinishReason, TurnAnswer
+from antiphon.core.records import FinishReason
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
@@ -29,111 +28,17 @@ from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import signing_key
 from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.services.reward import gateway as gateway_module
-from antiphon.services.reward.gateway import CHARACTERS, Gateway, HostBody, ReportBody, open_gateway
+from antiphon.services.reward.gateway import CHARACTERS, Gateway, HostBody, ReportBody
 from antiphon.services.reward.sessions import SampledTurn, SeatReport, Sessions
-from antiphon.services.reward.turns import answer_turns
 from antiphon.system.clock import wall_clock
-from tests.support import urllib_host
-from tests.support.hosted_rows import AskingCoordinator, Row
-from tests.support.turn_model import KEEP, write_turn_model
+from tests.support.hosted_rows import Row
+from tests.support.real_gateway import WAIT_S, Served, config_of, rows_that_say, served
+from tests.support.turn_model import write_turn_model
 
-WAIT_S = 60.0
 RUN_ID = "run-1"
 
 
 CHAT = {"messages": [{"role": "user", "content": "3 + 4"}]}
-
-
-def config_of(model: str, **gateway: Any) -> RunConfig:
-    return build_config(
-        {
-            "model": {"path": model, "renderer": "qwen3", "template_arguments": KEEP},
-            "environment": {"name": "host", "seats": 2, "train_size": 32},
-            "loop": {"group_size": 4},
-            "evaluation": {"samples": 2, "temperature": 0.5},
-            "sampling": {"max_tokens": 16},
-            "rollout": {"max_model_tokens": 3000},
-            "gateway": gateway,
-        }
-    )
-
-
-class Served:
-    """A gateway in a thread, with a coordinator that asks it about some groups."""
-
-    def __init__(self, run_dir: Path, url: str, coordinator: AskingCoordinator, loop: Any) -> None:
-        self.run_dir, self.url, self.coordinator, self._loop = run_dir, url, coordinator, loop
-        self.host, _, port = url.rpartition("/")[2].partition(":")
-        self.port = int(port)
-        self.token = (run_dir / HOST_TOKEN).read_text().strip()
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        """Return status and what the body says."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=WAIT_S)
-        text = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        given = {"Authorization": f"Bearer {self.token}"} | {
-            k.replace("_", "-"): v for k, v in headers.items()
-        }
-        try:
-            connection.request(method, path, text, given)
-            reply = connection.getresponse()
-            said = reply.read()
-            return reply.status, json.loads(said) if said else None
-        finally:
-            connection.close()
-
-    def ok(self, path: str, body: Any, **headers: str) -> Any:
-        status, said = self.ask("POST", path, body, **headers)
-        assert status == 200, said
-        return said
-
-    def refused(self, path: str, body: Any, **headers: str) -> str:
-        status, said = self.ask("POST", path, body, **headers)
-        assert 400 <= status < 500 and said["error"]["code"] == status, said
-        return str(said["error"]["message"])
-
-    def take(self, host: str = "h1") -> Any:
-        return self.ok("/antiphon/v1/take", {"host": host})
-
-    def wait_over(self) -> None:
-        waiting = asyncio.run_coroutine_threadsafe(self.coordinator.over.wait(), self._loop)
-        assert waiting.result(WAIT_S)
-
-
-@contextmanager
-def served(
-    config: RunConfig, run_dir: Path, rows: Sequence[Row], guard: Guard | None = None
-) -> Iterator[Served]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
-    thread.start()
-    coordinator, ready, stop = AskingCoordinator(rows), threading.Event(), asyncio.Event()
-    codec = TextCodec.load(config.model.path)
-
-    async def serve() -> None:
-        environment = HostEnvironment(config.environment)
-        async with open_gateway(config, environment, codec, run_dir, guard) as gateway:
-            answering = asyncio.create_task(
-                answer_turns(coordinator, gateway.answer, "g", 10.0, 0.02, gateway.sent)
-            )
-            ready.set()
-            await stop.wait()
-            answering.cancel()
-
-    serving = asyncio.run_coroutine_threadsafe(serve(), loop)
-    try:
-        serving.add_done_callback(lambda done: ready.set())
-        assert ready.wait(WAIT_S)
-        if serving.done():
-            serving.result()
-        record = read_gateway(run_dir)
-        yield Served(run_dir, record.url, coordinator, loop)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        serving.result(WAIT_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(WAIT_S)
-        loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -153,15 +58,8 @@ Rows = Callable[..., list[Row]]
 def rows_of(codec: TextCodec) -> Rows:
     """Return the rows of groups whose policy says how many tokens it saw."""
 
-    def policy(text: str) -> Callable[[str, Sequence[int]], list[int]]:
-        def says(name: str, context: Sequence[int]) -> list[int]:
-            said = text.replace("N", str(len(context)))
-            return [*codec.encode(said, add_special_tokens=False), codec.end_token_id]
-
-        return says
-
-    def make(groups: int, text: str = "N", samples: int = 4) -> list[Row]:
-        return [Row(f"g{g}/{i}", policy(text)) for g in range(groups) for i in range(samples)]
+    def make(groups: int, text: str = "N") -> list[Row]:
+        return rows_that_say(codec, lambda name, context: text.replace("N", str(len(context))), groups)
 
     return make
 
@@ -172,7 +70,9 @@ def gateway(model: str, tmp_path: Path, rows_of: Rows) -> Iterator[Served]:
         yield found
 
 
-def test_a_host_of_the_standard_library_plays_until_nothing_is_left(gateway: Served) -> None:
+def test_a_host_of_the_standard_library_plays_until_nothing_is_left(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert gateway.ask("GET", "/v1/models")[1]["data"][0] == {
         "id": "policy",
         "object": "model",
@@ -180,12 +80,14 @@ def test_a_host_of_the_standard_library_plays_until_nothing_is_left(gateway: Ser
         "owned_by": "antiphon",
         "max_model_len": 3000,
     }
-    urllib_host.main(2, gateway.url, gateway.token)
+    monkeypatch.setenv("ANTIPHON_GATEWAY", gateway.url)
+    monkeypatch.setenv("ANTIPHON_TOKEN", gateway.token)
+    small_host.main(2)
     gateway.wait_over()
     for row in gateway.coordinator.rows.values():
         assert row.over is not None and row.over.finish_reason is FinishReason.ENVIRONMENT
-        assert row.over.host == urllib_host.NAME and 0.0 <= row.over.reward <= 1.0
-        assert len(row.observed) == 2 and row.observed[0][0] == 0 and row.breaks == []
+        assert row.over.host == small_host.NAME and 0.0 <= row.over.reward <= 1.0
+        assert len(row.observed) == small_host.TURNS and row.observed[0][0] == 0 and row.breaks == []
 
 
 def test_an_answer_carries_ids_logprobs_under_both_names_and_versions(gateway: Served) -> None:
@@ -403,12 +305,22 @@ def test_a_token_of_scope_sample_is_needed(model: str, tmp_path: Path, rows_of: 
     key = signing_key(bytes(32))
     guard = Guard(key.public, RUN_ID, wall_clock, wall_clock)
 
-    def token(*scopes: Scope, run: str = RUN_ID, expires: float = 3600.0) -> str:
-        claims = TokenClaims("0" * 32, run, "far", scopes, int(wall_clock() + expires), 1)
+    def token(
+        *scopes: Scope,
+        run: str = RUN_ID,
+        expires: float = 3600.0,
+        token_id: str = "0" * 32,
+        name: str = "far",
+    ) -> str:
+        claims = TokenClaims(token_id, run, name, scopes, int(wall_clock() + expires), 1)
         return f"Bearer {make_token(claims, key)}"
 
-    with served(config_of(model), tmp_path, rows_of(1), guard) as gateway:
+    gone = "f" * 32
+    barred = {gone: "it was lost", "excluded": "it lied"}
+    with served(config_of(model), tmp_path, rows_of(2), guard, barred) as gateway:
         for shown, status, words in (
+            (token(Scope.SAMPLE, token_id=gone), 401, "was revoked; ask for a new one"),
+            (token(Scope.SAMPLE, name="excluded"), 403, "excluded was excluded from this run"),
             ("", 401, "carries no access token"),
             ("Bearer x", 401, "this is no access token"),
             ("Bearer \u00e9", 401, "host.token"),
@@ -422,26 +334,36 @@ def test_a_token_of_scope_sample_is_needed(model: str, tmp_path: Path, rows_of: 
             found, said = gateway.ask("GET", "/v1/models", Authorization=shown)
             assert found == status, (shown, said)
             assert status == 200 or words in said["error"]["message"]
+        # Two hosts of one name: a group is the one's whose token's name took it.
+        far, near = token(Scope.SAMPLE), token(Scope.SAMPLE, name="near")
+        taken = gateway.ok("/antiphon/v1/take", {"host": "h"}, Authorization=far)["group"]
+        alive = {"host": "h", "groups": [taken]}
+        assert gateway.ok("/antiphon/v1/alive", alive, Authorization=near)["lost"] == [taken]
+        assert gateway.ok("/antiphon/v1/alive", alive, Authorization=far)["held"] == [taken]
+        assert gateway.ok("/antiphon/v1/alive", alive)["lost"] == [taken]
+        assert "host: " in gateway.refused("/antiphon/v1/take", {"host": "far/h"})
+    counts = {name: one.taken for name, one in read_gateway(tmp_path).hosts.items()}
+    assert counts == {"far/h": 2, "near/h": 0, "h": 0}
     assert (tmp_path / HOST_TOKEN).stat().st_mode & 0o077 == 0
 
 
 def test_a_gateway_that_starts_again_is_found_where_it_was_and_goes_on(
-    model: str, tmp_path: Path, rows_of: Rows
+    model: str, tmp_path: Path, rows_of: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = rows_of(1)
     with served(config_of(model), tmp_path, rows) as before:
         group = before.take()
         request = {"token_ids": [4, 5], "sampling_params": {"antiphon_trajectory": "g0/0"}}
         said = before.ok("/inference/v1/generate", request)
+    monkeypatch.setenv("ANTIPHON_GATEWAY", before.url)
+    monkeypatch.setenv("ANTIPHON_TOKEN", before.token)
     with served(config_of(model), tmp_path, rows) as after:
         assert (after.url, after.token) == (before.url, before.token)
         assert after.ok("/inference/v1/generate", request)["choices"] == said["choices"]
         alive = {"host": "h1", "groups": ["g0", "g1"]}
         assert after.ok("/antiphon/v1/alive", alive) == {"held": ["g0"], "lost": []}, "g1 may come yet"
         for episode in group["episodes"]:
-            seats = urllib_host.play(group, episode, after.url, after.token)
-            body = {"host": "h1", "group": "g0", "episode": episode["episode"], "seats": seats}
-            assert after.ok("/antiphon/v1/report", body)["accepted"]
+            small_host.play_episode("h1", group, episode)
         after.wait_over()
     record = read_gateway(tmp_path)
     counts = record.hosts["h1"]
@@ -505,38 +427,24 @@ def quiet_gateway(config: RunConfig, codec: TextCodec) -> Gateway:
     return Gateway(config, sessions, codec, "there is none", lambda: 0.0)
 
 
-def test_a_question_that_was_replaced_waits_no_more(model: str, codec: TextCodec, rows_of: Rows) -> None:
-    async def story() -> None:
-        gateway, row = quiet_gateway(config_of(model), codec), rows_of(1)[0]
-        first = asyncio.create_task(gateway.answer(row.question()))
-        await asyncio.sleep(0)
-        row.hear(TurnAnswer("g0", 0, "", (4, 5)))
-        second = asyncio.create_task(gateway.answer(row.question()))
-        async with asyncio.timeout(WAIT_S):
-            assert await first is None
-        second.cancel()
-
-    asyncio.run(story())
-
-
 def test_a_report_is_answered_once_the_coordinator_has_it(
     model: str, codec: TextCodec, rows_of: Rows
 ) -> None:
     async def story() -> None:
         gateway = quiet_gateway(config_of(model), codec)
-        asked = [asyncio.create_task(gateway.answer(row.question())) for row in rows_of(1)[:2]]
-        await asyncio.sleep(0)
-        nothing: Any = None
+        for row in rows_of(1)[:2]:
+            gateway.asked(row.question())
+        nothing: Any = {gateway_module.BEARER: ""}
         taken = await gateway._take(HostBody(host="h"), nothing)
         assert taken is not None
         names = taken["episodes"][0]["trajectories"]
         seats = [SeatReport(trajectory=name, error="no") for name in names]
         body = ReportBody(host="h", group="g0", episode=0, seats=seats)
         reporting = asyncio.create_task(gateway._report(body, nothing))
-        answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
+        answers = [await gateway.answered.get() for _ in range(2)]
         for _ in range(10):
             await asyncio.sleep(0)
-        assert len(answers) == 2 and not reporting.done()
+        assert not reporting.done()
         gateway.sent(answers)
         assert (await reporting)["accepted"]
 

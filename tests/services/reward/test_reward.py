@@ -10,13 +10,23 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
-from antiphon.core.records import FinishReason, GroupSubmission, SampleReward, Trajectory, VersionSpan
+from antiphon.core.records import (
+    FinishReason,
+    GroupSubmission,
+    SampleReward,
+    Trajectory,
+    TurnAnswer,
+    TurnToAnswer,
+    VersionSpan,
+)
+from antiphon.core.status import RunStatus
 from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
 from antiphon.services.reward.server import scorer_of
 from antiphon.services.reward.service import PULL_GROUPS, SENT_TOGETHER, RewardService, Scorer
+from antiphon.services.reward.turns import Hosting
 from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.light_coordinator import LightCoordinator
 from tests.support.light_environment import LightEnvironment, light_codec
@@ -32,6 +42,7 @@ def make_reward_service(
     limit_s: float = 10.0,
     at_once: int = 1,
     environment_digest: str = "",
+    answer: Hosting | None = None,
 ) -> RewardService:
     return RewardService(
         coordinator,
@@ -43,6 +54,7 @@ def make_reward_service(
         at_once=at_once,
         pull_wait_s=0.01,
         environment_digest=environment_digest,
+        answer=answer,
     )
 
 
@@ -100,6 +112,49 @@ def test_groups_are_judged_as_they_come_until_the_run_ends() -> None:
         first = coordinator.rewards["g0"]
         assert [(j.sample_index, j.reward) for j in first] == [(0, 1.0), (1, 0.0)]
         assert sum(len(rewards) for rewards in coordinator.rewards.values()) == 80
+
+    asyncio.run(story())
+
+
+class Unasked(LightCoordinator):
+    """No turn is asked about."""
+
+    async def pull_turns(self, client_id: str, limit: int, wait_s: float) -> Sequence[TurnToAnswer]:
+        await asyncio.sleep(DEADLINE_S)
+        return ()
+
+
+class Listening(Hosting):
+    """Notes what it hears; its look at the time fails once told to."""
+
+    def __init__(self) -> None:
+        self.breaks, self.told = asyncio.Event(), asyncio.Event()
+        self.answered = asyncio.Queue()
+
+    def asked(self, turn: TurnToAnswer) -> None:
+        raise AssertionError("no turn is asked about")
+
+    def sent(self, answers: Sequence[TurnAnswer]) -> None:
+        raise AssertionError("nothing was answered")
+
+    def heard(self, status: RunStatus, unfinished: Sequence[str]) -> None:
+        self.told.set()
+
+    async def look(self) -> None:
+        await self.breaks.wait()
+        raise AssertionError("a count is missing")
+
+
+def test_a_service_that_cannot_look_after_its_hosts_ends_and_says_why() -> None:
+    async def story() -> None:
+        hosting = Listening()
+        judge = make_reward_service(Unasked(RunConfig()), answer=hosting)
+        async with rewarding(judge) as task:
+            await hosting.told.wait()
+            assert not task.done()
+            hosting.breaks.set()
+            with pytest.raises(AssertionError, match="a count is missing"):
+                await task
 
     asyncio.run(story())
 

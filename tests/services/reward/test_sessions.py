@@ -519,9 +519,44 @@ def test_a_group_that_begins_again_with_other_tokens_meets_no_verdict_of_the_old
         world.sessions.request(play.called(name), [1, 2], world.now)
 
 
-def test_seats_whose_episode_was_over_in_part_before_the_gateway_began_have_failed(
-    played: tuple[World, str, Play],
+def test_an_episode_of_which_the_gateway_lost_an_end_gets_it_when_its_host_reports_again(
+    half_over: tuple[World, str, Play],
 ) -> None:
+    world, _, play = half_over
+    assert world.rows["g0/1"].over is None
+    assert world.sessions.report("other", "g0", 0, play.report(), world.now) == ""
+    world.settle()
+    over = world.rows["g0/1"].over
+    assert over is not None and (over.reward, over.failure) == (play.report()[1].reward, "")
+    assert world.sessions.hosts["other"].reported == 0, "the process before has counted it"
+
+
+def test_a_seat_that_is_left_of_an_episode_is_compared_with_its_row(
+    half_over: tuple[World, str, Play],
+) -> None:
+    world, host, play = half_over
+    seats = play.report()
+    seats[1] = changed(seats[1], branches=())
+    assert "that were recorded" in str(world.sessions.report(host, "g0", 0, seats, world.now))
+    world.settle()
+    over = world.rows["g0/1"].over
+    assert over is not None and over.finish_reason is FinishReason.FAILED
+
+
+def test_seats_that_are_left_of_an_episode_fail_once_its_host_is_gone_too(
+    half_over: tuple[World, str, Play],
+) -> None:
+    world, _, _ = half_over
+    world.pass_time(TIMEOUT_S)
+    over = world.rows["g0/1"].over
+    assert over is not None and over.finish_reason is FinishReason.FAILED and "this episode's" in over.failure
+    taken = world.sessions.take("h2", world.now)
+    assert taken is not None and [one.episode for one in taken.episodes] == [1]
+
+
+@pytest.fixture
+def half_over(played: tuple[World, str, Play]) -> tuple[World, str, Play]:
+    """A world whose gateway began anew when the end of one seat was journalled, and of the other was not."""
     world, host, play = played
     assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
     world.sessions.outbox = [one for one in world.sessions.outbox if one.sample_index == 0]
@@ -529,11 +564,7 @@ def test_seats_whose_episode_was_over_in_part_before_the_gateway_began_have_fail
     world.restart()
     for name in world.rows:
         world.ask(name)
-    over = world.rows["g0/1"].over
-    assert over is not None and over.finish_reason is FinishReason.FAILED and "this episode's" in over.failure
-    world.pass_time(TIMEOUT_S)
-    taken = world.sessions.take("h2", world.now)
-    assert taken is not None and [one.episode for one in taken.episodes] == [1]
+    return world, host, play
 
 
 def test_a_host_that_wakes_after_its_group_was_given_away_is_told_so() -> None:
@@ -558,6 +589,45 @@ def test_a_host_that_wakes_after_its_group_was_given_away_is_told_so() -> None:
     assert turn is not None and turn.token_ids.tolist() == says("g0/0", [1])
     with pytest.raises(Refused, match="was taken by another host"):
         world.sessions.request(old, [1], world.now)
+
+
+def test_a_turn_that_takes_long_loses_no_host_while_the_coordinator_waits_for_its_group() -> None:
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    taken = world.sessions.take("h", world.now)
+    assert taken is not None
+    name = taken.episodes[0].trajectories[0]
+    assert world.sessions.request(name, [1], world.now) is None
+    while world.now < 3 * FORGET_S:  # nobody asks: it is being sampled, and the host waits in its request
+        world.now += TIMEOUT_S / 2
+        world.sessions.unfinished(["g0", "g9"], world.now)
+        assert world.sessions.request(name, [1], world.now) is None
+        assert world.sessions.alive("h", ["g9"], world.now) == ([], []), "its worker may have begun nothing"
+    assert world.sessions.take("h2", world.now) is None
+    world.now += FORGET_S + 1  # it was handed in, or given up
+    world.sessions.unfinished([], world.now)
+    world.sessions.tick(world.now)
+    with pytest.raises(Refused, match="there is no trajectory"):
+        world.sessions.request(name, [1], world.now)
+    assert world.sessions.alive("h", ["g9"], world.now) == ([], ["g9"])
+
+
+def test_a_host_that_waits_in_a_request_is_alive_while_no_worker_asks() -> None:
+    world = World(1)
+    for name in world.rows:
+        world.ask(name)
+    taken = world.sessions.take("h", world.now)
+    assert taken is not None
+    world.restart()
+    world.ask("g0/1")  # another seat's worker
+    name = taken.episodes[0].trajectories[0]
+    assert world.sessions.take("h", world.now) is not None
+    name = f"{name.partition('@')[0]}"
+    for _ in range(4):
+        world.now += TIMEOUT_S / 2
+        assert world.sessions.request(name, [1], world.now) is None
+    assert world.sessions.take("h2", world.now) is None
 
 
 def test_the_newest_hosts_are_remembered() -> None:

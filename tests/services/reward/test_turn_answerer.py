@@ -12,6 +12,7 @@ from antiphon.core.message_sizes import PAGE_BYTES
 from antiphon.core.messages import Ended, Message, Reply
 from antiphon.core.records import TurnAnswer, TurnLimits, TurnToAnswer
 from antiphon.environments.conversation import ConversationEnvironment, user
+from antiphon.environments.scoring.conversations import Conversations
 from antiphon.environments.scoring.messages import Turn
 from antiphon.models.rendering import Renderer
 from antiphon.services.reward.turns import TurnAnswerer, answer_turns
@@ -47,7 +48,7 @@ class Counting:
 
 
 def made(parts: Counting) -> TurnAnswerer:
-    return TurnAnswerer(parts, cast(Renderer, parts), seed=0)
+    return TurnAnswerer(cast(Conversations, parts), cast(Renderer, parts), seed=0)
 
 
 def question(sample: int, turns: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> TurnToAnswer:
@@ -114,16 +115,15 @@ def test_answers_that_are_too_large_together_travel_in_several_messages() -> Non
 
             async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:
                 messages.append([5 * len(one.token_ids) for one in answers])
-
-        def sent(answers: Sequence[TurnAnswer]) -> None:
-            heard.extend(one.sample_index for one in answers)
-            if len(heard) == 8:
-                all_heard.set()
+                heard.extend(one.sample_index for one in answers)
+                assert {one.service for one in answers} == {"c"}
+                if len(heard) == 8:
+                    all_heard.set()
 
         async def answer(turn: TurnToAnswer) -> TurnAnswer:
             return TurnAnswer(turn.group_id, turn.sample_index, turn.row_digest, said)
 
-        answering = asyncio.create_task(answer_turns(cast(Any, Asking()), answer, "c", 9.0, 9.0, sent))
+        answering = asyncio.create_task(answer_turns(cast(Any, Asking()), answer, "c", 9.0, 9.0))
         async with asyncio.timeout(60):
             await all_heard.wait()
         answering.cancel()

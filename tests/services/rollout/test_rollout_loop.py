@@ -39,6 +39,7 @@ from tests.support.light_environment import (
     LightHostedPrompts,
     LightPrompts,
     LightTurnPrompts,
+    PacedScorer,
     check_light_turns,
     light_codec,
     light_host_says,
@@ -192,12 +193,11 @@ async def run_loop(
     clients = [CoordinatorClient(house.address, timeout_s=5.0) for _ in range(workers + 1)]
     judge = RewardService(
         clients[-1],
-        InProcess(LightEnvironment()),
+        PacedScorer(InProcess(LightEnvironment()), delays.pace()),
         light_codec(),
         RUN_ID,
         "judge",
         PATIENCE_S,
-        pace=delays.pace(),
         answer=None if turns is None else turns.answer,
     )
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
