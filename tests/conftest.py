@@ -53,12 +53,12 @@ ORDER = (
 """Quick folders first: a mistake shows before minutes were spent on engines."""
 SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.py")
 SHARES_AN_IMPORT = (
-    "cpu/test_vllm_kernels.py",
+    *("cpu/test_vllm_kernels.py", "services/learner/test_replay_engine.py"),
     *(
         f"services/rollout/test_{name}.py"
         for name in (
             *("batch_independence", "continuation_engine", "drafting_engine", "engine_swaps"),
-            *("gumbel_engine", "vllm_engine"),
+            *("gumbel_engine", "selfcheck", "turns_engine", "vllm_compat", "vllm_engine"),
         )
     ),
 )
