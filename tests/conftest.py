@@ -53,12 +53,12 @@ ORDER = (
 """Quick folders first: a mistake shows before minutes were spent on engines."""
 SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.py")
 SHARES_AN_IMPORT = (
-    "cpu/test_vllm_kernels.py",
+    *("cpu/test_vllm_kernels.py", "services/learner/test_replay_engine.py"),
     *(
         f"services/rollout/test_{name}.py"
         for name in (
             *("batch_independence", "continuation_engine", "drafting_engine", "engine_swaps"),
-            *("gumbel_engine", "vllm_engine"),
+            *("gumbel_engine", "selfcheck", "turns_engine", "vllm_compat", "vllm_engine"),
         )
     ),
 )
@@ -67,8 +67,8 @@ ONE_PROCESS = {"one run": SHARES_A_RUN, "one import": SHARES_AN_IMPORT}
 takes ten seconds of CPU to load, loaded once."""
 LONGEST = (
     *("e2e/test_no_signal.py", "e2e/test_own_environment.py", "e2e/test_bad_input.py"),
-    "e2e/test_library_page.py",
-    *(*SHARES_A_RUN, "e2e/test_faults.py"),
+    *("e2e/test_library_page.py", "e2e/test_repro.py", "e2e/test_turn_faults.py"),
+    *(*SHARES_A_RUN, "e2e/test_user_path.py", "e2e/test_faults.py"),
 )
 """Last of all, and of these the longest last; `ByFile` begins there too."""
 
@@ -100,13 +100,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order tests by folder, quick ones first; within a folder as collected, then the longest files.
 
-    Those marked `long` are left out unless they were asked for.
+    Those marked `long` are left out unless they were asked for; `long(in_ci=True)` are there in CI, where
+    they share the processors with all others.
     """
     everything = [Path(word).resolve() for word in config.args] == [Path(__file__).parent]
     if everything and not config.getoption("--long"):
-        left_out = [item for item in items if item.get_closest_marker("long")]
+        left_out = [item for item in items if _too_long(item)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        items[:] = [item for item in items if not _too_long(item)]
     tests = Path(__file__).parent
 
     def rank(item: pytest.Item) -> tuple[int, int]:
@@ -116,6 +117,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return ORDER.index(folder) if folder in ORDER else len(ORDER), long
 
     items.sort(key=rank)
+
+
+def _too_long(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("long")
+    return mark is not None and not (IN_CI and mark.kwargs.get("in_ci", False))
 
 
 def pytest_collection_finish() -> None:

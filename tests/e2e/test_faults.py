@@ -46,7 +46,7 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         job.close()
 
 
-@pytest.mark.long  # `.ci/run` names it
+@pytest.mark.long(in_ci=True)
 def test_a_run_outlives_the_death_of_every_service(survivor: Job) -> None:
     outcome = json.loads((survivor.run_dir / "outcome.json").read_text())
     assert outcome["restarts"] == {"coordinator": 1, "learner": 1, "reward": 1, "worker-0": 1}
@@ -56,7 +56,7 @@ def test_a_run_outlives_the_death_of_every_service(survivor: Job) -> None:
     assert all_gone(survivor.home)
 
 
-@pytest.mark.long
+@pytest.mark.long(in_ci=True)
 def test_no_group_is_trained_twice_through_all_that(survivor: Job) -> None:
     check_batches(survivor.batches(), STALENESS)
     sealed = survivor.journal.events("batch.sealed")

@@ -199,7 +199,7 @@ def test_the_report_needs_nothing_else(job: Job) -> None:
     assert "@import" not in page
 
 
-@pytest.mark.long  # `.ci/run` names it
+@pytest.mark.long(in_ci=True)
 def test_an_exported_version_answers_alike_in_plain_transformers_and_plain_vllm(
     job: Job, tmp_path: Path
 ) -> None:

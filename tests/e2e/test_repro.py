@@ -74,7 +74,7 @@ def ledgers(checkout: Path) -> dict[str, str]:
     return {path.stem: path.read_text() for path in found}
 
 
-@pytest.mark.long  # `.ci/run` names it
+@pytest.mark.long(in_ci=True)
 def test_repro_twice_gives_the_same_metrics_and_keeps_both_ledgers(checkout: Path) -> None:
     said = repro(checkout)
     assert "'warmstart' didn't change" in said, "dvc.lock is older than the warm start; see CONTRIBUTING.md"

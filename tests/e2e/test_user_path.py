@@ -29,8 +29,8 @@ from tests.support.main_job import PROJECT, SMALL, all_gone, environment, until
 from tests.support.prefect_api import find_all
 from tests.support.terminal import Terminal, panels
 
-# Five runs; `.ci/run` names this file, and their parts are those of other tests.
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
+# Five runs, whose parts are those of other tests.
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.long(in_ci=True), pytest.mark.timeout(900)]
 RUN_S = 280.0
 """Longest wait for a run."""
 TINY = [*SMALL, "run.steps=3"]

@@ -20,7 +20,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.long  # `.ci/run` names it
+@pytest.mark.long(in_ci=True)
 @pytest.mark.usefixtures("at_the_root")
 def test_real_engines_and_learners_are_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -1,4 +1,4 @@
-"""Whole runs under virtual time: some hundred schedules of faults, each from its seed."""
+"""Whole runs under virtual time: schedules of faults, each from its seed."""
 
 import asyncio
 import json
@@ -36,8 +36,8 @@ from antiphon.simulator.virtual.random_streams import RandomStream
 from antiphon.simulator.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = 20
-"""Seeds of one test; five such tests are a hundred whole runs."""
+BLOCK = 10
+"""Seeds of one test; `benchmarks/fault_schedules.py` runs thousands."""
 
 
 @cache

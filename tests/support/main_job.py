@@ -27,8 +27,8 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 
 PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = PROJECT / "examples" / "quickstart.yaml"
-LOOK_S = 0.05
-"""Pause between two looks at a run."""
+LOOK_S = 0.1
+"""Pause between two looks at a run; a look at all processes takes some hundredths of a second of CPU."""
 DEADLINE_S = 240.0
 """Longest wait for anything."""
 SMALL = (
@@ -132,12 +132,14 @@ class Journal:
             return []
         connection = sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=10.0)
         try:
-            rows = connection.execute("SELECT kind, body FROM events ORDER BY seq").fetchall()
+            wanted = f"WHERE kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+            query = f"SELECT kind, body FROM events {wanted} ORDER BY seq"
+            rows = connection.execute(query, kinds).fetchall()
         except sqlite3.OperationalError:  # the tables are being made
             return []
         finally:
             connection.close()
-        return [{"kind": kind, **json.loads(body)} for kind, body in rows if not kinds or kind in kinds]
+        return [{"kind": kind, **json.loads(body)} for kind, body in rows]
 
     @property
     def committed(self) -> int:
