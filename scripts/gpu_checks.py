@@ -636,14 +636,14 @@ def _check_shared_rows(device: Device, found: Found) -> None:
 
 def check_copies(device: Device, found: Found) -> None:
     """Time copies of both kinds of host memory, and the reading of weights to publish."""
+    if device.kind == "cpu":
+        found.skip("there is no device to copy to")
+        return
     import torch
 
     from antiphon.services.learner.deepspeed_engine import _check_numbers
     from antiphon.weights.snapshot import Weights, published_entries, weights_digest
 
-    if device.kind == "cpu":
-        found.skip("there is no device to copy to")
-        return
     count = device.sizes.copy_mib << 20
     held = torch.empty(count, dtype=torch.uint8, device=device.torch)
     for kind in ("pageable", "pinned"):

@@ -32,11 +32,11 @@ def checks() -> ModuleType:
 
 
 def test_the_checks_run_small_on_a_cpu() -> None:
-    done = run("--device", "cpu", "--only", "copies", "merge", "samplers", "attention")
+    done = run("--device", "cpu", "--only", "copies", "merge", "samplers")
     told = summary(done)
     assert done.returncode == 0 and told["failed"] == [], done.stdout + done.stderr
-    assert list(told["checks"]) == ["copies", "merge", "samplers", "attention"]
-    assert set(told["skipped"]) == {"copies: 0", "attention: 0"}
+    assert list(told["checks"]) == ["copies", "merge", "samplers"]
+    assert told["skipped"] == {"copies: 0": "there is no device to copy to"}
     assert told["checks"]["merge"]["figures"]["digests, device and CPU"]
 
 
