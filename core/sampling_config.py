@@ -16,8 +16,8 @@ def decide_rule(asked: Literal["auto", "inverse_cdf", "gumbel"], device: str) ->
     """Return the rule of a run.
 
     Both rules cost in proportion to the vocabulary, so its size does not change which is dearer: on a CPU the
-    hash of every token costs several times the cumulative sum, whereas a GPU hides it behind the logits'
-    traffic, and there the bits of the logits depend on the batch, which the Gumbel rule withstands.
+    hash of every token costs several times the cumulative sum, whereas a GPU makes it in one pass over the
+    logits, and there the bits of the logits depend on the batch, which the Gumbel rule withstands.
 
     Args:
         asked: `sampling.rule`.

@@ -28,6 +28,8 @@ ATTENTION = "antiphon_shared_rows"
 """Name under which models find `attend`."""
 BLOCK_PADDING = 64
 """Slots. A block of attention ends before it holds more padding: about what another block costs on a CPU."""
+SCORES_ON_GPU = 2**26
+"""Scores of a float32 block, 1 GiB with all copies, above which a GPU takes a slower kernel."""
 
 _WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "is_causal", "output_attentions"}
 """What models pass to attention besides, and rotary embeddings or caches alone look at."""
@@ -45,6 +47,8 @@ class SharedRows:
     """The position in each of the K slots; 0 in padding."""
     first: torch.Tensor
     """[N] int64: the first slot that holds each position."""
+    ends: torch.Tensor
+    """[sequences + 1] int32: where the slots of each sequence begin, and those of the last one end."""
     chunks: Chunks | None
     """How attention works without whole sequences; None where that takes too much memory, and off the CPU."""
 
@@ -65,7 +69,8 @@ class SharedRows:
 
     def to(self, device: torch.device) -> "SharedRows":
         positions, chunks = self.position_ids.to(device), self.chunks if device.type == "cpu" else None
-        return SharedRows(positions, self.blocks, self.slots.to(device), self.first.to(device), chunks)
+        slots, first, ends = self.slots.to(device), self.first.to(device), self.ends.to(device)
+        return SharedRows(positions, self.blocks, slots, first, ends, chunks)
 
 
 def common_lengths(sequences: Sequence[npt.NDArray[np.int64]]) -> list[int]:
@@ -104,6 +109,7 @@ def share_rows(
         blocks,
         copies,
         copies.places[copies.offsets[:-1]],
+        torch.tensor([0] + [length for rows, length in blocks for _ in range(rows)]).cumsum(0).int(),
         _chunks(positions, count),
     ), positions
 
@@ -170,23 +176,73 @@ def attend(
     if shared_rows.chunks is not None and not dropout and query.dtype == torch.float32:
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         return shared_rows.chunks.attend(query, key, value, scaling)[None], None
-    sizes = [rows * length for rows, length in shared_rows.blocks]
-    slots = [
-        shared_rows.slots.take(part[: len(shared_rows.position_ids)].flatten(1))
-        .unflatten(1, tuple(part.shape[1:]))
-        .split(sizes)
+    queries, keys, values = (
+        shared_rows.slots.take(part[: len(shared_rows.position_ids)].flatten(1)).unflatten(1, part.shape[1:])
         for part in (query, key, value)
-    ]
-    grouped = query.shape[1] != key.shape[1]
+    )
+    if _packs(query) and not dropout:
+        found = _attend_packed(shared_rows, queries, keys, values, scaling)
+    else:
+        found = _attend_blocks(shared_rows, queries, keys, values, scaling, dropout)
+    attended = functional.pad(shared_rows.collect(found), (0, 0, 0, shared_rows.padding))
+    return attended.unflatten(1, (query.shape[1], -1))[None], None
+
+
+def _packs(query: torch.Tensor) -> bool:
+    """Tell whether torch has a kernel that attends over sequences of any lengths at once."""
+    if not query.is_cuda or query.dtype == torch.float32:
+        return False
+    width = query.shape[-1]
+    return width <= 256 and width % 8 == 0 and bool(torch.cuda.get_device_capability() >= (8, 0))
+
+
+def _too_many_scores(query: torch.Tensor) -> bool:
+    """Tell whether the scores of queries [R, heads, S, width] fill too much of a GPU."""
+    held = query.is_cuda and query.dtype == torch.float32
+    return held and query.shape[:3].numel() * query.shape[2] > SCORES_ON_GPU
+
+
+def _attend_packed(
+    shared_rows: SharedRows,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Return what the slots take, [K, heads * width], from one call for all sequences."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest = max(length for _, length in shared_rows.blocks)
+    keys, values = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    bounds, causal = (shared_rows.ends, shared_rows.ends, longest, longest), (-1, 0)
+    found: torch.Tensor = varlen_attn(query, keys, values, *bounds, scale=scaling, window_size=causal)
+    return found.flatten(1)
+
+
+def _attend_blocks(
+    shared_rows: SharedRows,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Return the same from one call for each block."""
+    sizes = [rows * length for rows, length in shared_rows.blocks]
+    parts = (part.split(sizes) for part in (query, key, value))
     found = []
-    for (rows, _), *block in zip(shared_rows.blocks, *slots, strict=True):
+    for (rows, _), *block in zip(shared_rows.blocks, *parts, strict=True):
         queries, keys, values = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in block)
+        groups = queries.shape[1] // keys.shape[1]
+        if groups > 1 and _too_many_scores(queries):
+            # Of float32 torch has a kernel that does not hold them for as many key heads as query heads only.
+            keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
+            groups = 1
         out = functional.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+            queries, keys, values, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=groups > 1
         )
         found.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
-    attended = functional.pad(shared_rows.collect(torch.cat(found)), (0, 0, 0, shared_rows.padding))
-    return attended.unflatten(1, (query.shape[1], -1))[None], None
+    return torch.cat(found)
 
 
 class _Collect(torch.autograd.Function):  # type: ignore[misc]

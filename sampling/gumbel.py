@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from antiphon.sampling.keyed_sampler import (
-    CHUNK,
     GAMMA,
     MIX1,
     MIX2,
@@ -30,9 +29,6 @@ from antiphon.sampling.keyed_sampler import (
     place_keys,
     processed,
 )
-
-CHUNK_GPU = 1 << 24
-"""Most logits worked on at a time on a GPU: each takes about 24 bytes of scratch memory."""
 
 
 def row_keys(keys: UInt64Array, positions: Int64Array) -> npt.NDArray[np.int64]:
@@ -59,7 +55,11 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, rows: RowSampling) -> tuple[t
     Returns:
         Tokens [R] int64 and log-probabilities [R] float32, nats, as `keyed_sampler.draw` does.
     """
-    return draw_by(_pick, logits, keys, rows, CHUNK if logits.device.type == "cpu" else CHUNK_GPU)
+    if logits.is_cuda and rows.top_k is None and rows.top_p is None and rows.greedy is None:
+        from antiphon.sampling import gumbel_kernel  # needs Triton, which only GPUs have
+
+        return gumbel_kernel.draw(logits, keys, rows.temperature)
+    return draw_by(_pick, logits, keys, rows)
 
 
 def shortfalls(

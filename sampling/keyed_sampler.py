@@ -25,6 +25,9 @@ BLOCK = 512
 """Tokens of one block of the two-level sum."""
 CHUNK = 1 << 18
 """Most logits worked on at a time on CPU: what fits its cache costs a tenth of what does not."""
+CHUNK_GPU = 1 << 25
+"""The same on a GPU, where each takes up to 32 bytes of scratch memory, 1 GiB in all: without a bound drafted
+rows of a large vocabulary take five times the memory of their logits."""
 
 GAMMA = 0x9E3779B97F4A7C15
 """Step and multipliers of splitmix64 (Steele, Lea and Flood, 2014)."""
@@ -129,7 +132,7 @@ def draw(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torc
         distribution (temperature, top-k, top-p); greedy rows report the unprocessed one.
         A row with NaN among its logits reports NaN.
     """
-    return draw_by(_invert, logits, u, rows, CHUNK if logits.device.type == "cpu" else logits.numel())
+    return draw_by(_invert, logits, u, rows)
 
 
 Pick = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -138,7 +141,7 @@ the weights, [R] float64, too."""
 
 
 def draw_by(
-    pick: Pick, logits: torch.Tensor, numbers: torch.Tensor, rows: RowSampling, chunk: int
+    pick: Pick, logits: torch.Tensor, numbers: torch.Tensor, rows: RowSampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw as `draw` does, by any rule.
 
@@ -147,10 +150,9 @@ def draw_by(
         logits: [R, V], any float dtype; left unchanged.
         numbers: [R] what the rule makes of seed and position.
         rows: how each row is sampled.
-        chunk: most logits worked on at a time.
     """
     count, vocabulary = logits.shape
-    most = max(1, chunk // vocabulary)
+    most = max(1, (CHUNK if logits.device.type == "cpu" else CHUNK_GPU) // vocabulary)
     if count <= most:
         return _draw_rows(pick, logits, numbers, rows)
     parts = [

@@ -61,7 +61,7 @@ class Weights:
         if sys.byteorder != "little":
             raise ContractError("snapshots are written on little-endian machines alone; train on one")
         size = min(BUFFER_BYTES, sum(entry.length for entry in self.entries))
-        buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        buffers: list[torch.Tensor] = []
         under_way: list[Future[object]] = []
         used = 0
         with self.reading(), ThreadPoolExecutor(1, "snapshot") as thread:
@@ -69,12 +69,16 @@ class Weights:
                 dtype, width = getattr(torch, entry.dtype), DTYPE_BYTES[entry.dtype]
                 with self.tensor(entry.name) as tensor:
                     flat = tensor.detach().reshape(-1)
+                    if not buffers:  # a GPU copies several times as fast to memory that cannot be moved
+                        buffers = [
+                            torch.empty(size, dtype=torch.uint8, pin_memory=flat.is_cuda) for _ in range(2)
+                        ]
                     place, count = 0, entry.length // width
                     while True:
                         is_full = used % width or size - used < width
                         if used and (is_full if place < count else entry is self.entries[-1]):
-                            part = memoryview(buffers[0].numpy())[:used]
-                            before, under_way = under_way, [thread.submit(take, part) for take in takers]
+                            filled = memoryview(buffers[0].numpy())[:used]
+                            before, under_way = under_way, [thread.submit(take, filled) for take in takers]
                             done(used)
                             for work in before:  # its buffer is filled next
                                 work.result()
@@ -84,8 +88,11 @@ class Weights:
                             break
                         fits = min(count - place, (size - used) // width)
                         values = buffers[0][used : used + fits * width].view(dtype)
-                        values.copy_(flat[place : place + fits])
-                        self.check(entry.name, values)
+                        part = flat[place : place + fits]
+                        if part.is_cuda:  # and looks at numbers faster than a thread here
+                            part = part.to(dtype)
+                        values.copy_(part)
+                        self.check(entry.name, part if part.is_cuda else values)
                         place, used = place + fits, used + fits * width
             for work in under_way:
                 work.result()

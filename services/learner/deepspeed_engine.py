@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import IntegrityError
+from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
@@ -36,6 +36,25 @@ _SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
 _PREFIX = "causal_model."
 _TAG = "state"
 _FIX = "look at the batch's logprobs and rewards, or lower learner.learning_rate"
+
+
+@contextmanager
+def _refusal_named() -> Iterator[None]:
+    """Say what a model computes that has no deterministic kernel, where torch refuses to.
+
+    Raises:
+        ConfigError: naming the operation.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        operation, refused, _ = str(error).partition(" does not have a deterministic implementation")
+        if not refused:
+            raise
+        raise ConfigError(
+            f"the model of model.path computes {operation}, which on this device gives other bits each time, "
+            "so that a restarted learner would refuse its own steps; train on a CPU or use another model"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +158,7 @@ class DeepSpeedEngine:
 
         Raises:
             IntegrityError: when the loss or the gradient is no number; make a new engine then.
+            ConfigError: when the model computes something in no fixed order.
         """
         totals = UpdateTotals(
             trajectories=left_out.trajectories + count_trajectories(batches),
@@ -150,6 +170,7 @@ class DeepSpeedEngine:
             group["lr"] = self.learning_rate * share
         return UpdateMetrics(loss, self._apply(), tuple(metrics))
 
+    @_refusal_named()
     def sum_gradients(
         self,
         batches: Sequence[MicroBatch],
@@ -211,6 +232,7 @@ class DeepSpeedEngine:
                 return f", that of {name.removeprefix(_PREFIX)} is no number"
         return ""
 
+    @_refusal_named()
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Return the logprobs [R, T] of the completion tokens, float32 nats, on the CPU."""
         with torch.no_grad():
@@ -290,11 +312,11 @@ def _check_numbers(name: str, values: torch.Tensor) -> None:
 def pin_numerics(threads: int) -> None:
     """Fix what the bits depend on, for the calling thread: thread count and deterministic kernels."""
     torch.set_num_threads(threads)
-    cuda = torch.cuda.is_available()
-    if cuda:
+    if torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # On a CPU every kernel in use is deterministic; on a GPU a few have no such variant.
-    torch.use_deterministic_algorithms(True, warn_only=cuda)
+    # Not "warn only": in that mode attention keeps its backward pass in no fixed order on a GPU, although it
+    # has one, and a restarted learner would not come to its own bits again.
+    torch.use_deterministic_algorithms(True)
     # Filling every fresh tensor would only hide reads of unset memory, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False
 

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn import functional
 
 from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, padded_batches
 from antiphon.core.algorithm import AlgorithmSection
-from antiphon.cpu import chunks
+from antiphon.cpu import chunks, shared_rows
 from antiphon.cpu.layers import quicken_norms
 from antiphon.cpu.shared_rows import ATTENTION
 from antiphon.services.learner import policy as policy_module
@@ -33,6 +34,43 @@ def test_the_gradient_is_that_of_whole_padded_rows(
     )
     assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
     assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_packed_sequences_are_those_of_whole_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def varlen(query, key, value, starts, ends, longest, longest_key, *, scale, window_size):
+        # What torch.nn.attention.varlen says its kernel does, which no CPU has.
+        called.append(len(starts))
+        assert torch.equal(starts, ends) and starts.dtype == torch.int32 and window_size == (-1, 0)
+        assert longest == longest_key == int(starts.diff().max())
+        out = torch.zeros_like(query)
+        for start, stop in zip(starts.tolist(), starts[1:].tolist(), strict=False):
+            row = (part[start:stop].transpose(0, 1)[None] for part in (query, key, value))
+            found = functional.scaled_dot_product_attention(*row, is_causal=True, scale=scale)
+            out[start:stop] = found[0].transpose(0, 1)
+        assert stop == len(query)
+        return out
+
+    monkeypatch.setattr(chunks, "SCORES_AT_ONCE", 0)
+    rows, objective = make_rows(7), Objective(AlgorithmSection(), MAX_TOKENS, 1.0)
+    _, expected = summed(Policy(make_model(), objective), make_micro_batches(rows, 0, 100), False)
+    monkeypatch.setattr(shared_rows, "_packs", lambda query: True)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    _, found = summed(Policy(make_model(), objective), make_micro_batches(rows, 0, 100), False)
+    assert called and float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_keys_that_are_repeated_for_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "SCORES_AT_ONCE", 0)
+    rows, objective = make_rows(7), Objective(AlgorithmSection(), MAX_TOKENS, 1.0)
+    asked = []
+    gradients = []
+    for many in (False, True):
+        monkeypatch.setattr(shared_rows, "_too_many_scores", lambda query, many=many: asked.append(1) or many)
+        batches = make_micro_batches(rows, 0, 100)
+        gradients.append(summed(Policy(make_model(), objective), batches, False)[1])
+    assert asked and float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 1e-5
 
 
 def test_each_logprob_is_that_of_its_own_row() -> None:

@@ -230,6 +230,18 @@ def test_batch_and_order_play_no_part(seed, order, size):
     assert torch.equal(logprobs_apart, logprobs[some])
 
 
+def test_off_the_cpu_memory_is_bounded_whatever_the_number_of_rows():
+    worked_on = []
+
+    def pick(weights, numbers):
+        worked_on.append(weights.numel())
+        return numbers, numbers.to(torch.float64)
+
+    logits = torch.empty(9, ks.CHUNK_GPU // 4, device="meta")  # what is asked of a GPU, without one
+    tokens, _ = ks.draw_by(pick, logits, torch.empty(9, dtype=torch.int64, device="meta"), PLAIN)
+    assert worked_on == [ks.CHUNK_GPU, ks.CHUNK_GPU, ks.CHUNK_GPU // 4] and len(tokens) == 9
+
+
 # --- chains of drafts ---------------------------------------------------------------------------
 
 

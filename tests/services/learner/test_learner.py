@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import re
 import shutil
 import threading
@@ -36,10 +37,10 @@ from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.learner import policy as policy_module
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
-from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics, pin_numerics
 from antiphon.services.learner.objective import TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches
-from antiphon.services.learner.policy import load_causal_model
+from antiphon.services.learner.policy import Policy, load_causal_model
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.server import open_learner, register_learner
 from antiphon.services.learner.service import LearnerService
@@ -308,6 +309,34 @@ def test_a_loss_that_is_no_number_pauses_the_run_and_leaves_the_weights(
         await learner.close()
 
     run(body)
+
+
+class RestlessPolicy(Policy):
+    """Computes something whose order torch does not fix."""
+
+    def forward(self, batch: MicroBatch, *others: Any) -> Any:
+        torch.zeros(2).put_(torch.tensor([0, 0]), torch.rand(2))
+        return super().forward(batch, *others)
+
+
+def test_what_has_no_deterministic_kernel_is_refused_by_name(model_path: Path) -> None:
+    engine = DeepSpeedEngine(make_config(model_path), RestlessPolicy)
+    batches = make_micro_batches(make_rows(0), 0, 64)
+    for work in (lambda: engine.update(batches), lambda: engine.logprobs(batches[0])):
+        with pytest.raises(ConfigError, match=r"computes put_.*, which on this device gives other bits"):
+            work()
+    engine.close()
+
+
+def test_a_gpu_gets_no_leave_to_work_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # attention's backward pass has no order then
+    pin_numerics(torch.get_num_threads())
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_a_batch_that_is_voided_while_its_step_fails_is_dropped_and_the_next_one_trained(
