@@ -23,6 +23,7 @@ NAMES = (
     "coordinator.seal.before",
     "coordinator.reply.before",
     "learner.forward",
+    "learner.backward",
     "learner.optimizer",
     "learner.commit.before",
     "learner.commit.after",
