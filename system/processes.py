@@ -164,12 +164,17 @@ class ChildGroup(ChildProcess):
         if self._failed is None:
             super().poll()
             # One that ended in order does no harm. Who left because of another is blamed last.
-            failed = [one for one in (self, *self._others) if ChildProcess.poll(one)]
+            failed = [one for one in self.processes if ChildProcess.poll(one)]
             if self.returncode is None and not failed:
                 return None
             self._failed = min(failed, key=lambda one: one.returncode == LEFT_GROUP, default=self)
             self._end()
         return self._failed.returncode
+
+    @property
+    def processes(self) -> list[ChildProcess]:
+        """Return all of them, the first one first."""
+        return [self, *self._others]
 
     def wait(self, timeout: float | None = None) -> int:
         status = super().wait(timeout)
@@ -177,7 +182,7 @@ class ChildGroup(ChildProcess):
         return status
 
     def _end(self) -> None:
-        for one in (self, *self._others):
+        for one in self.processes:
             if ChildProcess.poll(one) is None:
                 _signal_group(one, signal.SIGKILL)
                 subprocess.Popen.wait(one, KILL_S)

@@ -234,6 +234,7 @@ class DeepSpeedEngine:
 
         @contextmanager
         def whole(name: str) -> Iterator[torch.Tensor]:
+            failpoints.reach("learner.gather")
             if left:
                 left.remove(name)
             with _whole(tensors[name]) as found:
@@ -276,6 +277,7 @@ class DeepSpeedEngine:
         write = type(engine).save
 
         def save(*args: Any, **named: Any) -> None:
+            failpoints.reach("learner.save")
             try:
                 write(engine, *args, **named)
             except (OSError, RuntimeError) as error:  # torch's word for a full disk

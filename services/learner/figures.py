@@ -14,6 +14,9 @@ from antiphon.services.learner.objective import TokenMetrics
 from antiphon.services.learner.packing import MicroBatch, Packing
 from antiphon.services.learner.ranks.group import Ranks
 
+COLUMNS = ("learner_logprobs", "behaviour_logprobs", "applied", "altered", "clipped", "staleness")
+"""Of `TokenMetrics` or `MicroBatch`; what is true or false is 1 or 0."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Figures:
@@ -27,47 +30,21 @@ class Figures:
     """[3]: its share of the update's loss, the slots of its attention, and how many of these are no
     padding."""
     tokens: npt.NDArray[np.float32]
-    """[6, K], by the properties below."""
+    """[6, K], one row for each of COLUMNS."""
 
     @classmethod
     def of(cls, batch: MicroBatch, loss: float, found: TokenMetrics) -> "Figures":
         """Take the figures of a micro-batch from its loss."""
         real = batch.mask.numpy() > 0
-        columns: Any = (
-            found.learner_logprobs,
-            batch.behaviour_logprobs,
-            found.applied,
-            found.altered,
-            found.clipped,
-            batch.staleness,
-        )
-        tokens = np.stack([column.cpu().numpy()[real].astype(np.float32) for column in columns])
+        columns = [getattr(found if hasattr(found, name) else batch, name) for name in COLUMNS]
+        tokens = np.stack([column.numpy()[real].astype(np.float32) for column in columns])
         sums = np.array([loss, len(batch.shared.slots.index), batch.shared.real_slots], np.float64)
         return cls(batch.rows, real.sum(1).tolist(), sums, tokens)
 
-    @property
-    def learner_logprobs(self) -> npt.NDArray[np.float32]:
-        return self.tokens[0]
-
-    @property
-    def behaviour_logprobs(self) -> npt.NDArray[np.float32]:
-        return self.tokens[1]
-
-    @property
-    def applied(self) -> npt.NDArray[np.float32]:
-        return self.tokens[2]
-
-    @property
-    def altered(self) -> npt.NDArray[np.bool_]:
-        return self.tokens[3] > 0
-
-    @property
-    def clipped(self) -> npt.NDArray[np.bool_]:
-        return self.tokens[4] > 0
-
-    @property
-    def staleness(self) -> npt.NDArray[np.int64]:
-        return self.tokens[5].astype(np.int64)
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return one of COLUMNS, [K]."""
+        found: npt.NDArray[Any] = self.tokens[COLUMNS.index(name)]
+        return found
 
 
 def gather_figures(ranks: Ranks, packing: Packing, own: Sequence[Figures]) -> list[Figures]:
@@ -78,7 +55,7 @@ def gather_figures(ranks: Ranks, packing: Packing, own: Sequence[Figures]) -> li
     listed = [packing.listed(number) for number in range(len(packing.plan.micro_batches))]
     numbers = [[number for number in part if number is not None] for part in packing.plan.ranks]
     flat = np.concatenate([np.zeros(0, np.float32), *(one.tokens.reshape(-1) for one in own)])
-    sizes = [sum(6 * sum(listed[number][1]) for number in part) for part in numbers]
+    sizes = [sum(len(COLUMNS) * sum(listed[number][1]) for number in part) for part in numbers]
     sums = ranks.collect(
         np.concatenate([np.zeros(0), *(one.sums for one in own)]), [3 * len(x) for x in numbers]
     )
@@ -88,7 +65,7 @@ def gather_figures(ranks: Ranks, packing: Packing, own: Sequence[Figures]) -> li
         at = 0
         for number, three in zip(part, theirs.reshape(-1, 3), strict=True):
             rows, counts = listed[number]
-            end = at + 6 * sum(counts)
-            found[number] = Figures(rows, counts, three, tokens[at:end].reshape(6, -1))
+            end = at + len(COLUMNS) * sum(counts)
+            found[number] = Figures(rows, counts, three, tokens[at:end].reshape(len(COLUMNS), -1))
             at = end
     return [found[number] for number in sorted(found)] if found else list(own)

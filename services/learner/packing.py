@@ -208,7 +208,7 @@ def sequences_of(row: BatchRow) -> list[BatchRow]:
 
 def _inputs(row: BatchRow) -> npt.NDArray[np.int64]:
     """Return the tokens that the model reads: the last one predicts nothing."""
-    return np.concatenate([row.prompt_token_ids, row.token_ids[:-1]]).astype(np.int64)
+    return np.concatenate([row.prompt_token_ids, row.token_ids[:-1]], dtype=np.int64)
 
 
 def deal_groups(group_ids: Iterable[str], updates: int) -> list[frozenset[str]]:

@@ -87,6 +87,7 @@ class Trainer(Training):
     def stop(self) -> None:
         self._drop()
         self.ranks.order(Order.STOP)
+        self.ranks.close()
         self.ranks = ALONE
 
     def _drop(self) -> None:
@@ -115,6 +116,8 @@ class Trainer(Training):
                     elif order is Order.SAVE:
                         self._save(self._checkpoints.incoming(number))
                     else:
+                        self._drop()
+                        self.ranks.close()
                         return
             except AntiphonError as error:
                 _log.warning("order.refused", order=order.name, reason=str(error))  # by all ranks
@@ -281,7 +284,7 @@ def _metrics(updates: Sequence[Sequence[Figures]], norms: Sequence[float]) -> di
     figures = [one for own in updates for one in own]
 
     def column(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(one, name) for one in figures])
+        return np.concatenate([one.column(name) for one in figures])
 
     learner, behaviour = (column(f"{who}_logprobs").astype(np.float64) for who in ("learner", "behaviour"))
     slots, real_slots = (sum(int(one.sums[place]) for one in figures) for place in (1, 2))
@@ -295,10 +298,10 @@ def _metrics(updates: Sequence[Sequence[Figures]], norms: Sequence[float]) -> di
         **describe_tokens(
             learner - behaviour,
             learner,
-            column("altered"),
-            column("clipped"),
+            column("altered") > 0,
+            column("clipped") > 0,
             column("applied").astype(np.float64),
-            column("staleness"),
+            column("staleness").astype(np.int64),
         ),
     }
 
@@ -311,9 +314,9 @@ def drifts(figures: Sequence[Figures]) -> dict[str, tuple[SampleStatistics, ...]
     """
     found: dict[str, list[SampleStatistics]] = {}
     for one in figures:
-        apart = np.abs(one.learner_logprobs - one.behaviour_logprobs)
+        apart = np.abs(one.column("learner_logprobs") - one.column("behaviour_logprobs"))
         ends = np.cumsum(one.counts)[:-1]
-        parts = zip(one.rows, np.split(apart, ends), np.split(one.staleness, ends), strict=True)
+        parts = zip(one.rows, np.split(apart, ends), np.split(one.column("staleness"), ends), strict=True)
         for (group_id, sample), own, staleness in parts:
             if not staleness.any():
                 drift = float(own.astype(np.float64).mean())

@@ -33,6 +33,7 @@ from antiphon.core.errors import (
     IntegrityError,
     UnavailableError,
 )
+from antiphon.system import failpoints
 from antiphon.system.processes import LEFT_GROUP
 from antiphon.system.rank_places import MEETING, check_place
 
@@ -86,16 +87,13 @@ class Ranks:
             words = np.frombuffer(bytes.fromhex(digest), np.int64)
             with self.running():
                 self._broadcast(_message(order, number, *map(int, words)), 0)
-            if order is Order.STOP:
-                self._close()
 
     def ordered(self) -> Ordered:
         """Wait for the next order of rank 0."""
+        failpoints.reach("learner.idle")
         with self.running():
             message = self._broadcast(_message(), 0)
         order = Order(int(message[0]))
-        if order is Order.STOP:
-            self._ending.set()
         return Ordered(order, int(message[1]), message[2:6].numpy().tobytes().hex())
 
     @contextlib.contextmanager
@@ -170,12 +168,15 @@ class Ranks:
         self._orders = distributed.new_group(backend="gloo", timeout=_seconds(ORDER_S))
         self._ticks = distributed.new_group(backend="gloo", timeout=_seconds(LATE_S))
         distributed.barrier(self._orders)
-        threading.Thread(target=self._tick, name="ticks", daemon=True).start()
+        self._ticking = threading.Thread(target=self._tick, name="ticks", daemon=True)
+        self._ticking.start()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Leave the group, after STOP; no engine may be left, and each rank calls it."""
         global _joined
-        self._ending.set()
-        if self is _joined:
+        if self.world > 1:
+            self._ending.set()
+            self._ticking.join(LATE_S)
             _joined = None
             distributed.destroy_process_group()
 
@@ -185,17 +186,18 @@ class Ranks:
 
     def _tick(self) -> None:
         """Ask each rank whether it is there, as rank 0, or answer; end this process when nobody does."""
-        peer, message = 0, _message()
+        peer, last = 0, False
         try:
-            while True:
+            while not last:
+                last = self.rank == 0 and self._ending.wait(TICK_S)
+                message = _message(last)
                 for peer in range(1, self.world) if self.rank == 0 else (0,):
                     if self.rank == 0:
                         distributed.send(message, peer, self._ticks)
                     distributed.recv(message, peer, self._ticks)
                     if self.rank:
                         distributed.send(message, peer, self._ticks)
-                if self.rank == 0 and self._ending.wait(TICK_S):
-                    return
+                        last = bool(message[0])
         except RuntimeError as error:
             if not self._ending.is_set():
                 late = "timed out" in str(error).lower()

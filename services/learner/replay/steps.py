@@ -92,9 +92,9 @@ class Replayer:
             raise ConfigError(f"--ranks {ranks} is not possible; give 1 or more")
         self._config = copy.config.model_copy(update={"learner": section})
         """The recorded one, but for the ranks."""
-        self._followers: Followers | None = None
-        self._batches = ArtifactStore(self._work / "batches")
         self._work = Path(tempfile.mkdtemp(prefix="antiphon-replay-"))
+        self._batches = ArtifactStore(self._work / "batches")
+        self._followers: Followers | None = None
         self._base: str | None = None
         self._trainer: Trainer | None = None
         self._scorer: RolloutScorer | None = None
