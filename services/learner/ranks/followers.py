@@ -13,7 +13,7 @@ from antiphon.core.config import RunConfig, dump_config
 from antiphon.system.processes import ChildProcess, stop_groups
 from antiphon.system.rank_places import rank_environment
 
-GRACE_S = 20.0
+GRACE_S = 10.0
 """Longest wait for the ranks to end in order."""
 
 

@@ -240,6 +240,14 @@ def join(config: RunConfig) -> Ranks:
         if os.environ["MASTER_ADDR"] in ("127.0.0.1", "localhost"):
             # One host needs no host name that resolves; several would not find each other on its loopback.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if torch.cuda.is_available():
+            local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+            if local >= devices:
+                raise ConfigError(
+                    f"learner.ranks={world} needs a GPU for each rank of a host, but there are {devices} "
+                    "here; lower learner.ranks"
+                )
+            torch.cuda.set_device(local)
         if distributed.is_initialized():
             distributed.destroy_process_group()  # of an engine that was alone
         distributed.init_process_group(
