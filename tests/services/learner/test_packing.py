@@ -254,3 +254,19 @@ def test_rows_that_cannot_be_meant_are_refused(change, words) -> None:
     row = dataclasses.replace(make_row(1, 7, 3, 6), **change)
     with pytest.raises(ContractError, match=f"sample 7 of group g001.*{words}"):
         make_micro_batches([row], 5, 100)
+
+
+def test_micro_batches_are_made_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int | None] = []
+    make = Packing.make
+
+    def noting(self: Packing, number: int | None) -> MicroBatch:
+        made.append(number)
+        return make(self, number)
+
+    monkeypatch.setattr(Packing, "make", noting)
+    packing = Packing([make_row(group, 0, 8, 8) for group in range(6)], 5, 16)
+    for used, _ in enumerate(packing.of_rank(0), 1):
+        assert used <= len(made) <= used + 1
+    assert made == list(range(len(packing.plan.micro_batches)))
+    assert len(made) == 6
