@@ -97,7 +97,8 @@ class Side:
     def step(self, rows: Sequence[BatchRow]) -> float:
         """Make an update from a batch and return its CPU-seconds."""
         begun = time.process_time()
-        self._engine.update(self._cut(rows, 0, self._budget))
+        totals = UpdateTotals(len(rows), sum(row.sampled_tokens for row in rows))
+        self._engine.update(self._cut(rows, 0, self._budget), totals)
         return time.process_time() - begun
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ def replay(
     copy: Path | None = None,
     model: Path | None = None,
     threads: int | None = None,
+    ranks: int | None = None,
     results: Path | None = None,
 ) -> None:
     """Execute recorded steps again and compare every bit of weights and loss.
@@ -40,6 +41,7 @@ def replay(
         copy: folder with a copy of the run's ledger; by default the project's own ledger.
         model: folder of the base model, where the copy does not hold it.
         threads: CPU threads of the learner, when not the recorded number.
+        ranks: processes of the learner, when not the recorded number; steps then repeat within a tolerance.
         results: JSON file to write the outcome to.
     """
     configure_logs("warning")
@@ -53,7 +55,9 @@ def replay(
 
     from antiphon.services.learner.replay.steps import Replayer, replay_run
 
-    replayer = Replayer(artifacts, model=model, threads=threads, own_checkpoints=own, rollouts=rollouts)
+    replayer = Replayer(
+        artifacts, model=model, threads=threads, ranks=ranks, own_checkpoints=own, rollouts=rollouts
+    )
     try:
         summary = replay_run(replayer, steps, rollouts, lambda said: print(said, flush=True))
     finally:

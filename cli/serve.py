@@ -12,6 +12,7 @@ from antiphon.cli.arguments import check_address, credentials_folder
 from antiphon.core.errors import ConfigError
 from antiphon.runs.directory import home_directory, store_directory
 from antiphon.system.collecting import collect_seldom
+from antiphon.system.rank_places import check_place
 
 
 def serve(
@@ -72,6 +73,10 @@ def serve(
         start = partial(
             serve_coordinator, resolved, run_id, run_dir, store, wait_for_journal=wait_for_journal
         )
+    elif service == "learner" and check_place(resolved):
+        from antiphon.services.learner.ranks.follower import follow
+
+        return follow(resolved, run_dir / "checkpoints", store)
     elif service == "learner":
         from antiphon.net.security.credentials import learner_signer
         from antiphon.services.learner.server import serve_learner

@@ -18,6 +18,7 @@ MOST_TOKENS = 1 << 22
 MOST_TURNS = 128
 MOST_MIB = 1 << 24
 MOST_THREADS = 1024
+MOST_RANKS = 1024
 MOST_KEPT = 10_000
 YEAR_S = 365 * 86_400.0
 FILE = "file"
@@ -263,8 +264,11 @@ class LearnerSection(Section):
     """Share of learning_rate that is left at the last step of schedule=linear and schedule=cosine."""
     gradient_clip: float = Field(default=1.0, gt=0.0)
     """Largest norm of the gradient."""
+    ranks: int = Field(default=1, ge=1, le=MOST_RANKS)
+    """Processes that train together, each with its part of every batch; part of the numerics. Each takes
+    learner.threads."""
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage."""
+    """DeepSpeed ZeRO stage; several ranks train at stage 1 at least."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the learner's forward and backward; masters stay float32."""
     threads: int = Field(default=1, ge=1, le=MOST_THREADS)
@@ -280,6 +284,15 @@ class LearnerSection(Section):
     compiled: bool = False
     """Compile the dense block of each layer (torch.compile), which on a CPU takes seconds and a C++ compiler;
     part of the numerics."""
+
+    @property
+    def stage(self) -> int:
+        """Return DeepSpeed's stage in effect: its stage 0 sums bfloat16 gradients in bfloat16.
+
+        Stage 1 does not, and on one rank it is the same arithmetic, since one partition is the whole. On
+        several it sums the gradients at a known time, and takes less memory.
+        """
+        return max(self.zero_stage, 1 if self.dtype == "bfloat16" or self.ranks > 1 else 0)
 
     def idle_keys(self) -> list[str]:
         """Return a sentence for every choice that cannot act with the others."""

@@ -387,7 +387,8 @@ class LiveRun(ServiceCalls):
         reward = service("reward", address)
         # All start at once: the others load their libraries while the coordinator opens its journal, and
         # call it until it answers. Engines take longest, so they come first.
-        for spec in (service("coordinator", "", port), *workers, service("learner", address), reward):
+        learner = replace(service("learner", address), ranks=config.learner.ranks)
+        for spec in (service("coordinator", "", port), *workers, learner, reward):
             self.supervisor.start(spec)
         say("services are starting: coordinator, learner, reward and workers")
         self.supervisor.wait_ready("coordinator", services.start_timeout_s)

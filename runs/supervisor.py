@@ -30,6 +30,7 @@ from antiphon.system.memory import keep_memory
 from antiphon.system.ports import free_port
 from antiphon.system.processes import (
     KILL_S,
+    ChildGroup,
     ChildProcess,
     ending,
     kill_groups,
@@ -37,6 +38,7 @@ from antiphon.system.processes import (
     starting_file,
     stop_groups,
 )
+from antiphon.system.rank_places import rank_environment
 
 _log = structlog.get_logger(__name__)
 
@@ -109,6 +111,9 @@ class ServiceSpec:
     restart_arguments: tuple[str, ...] = ()
     """Further arguments when it is started again after it was ready once: what a killed first start did not
     make is no loss."""
+    ranks: int = 1
+    """Processes that it consists of, each told its place (`system.rank_places`): of one that ends, all are
+    started again."""
     needed: bool = True
     """The run ends when it cannot be kept alive."""
     command: tuple[str, ...] = ()
@@ -292,12 +297,23 @@ class Supervisor:
         # Services never talk to Prefect, and what runs in a judge must not find its password.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API_")}
         environment = {**inherited, **spec.environment}
-        child.process = ChildProcess(arguments, self.log_path(spec.name), environment)
+        child.process = self._start(spec, arguments, environment)
         child.starts += 1
         if spec.command:
             child.ready_at_s = self._clock()
             child.ready.set()
         _log.debug("service.started", name=spec.name, pid=child.process.pid, start=child.starts)
+
+    def _start(
+        self, spec: ServiceSpec, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> ChildProcess:
+        log = self.log_path(spec.name)
+        if spec.ranks == 1:
+            return ChildProcess(arguments, log, environment)
+        meeting = self._ready_file(spec.name).with_suffix(".meeting")
+        meeting.unlink(missing_ok=True)  # of the start before, of which nobody is left
+        places = [rank_environment(rank, spec.ranks, meeting) for rank in range(spec.ranks)]
+        return ChildGroup(arguments, log, [{**environment, **place} for place in places])
 
     def _look_at(self, child: _Child) -> None:
         if child.process is None or child.leaving:

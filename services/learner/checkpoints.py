@@ -42,7 +42,7 @@ class CheckpointStore:
         The `signer` signs the lists, and only what it signed is believed; None where another record
         vouches for the files, as a ledger does.
         """
-        self._root = root
+        self.root = root
         self._kept = kept
         self._signer, self._recorded = signer, recorded
         self.checked: Callable[[int], None] = lambda length: None
@@ -58,11 +58,11 @@ class CheckpointStore:
         Raises:
             UnavailableError: when the disk is full or cannot be written; the folder is removed.
         """
-        incoming = self._root / f"{_INCOMING}{version}"
+        incoming = self.incoming(version)
         try:
-            for left in self._root.glob(f"{_INCOMING}*"):  # by a learner that was killed
+            for left in self.root.glob(f"{_INCOMING}*"):  # by a learner that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            make_private_folder(self._root)
+            make_private_folder(self.root)
             make_private_folder(incoming)
             save(incoming)
             failpoints.reach("learner.checkpoint.inside")
@@ -75,12 +75,12 @@ class CheckpointStore:
             self._sign(version, contents)
             shutil.rmtree(self.folder(version), ignore_errors=True)
             incoming.rename(self.folder(version))
-            flush_folder(self._root)
+            flush_folder(self.root)
         except (OSError, RuntimeError, UnavailableError) as error:
             # torch reports a full disk as a RuntimeError of its archive writer.
             shutil.rmtree(incoming, ignore_errors=True)
             raise UnavailableError(
-                f"the checkpoint of version {version} could not be written to {self._root}: "
+                f"the checkpoint of version {version} could not be written to {self.root}: "
                 f"{' '.join(str(error).split())[:200]}; free some space there"
             ) from error
         recorded = self._recorded()
@@ -92,9 +92,9 @@ class CheckpointStore:
 
     def versions(self) -> list[int]:
         """Return the versions of the checkpoints, oldest first, sound or not."""
-        if not self._root.is_dir():
+        if not self.root.is_dir():
             return []
-        names = [path.name[1:] for path in self._root.glob("v*") if path.is_dir()]
+        names = [path.name[1:] for path in self.root.glob("v*") if path.is_dir()]
         return sorted(int(name) for name in names if name.isdigit())
 
     def newest_sound(self, at_most: int) -> int | None:
@@ -110,7 +110,11 @@ class CheckpointStore:
 
     def folder(self, version: int) -> Path:
         """Return where the checkpoint of `version` lies or would lie."""
-        return self._root / f"v{version:08d}"
+        return self.root / f"v{version:08d}"
+
+    def incoming(self, version: int) -> Path:
+        """Return where the files of a checkpoint lie while they are written."""
+        return self.root / f"{_INCOMING}{version}"
 
     def problem(self, version: int) -> str | None:
         """Return why a checkpoint may not be opened, naming the file that was altered, or None."""
@@ -132,7 +136,7 @@ class CheckpointStore:
 
     def _signature(self, version: int) -> Path:
         # Beside the folder: what the folder holds is exactly what its list names.
-        return self._root / f"v{version:08d}.sig"
+        return self.root / f"v{version:08d}.sig"
 
     def _sign(self, version: int, contents: bytes) -> None:
         if self._signer is not None:

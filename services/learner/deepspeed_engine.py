@@ -1,9 +1,9 @@
-"""DeepSpeed engine: the one place that trains weights, on one rank inside this process.
+"""DeepSpeed engine: the one place that trains weights, on each rank.
 
-Same weights, same batches, same threads: same bits. Micro-batches may be as many as a batch
+Same weights, same batches, same threads, same ranks: same bits. Micro-batches may be as many as a batch
 needs, since the engine leaves the end of an update to its caller. The optimizer is
 torch's AdamW, and DeepSpeed's shared-memory extension is switched off: neither needs a C++
-compiler, and one rank has no one to share memory with.
+compiler. What is collective raises on all ranks or on none.
 """
 
 import atexit
@@ -13,21 +13,23 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.config_sections import LearnerSection
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.cpu.layers import compile_blocks
-from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
-from antiphon.services.learner.packing import MicroBatch, count_trajectories
+from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
+from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
+from antiphon.services.learner.ranks.group import Order, join
 from antiphon.system import failpoints
 from antiphon.weights.snapshot import Weights, published_entries
 
@@ -35,6 +37,14 @@ _TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
 _PREFIX = "causal_model."
 _TAG = "state"
+MOST_BUCKET = 50_000_000
+"""Parameters that several ranks reduce or fetch at once."""
+Done = Callable[[MicroBatch, float, TokenMetrics], None]
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"} | {
+    # One rank talks to no other: it needs neither a port nor a host name that resolves.
+    "GLOO_SOCKET_IFNAME": "lo",
+    "MASTER_ADDR": "127.0.0.1",
+}
 _FIX = "look at the batch's logprobs and rewards, or lower learner.learning_rate"
 
 
@@ -57,33 +67,20 @@ def _refusal_named() -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UpdateMetrics:
-    """What one optimizer update reports."""
-
-    loss: float
-    gradient_norm: float
-    tokens: tuple[TokenMetrics, ...]
-    """One per micro-batch, on the CPU."""
-
-
 def _open_deepspeed() -> Any:
-    """Import DeepSpeed and join a process group of one, again if another library has left it meanwhile."""
+    """Import DeepSpeed and be in a process group; of one if there is none, or another library has left it."""
     cuda = torch.cuda.is_available()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
-        os.environ.setdefault(name, value)
-    # One rank talks to no other: it needs neither a port nor a host name that resolves.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if not torch.distributed.is_initialized():
+        for name, value in _ALONE.items():
+            os.environ.setdefault(name, value)
     import deepspeed
     from deepspeed.utils import groups, logger
 
     logger.setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__[_SHARED_MEMORY_EXTENSION] = False
     if not torch.distributed.is_initialized():
-        groups._WORLD_GROUP = None  # its copy of a process group that was left
         folder = Path(tempfile.mkdtemp(prefix="antiphon-rank-"))
         # Process groups made later meet here too, so it stays until the process ends.
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -95,7 +92,14 @@ def _open_deepspeed() -> Any:
             rank=0,
             world_size=1,
         )
+    global _opened
+    if _opened is not (_opened := torch.distributed.group.WORLD):
+        groups._WORLD_GROUP = None  # its copy of a process group that was left
     return deepspeed
+
+
+_opened: Any = None
+"""The process group of the last engine."""
 
 
 class DeepSpeedEngine:
@@ -112,16 +116,18 @@ class DeepSpeedEngine:
             ConfigError: when `model.path` cannot be loaded or trained.
         """
         pin_numerics(config.learner.threads)
+        self._ranks = join(config)
         deepspeed = _open_deepspeed()
         section = config.learner
         objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
-        # bfloat16 training keeps float32 masters, made from the weights handed over here.
-        causal_model = load_causal_model(
-            config.model.path, _TORCH_DTYPE[section.dtype], section.gradient_checkpointing
-        )
+        with self._ranks.together():
+            # bfloat16 training keeps float32 masters, made from the weights handed over here.
+            causal_model = load_causal_model(
+                config.model.path, _TORCH_DTYPE[section.dtype], section.gradient_checkpointing
+            )
         self._names = published_names(causal_model)
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
-        self._stage = _zero_stage(config)
+        self._stage = section.stage
         policy = make_policy(causal_model, objective)
         if section.compiled:
             compile_blocks(causal_model)
@@ -135,70 +141,62 @@ class DeepSpeedEngine:
         )
         self._optimizer = optimizer
         self._engine, *_ = deepspeed.initialize(
-            model=policy, optimizer=optimizer, config=_deepspeed_config(config)
+            model=policy, optimizer=optimizer, config=_deepspeed_config(section, size)
         )
 
     def update(
         self,
-        batches: Sequence[MicroBatch],
+        batches: Iterable[MicroBatch],
+        totals: UpdateTotals,
         proximal_logprobs: Sequence[torch.Tensor] | None = None,
-        left_out: UpdateTotals = NOTHING,
         share: float = 1.0,
-        done: Callable[[], None] = lambda: None,
-    ) -> UpdateMetrics:
-        """Make one optimizer update from all micro-batches together.
+        done: Done = lambda batch, loss, found: None,
+    ) -> float:
+        """Make one optimizer update from all micro-batches together, and return the norm of its gradient.
 
         Args:
-            batches: at least one.
+            batches: those of this rank, at least one.
+            totals: of the whole update, all ranks together.
             proximal_logprobs: per micro-batch, the logprobs [R, T] at the start of the step;
                 None when this is the step's first update.
-            left_out: what the update divides by besides its own trajectories and tokens, and their `longest`.
             share: of the learning rate, 0..1.
-            done: called after each micro-batch.
+            done: called after each micro-batch with its part of the loss.
 
         Raises:
             IntegrityError: when the loss or the gradient is no number; make a new engine then.
             ConfigError: when the model computes something in no fixed order.
         """
-        totals = UpdateTotals(
-            trajectories=left_out.trajectories + count_trajectories(batches),
-            tokens=left_out.tokens + sum(batch.completion_tokens for batch in batches),
-            longest=left_out.longest,
-        )
-        loss, metrics = self.sum_gradients(batches, totals, proximal_logprobs, done)
+        self.sum_gradients(batches, totals, proximal_logprobs, done)
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate * share
-        return UpdateMetrics(loss, self._apply(), tuple(metrics))
+        return self._apply()
 
     @_refusal_named()
     def sum_gradients(
         self,
-        batches: Sequence[MicroBatch],
+        batches: Iterable[MicroBatch],
         totals: UpdateTotals,
         proximal_logprobs: Sequence[torch.Tensor] | None = None,
-        done: Callable[[], None] = lambda: None,
-    ) -> tuple[float, list[TokenMetrics]]:
-        """Add the gradients of micro-batches to those of the update under way; `update` does this first.
-
-        Returns:
-            The loss of these micro-batches as a share of the update's, and what it did with their tokens.
-        """
-        loss = 0.0
-        metrics = []
+        done: Done = lambda batch, loss, found: None,
+    ) -> None:
+        """Add the gradients of micro-batches to those of the update under way; `update` does this first."""
+        world, problem = self._ranks.world, None
+        # DeepSpeed averages over the ranks. liger divides its count of tokens by their number by itself.
+        totals = replace(totals, trajectories=totals.trajectories / world)
         for place, batch in enumerate(batches):
             proximal = None if proximal_logprobs is None else proximal_logprobs[place].to(self._engine.device)
             failpoints.reach("learner.forward")
             share, found = self._engine(batch.to(self._engine.device), totals, proximal)
-            loss += float(share.detach())
-            if not math.isfinite(loss):
-                raise IntegrityError(
-                    f"the loss is {loss} at micro-batch {place + 1} of {len(batches)}: "
-                    f"{_culprit(batch, found)}; {_FIX}"
+            loss = float(share.detach()) / world
+            if problem is None and not math.isfinite(loss):
+                rank = f" of rank {self._ranks.rank}" if world > 1 else ""
+                problem = IntegrityError(
+                    f"the loss is {loss} at micro-batch {place + 1}{rank}: {_culprit(batch, found)}; {_FIX}"
                 )
-            self._engine.backward(share)
-            metrics.append(TokenMetrics(**{f.name: getattr(found, f.name).cpu() for f in fields(found)}))
-            done()
-        return loss, metrics
+            failpoints.reach("learner.backward")
+            self._engine.backward(share)  # whatever the loss: the other ranks wait for this one's part
+            done(batch, loss, TokenMetrics(**{f.name: getattr(found, f.name).cpu() for f in fields(found)}))
+        self._ranks.agree(problem)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the sums of the gradients since the last optimizer step, on the CPU, by parameter.
@@ -218,11 +216,13 @@ class DeepSpeedEngine:
         if norm is None or math.isfinite(norm):
             failpoints.reach("learner.optimizer")
             self._engine.step()
-        if norm is None:
+        if norm is None:  # of all ranks' gradients, which stage 1 sums in step()
             found = self._engine.get_global_grad_norm()
             norm = float("nan") if found is None else float(found)
+        problem = None
         if not math.isfinite(norm):
-            raise IntegrityError(f"the norm of the gradient is {norm}{self._worst()}; {_FIX}")
+            problem = IntegrityError(f"the norm of the gradient is {norm}{self._worst()}; {_FIX}")
+        self._ranks.agree(problem)
         return norm
 
     def _worst(self) -> str:
@@ -252,24 +252,65 @@ class DeepSpeedEngine:
         for name, tensor in tensors.items():
             dtype = self._publish_dtype if tensor.is_floating_point() else tensor.dtype
             shapes[name] = dtype, tuple(getattr(tensor, "ds_shape", tensor.shape))
-        entries = published_entries(shapes)
-        return Weights(entries, lambda name: _whole(tensors[name]), _check_numbers, self._gathering)
+        entries, left = published_entries(shapes), list[str]()
 
-    @contextmanager
-    def _gathering(self) -> Iterator[None]:
-        """Have every sharded tensor sharded inside the block: DeepSpeed keeps small ones whole otherwise."""
-        if self._stage != 3:
-            yield
-            return
-        self._engine.optimizer.checkpoint_event_prologue()
-        try:
-            yield
-        finally:
-            self._engine.optimizer.checkpoint_event_epilogue()
+        @contextmanager
+        def whole(name: str) -> Iterator[torch.Tensor]:
+            failpoints.reach("learner.gather")
+            if left:
+                left.remove(name)
+            with _whole(tensors[name]) as found:
+                yield found
+
+        @contextmanager
+        def reading() -> Iterator[None]:
+            if self._stage != 3:
+                yield
+                return
+            self._ranks.order(Order.READ)
+            # DeepSpeed keeps small tensors whole otherwise.
+            self._engine.optimizer.checkpoint_event_prologue()
+            left[:] = [entry.name for entry in entries]
+            try:
+                yield
+            finally:
+                # The other ranks gather them all, whatever went wrong with one.
+                while left:
+                    with whole(left[0]):
+                        pass
+                self._engine.optimizer.checkpoint_event_epilogue()
+
+        return Weights(entries, whole, _check_numbers, reading)
+
+    def gather(self) -> None:
+        """Take part in rank 0's reading of the weights."""
+        weights = self.weights()
+        with weights.reading():
+            pass
 
     def save(self, folder: Path, client_state: dict[str, Any]) -> None:
-        """Write weights, optimizer and `client_state` into `folder`."""
-        self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client_state, save_latest=False)
+        """Write weights, optimizer and `client_state` into `folder`; each rank its part.
+
+        Raises:
+            UnavailableError: when any rank cannot write its part.
+        """
+        problems: list[Exception] = []
+        engine = self._engine.checkpoint_engine
+        write = type(engine).save
+
+        def save(*args: Any, **named: Any) -> None:
+            failpoints.reach("learner.save")
+            try:
+                write(engine, *args, **named)
+            except (OSError, RuntimeError) as error:  # torch's word for a full disk
+                problems.append(error)
+
+        engine.save = save  # DeepSpeed would leave the other ranks waiting for one that raises
+        try:
+            self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client_state, save_latest=False)
+        finally:
+            del engine.save
+        self._ranks.agree(UnavailableError(str(problems[0])) if problems else None)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Load what `save` wrote, and return its client state; its bytes must have been checked.
@@ -321,17 +362,8 @@ def pin_numerics(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def _zero_stage(config: RunConfig) -> int:
-    """Return DeepSpeed's stage: its stage 0 sums gradients of bfloat16 in bfloat16 and cannot do otherwise.
-
-    Stage 1 can, and on one rank it is the same arithmetic, since one partition is the whole.
-    """
-    section = config.learner
-    return max(section.zero_stage, 1) if section.dtype == "bfloat16" else section.zero_stage
-
-
-def _deepspeed_config(config: RunConfig) -> dict[str, Any]:
-    section = config.learner
+def _deepspeed_config(section: LearnerSection, size: int) -> dict[str, Any]:
+    """Return DeepSpeed's configuration for a model of `size` parameters."""
     tree: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -339,7 +371,7 @@ def _deepspeed_config(config: RunConfig) -> dict[str, Any]:
         "managed_gradient_accumulation": False,
         "gradient_clipping": section.gradient_clip,
         "zero_optimization": {
-            "stage": _zero_stage(config),
+            "stage": section.stage,
             "overlap_comm": False,
             "stage3_gather_16bit_weights_on_model_save": True,
         },
@@ -348,6 +380,10 @@ def _deepspeed_config(config: RunConfig) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
+    if section.ranks > 1:
+        # The usual ones take 2 GB on every rank, however small the model.
+        bucket = min(max(size, 1), MOST_BUCKET)
+        tree["zero_optimization"] |= {"reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket}
     if section.dtype == "bfloat16":
         tree["bf16"] = {"enabled": True}
     return tree

@@ -11,22 +11,21 @@ Legend: N positions the model computes, P pairs of a position and the token that
 the micro-batch, T completion tokens of the longest of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import BatchRow
+from antiphon.core.ranks.plan import plan_ranks
+from antiphon.core.records import BatchRow, VersionSpan
 from antiphon.core.spans import branches, check_cover, clipped, shifted, token_versions, within
 from antiphon.cpu.copies import Copies, copies_of
 from antiphon.cpu.shared_rows import SharedRows, common_lengths, share_rows
-
-SLOTS_PER_POSITION = 4
-"""Attention sees rows whole: at most this many of their tokens for each position of the budget."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +54,7 @@ class MicroBatch:
     """[R] float32: the part of its trajectory's sampled tokens that a sequence has; 1 where it is the only
     one."""
     rows: tuple[tuple[str, int], ...]
-    """Group id and sample index of each of the R sequences."""
+    """Group id and sample index of each of the R sequences; nothing for a dummy."""
 
     @property
     def positions(self) -> int:
@@ -73,73 +72,118 @@ class MicroBatch:
         return replace(self, **moved)
 
 
-def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -> list[MicroBatch]:
-    """Cut rows into micro-batches of at most `token_budget` positions each.
+class Packing:
+    """The micro-batches of one update; each is made when it is asked for."""
 
-    A row longer than the budget gets a micro-batch of its own.
+    def __init__(self, rows: Sequence[BatchRow], step: int, token_budget: int, ranks: int = 1) -> None:
+        """Cut rows into micro-batches of at most `token_budget` positions each, and deal them to ranks.
 
-    Args:
-        rows: any order.
-        step: the learner step that trains on them; staleness counts from it.
-        token_budget: positions the model may compute at once.
+        A row longer than the budget gets a micro-batch of its own.
 
-    Raises:
-        ContractError: when a row has no prompt, no completion or arrays of different lengths.
-    """
-    for row in rows:
-        _check_row(row)
-    sampled = {(row.group_id, row.sample_index): row.sampled_tokens for row in rows}
-    rows = [part for row in rows for part in sequences_of(row)]
-    inputs = [np.concatenate([row.prompt_token_ids, row.token_ids[:-1]]).astype(np.int64) for row in rows]
-    keys = [(ids.tolist(), row.group_id, row.sample_index) for ids, row in zip(inputs, rows, strict=True)]
-    order = sorted(range(len(rows)), key=keys.__getitem__)
-    rows, inputs = [rows[place] for place in order], [inputs[place] for place in order]
-    lengths, common = [len(ids) for ids in inputs], common_lengths(inputs)
-    batches = []
-    for places in _cut(lengths, common, token_budget):
-        part = rows[places]
-        shared, positions = share_rows(lengths[places], common[places])
+        Args:
+            rows: any order.
+            step: the learner step that trains on them; staleness counts from it.
+            token_budget: positions the model may compute at once.
+            ranks: how many train together.
+
+        Raises:
+            ContractError: when a row has no prompt, no completion or arrays of different lengths.
+        """
+        for row in rows:
+            _check_row(row)
+        self._step = step
+        self._sampled = {(row.group_id, row.sample_index): row.sampled_tokens for row in rows}
+        parts = [(_inputs(part), part) for row in rows for part in sequences_of(row)]
+        # Of unsigned numbers, the largest byte first, the bytes stand in the order of the numbers.
+        parts.sort(key=lambda pair: (pair[0].astype(">u8").tobytes(), pair[1].group_id, pair[1].sample_index))
+        self._rows = [row for _, row in parts]
+        inputs = [ids for ids, _ in parts]
+        self._lengths, self._common = [len(ids) for ids in inputs], common_lengths(inputs)
+        self.plan = plan_ranks(self._lengths, self._common, token_budget, ranks)
+
+    @property
+    def trajectories(self) -> int:
+        """Return how many trajectories the sequences belong to."""
+        return len(self._sampled)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Return how many tokens of them the policy sampled."""
+        return sum(self._sampled.values())
+
+    def listed(self, number: int) -> tuple[list[tuple[str, int]], list[int]]:
+        """Return group id and sample index of a micro-batch's sequences, and the sampled tokens of each."""
+        rows = self._rows[self.plan.micro_batches[number]]
+        return [(row.group_id, row.sample_index) for row in rows], [row.sampled_tokens for row in rows]
+
+    def of_rank(self, rank: int) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of one rank in order; while one is used, the next is made."""
+        numbers = self.plan.ranks[rank]
+        with ThreadPoolExecutor(1, "packing") as thread:
+            ahead = [thread.submit(self.make, number) for number in numbers[:1]]
+            for number in numbers[1:]:
+                made = ahead.pop().result()
+                ahead.append(thread.submit(self.make, number))
+                yield made
+            for last in ahead:
+                yield last.result()
+
+    def make(self, number: int | None) -> MicroBatch:
+        """Make a micro-batch of the plan; None makes a dummy, of one token whose advantage is 0."""
+        if number is None:
+            row = replace(
+                self._rows[0],
+                prompt_token_ids=self._rows[0].prompt_token_ids[:1],
+                token_ids=self._rows[0].token_ids[:1],
+                logprobs=np.zeros(1, np.float32),
+                spans=(VersionSpan(self._step, 0, 1),),
+                observed=(),
+                advantage=0.0,
+            )
+            return replace(self._make([row], [1], [0]), rows=())
+        places = self.plan.micro_batches[number]
+        return self._make(self._rows[places], self._lengths[places], self._common[places])
+
+    def _make(self, rows: Sequence[BatchRow], lengths: Sequence[int], common: Sequence[int]) -> MicroBatch:
+        shared, positions = share_rows(lengths, common)
         ids = np.zeros(len(shared.position_ids), dtype=np.int64)
-        shape = (len(part), max(len(row.token_ids) for row in part))
+        shape = (len(rows), max(len(row.token_ids) for row in rows))
         pairs, staleness = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         mask, behaviour = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-        vocabulary = 1 + max(int(row.token_ids.max()) for row in part)
-        for at, (row, own) in enumerate(zip(part, positions, strict=True)):
+        vocabulary = 1 + max(int(row.token_ids.max()) for row in rows)
+        for at, (row, own) in enumerate(zip(rows, positions, strict=True)):
             count = len(row.token_ids)
-            ids[own] = inputs[places.start + at]
+            ids[own] = _inputs(row)
             pairs[at, :count] = own[-count:] * vocabulary + row.token_ids
             behaviour[at, :count] = row.logprobs
-            staleness[at, :count] = step - token_versions(row)
+            staleness[at, :count] = self._step - token_versions(row)
             mask[at, :count] = 1.0
             for start, stop in row.observed:  # the policy wrote none of it
                 behaviour[at, start:stop] = staleness[at, start:stop] = mask[at, start:stop] = 0
         distinct, numbers = np.unique(pairs[mask > 0], return_inverse=True)
         index = np.zeros(shape, dtype=np.int64)
         index[mask > 0] = numbers
-        batches.append(
-            MicroBatch(
-                shared=shared,
-                input_ids=torch.from_numpy(ids),
-                pairs=copies_of(distinct // vocabulary, len(ids)),
-                pair_ids=torch.from_numpy(distinct % vocabulary),
-                token_index=torch.from_numpy(index),
-                mask=torch.from_numpy(mask),
-                behaviour_logprobs=torch.from_numpy(behaviour),
-                advantages=torch.tensor([row.advantage for row in part], dtype=torch.float32),
-                staleness=torch.from_numpy(staleness),
-                shares=torch.tensor(
-                    [row.sampled_tokens / sampled[row.group_id, row.sample_index] for row in part],
-                    dtype=torch.float32,
-                ),
-                rows=tuple((row.group_id, row.sample_index) for row in part),
-            )
+        return MicroBatch(
+            shared=shared,
+            input_ids=torch.from_numpy(ids),
+            pairs=copies_of(distinct // vocabulary, len(ids)),
+            pair_ids=torch.from_numpy(distinct % vocabulary),
+            token_index=torch.from_numpy(index),
+            mask=torch.from_numpy(mask),
+            behaviour_logprobs=torch.from_numpy(behaviour),
+            advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32),
+            staleness=torch.from_numpy(staleness),
+            shares=torch.tensor(
+                [row.sampled_tokens / self._sampled[row.group_id, row.sample_index] for row in rows],
+                dtype=torch.float32,
+            ),
+            rows=tuple((row.group_id, row.sample_index) for row in rows),
         )
-    return batches
 
 
-def count_trajectories(batches: Iterable[MicroBatch]) -> int:
-    """Return how many trajectories the sequences of some micro-batches belong to."""
-    return len({row for batch in batches for row in batch.rows})
+def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -> list[MicroBatch]:
+    """Return all micro-batches of one rank, as `Packing` makes them."""
+    return list(Packing(rows, step, token_budget).of_rank(0))
 
 
 def sequences_of(row: BatchRow) -> list[BatchRow]:
@@ -162,17 +206,9 @@ def sequences_of(row: BatchRow) -> list[BatchRow]:
     return found
 
 
-def _cut(lengths: Sequence[int], common: Sequence[int], token_budget: int) -> list[slice]:
-    """Cut rows into parts; `common`: what each of them shares with the one before, tokens."""
-    starts: list[int] = []
-    positions = slots = 0
-    for place, (length, shared) in enumerate(zip(lengths, common, strict=True)):
-        positions += length - shared
-        slots += length
-        if not starts or positions > token_budget or slots > SLOTS_PER_POSITION * token_budget:
-            starts.append(place)
-            positions = slots = length
-    return [slice(start, stop) for start, stop in pairwise([*starts, len(lengths)])]
+def _inputs(row: BatchRow) -> npt.NDArray[np.int64]:
+    """Return the tokens that the model reads: the last one predicts nothing."""
+    return np.concatenate([row.prompt_token_ids, row.token_ids[:-1]], dtype=np.int64)
 
 
 def deal_groups(group_ids: Iterable[str], updates: int) -> list[frozenset[str]]:

@@ -82,7 +82,7 @@ def open_learner(
         config.broadcast.snapshots_kept,
         signer,
         SpaceFloor(run_dir, config.record.free_bytes),
-        payload_choice(config.broadcast, remote, config.learner.threads),
+        payload_choice(config.broadcast, remote, config.learner.threads * config.learner.ranks),
         recorded=partial(recorded_version, run_dir),
     )
     checkpoints = CheckpointStore(

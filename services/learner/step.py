@@ -5,37 +5,40 @@ the configuration and the batch files alone, so that repeating recorded steps af
 in a replay, leads to the digests that were committed.
 """
 
+import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.learning_rate import rate_share
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
+from antiphon.core.ranks.plan import PLAN_VERSION
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import LeftOut, read_batch
 from antiphon.services.learner.checkpoints import CheckpointStore
-from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
+from antiphon.services.learner.figures import Figures, gather_figures
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
-from antiphon.services.learner.packing import (
-    MicroBatch,
-    count_trajectories,
-    deal_groups,
-    make_micro_batches,
-)
+from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups
 from antiphon.services.learner.progress import ProgressCounter
+from antiphon.services.learner.ranks.group import ALONE, Order, join
 from antiphon.services.learner.training import TrainedStep, Training
 
 Floats = npt.NDArray[np.float64]
+_WORLD = "world.json"
+"""Says in a checkpoint's folder how many ranks made it."""
+_log = structlog.get_logger(__name__)
 
 
 class Trainer(Training):
@@ -54,6 +57,7 @@ class Trainer(Training):
         self._engine: DeepSpeedEngine | None = None
         self._updates = config.algorithm.updates_per_step
         self._share = rate_share(config.learner, config.run.steps, self._updates)
+        self.ranks = ALONE
         self.version = -1
         self.progress = ProgressCounter()
         checkpoints.checked = self.progress.add
@@ -62,49 +66,91 @@ class Trainer(Training):
         return self._checkpoints.newest_sound(at_most)
 
     def start(self, at_most: int) -> TrainedStep:
-        self.stop()
-        self._engine = self._make_engine(self._config)
-        self.version = 0
+        self.ranks = join(self._config)
         found = self.newest_checkpoint(at_most)
-        if found is not None:
-            self._load(found)
+        self.ranks.order(Order.START, -1 if found is None else found)
+        return self.begin(found)
+
+    def begin(self, checkpoint: int | None) -> TrainedStep:
+        """Begin again from a checkpoint that rank 0 has checked, or from the base weights; on every rank."""
+        self._drop()
+        with self.ranks.running():
+            if checkpoint is not None:
+                with self.ranks.together():
+                    self._check_world(checkpoint)
+            self._engine = self._make_engine(self._config)
+            self.version = 0
+            if checkpoint is not None:
+                self._load(checkpoint)
         return TrainedStep(self.version, self._engine.weights(), {})
 
     def stop(self) -> None:
+        self._drop()
+        self.ranks.order(Order.STOP)
+        self.ranks.close()
+        self.ranks = ALONE
+
+    def _drop(self) -> None:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
-        engine, algorithm, progress = self._held(), self._config.algorithm, self.progress
-        if step != self.version:
-            raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+        self.ranks.order(Order.TRAIN, step, digest_bytes(payload))
+        with self.ranks.running():
+            return self._train(step, lambda: payload)
+
+    def follow(self, batch: Callable[[str], bytes]) -> None:
+        """Do what rank 0 orders, until it orders to stop; `batch` returns the bytes of a digest."""
+        while True:
+            given = self.ranks.ordered()
+            order, number = given.order, given.number
+            try:
+                with self.ranks.running():
+                    if order is Order.START:
+                        self.begin(number if number >= 0 else None)
+                    elif order is Order.TRAIN:
+                        self._train(number, partial(batch, given.digest))
+                    elif order is Order.READ:
+                        self._held().gather()
+                    elif order is Order.SAVE:
+                        self._save(self._checkpoints.incoming(number))
+                    else:
+                        self._drop()
+                        self.ranks.close()
+                        return
+            except AntiphonError as error:
+                _log.warning("order.refused", order=order.name, reason=str(error))  # by all ranks
+
+    def _train(self, step: int, read: Callable[[], bytes]) -> TrainedStep:
+        algorithm, ranks, progress = self._config.algorithm, self.ranks, self.progress
         begun = time.perf_counter()
-        rows, left_out = read_batch(payload)
-        trained = [row for row in rows if not row.failure]
-        if algorithm.truncated_completions != "train":
-            cut_off = [row for row in trained if row.finish_reason.cut_off]
-            trained = [row for row in trained if not row.finish_reason.cut_off]
-            if algorithm.truncated_completions == "mask_loss":
-                left_out += [LeftOut(row.group_id, 1, row.sampled_tokens) for row in cut_off]
-        # In a file of an earlier version the groups left out have no names, and so no part in the dealing.
-        ids = {row.group_id for row in trained}
-        if all(group.group_id for group in left_out):
-            ids |= {row.group_id for row in rows} | {group.group_id for group in left_out}
-        # An update that gets nothing to train on is not made.
-        groups = [
-            (place, dealt)
-            for place, dealt in enumerate(deal_groups(ids, self._updates))
-            if any(row.group_id in dealt for row in trained)
-        ]
-        updates = [
-            make_micro_batches(
-                [row for row in trained if row.group_id in dealt],
-                step,
-                self._config.learner.micro_batch_tokens,
-            )
-            for _, dealt in groups
-        ]
+        with ranks.together():
+            engine = self._held()
+            if step != self.version:
+                raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+            rows, left_out = read_batch(read())
+            trained = [row for row in rows if not row.failure]
+            if algorithm.truncated_completions != "train":
+                cut_off = [row for row in trained if row.finish_reason.cut_off]
+                trained = [row for row in trained if not row.finish_reason.cut_off]
+                if algorithm.truncated_completions == "mask_loss":
+                    left_out += [LeftOut(row.group_id, 1, row.sampled_tokens) for row in cut_off]
+            # In a file of an earlier version groups left out have no names, and so no part in the dealing.
+            ids = {row.group_id for row in trained}
+            if all(group.group_id for group in left_out):
+                ids |= {row.group_id for row in rows} | {group.group_id for group in left_out}
+            # An update that gets nothing to train on is not made.
+            groups = [
+                (place, dealt)
+                for place, dealt in enumerate(deal_groups(ids, self._updates))
+                if any(row.group_id in dealt for row in trained)
+            ]
+            budget = self._config.learner.micro_batch_tokens
+            updates = [
+                Packing([row for row in trained if row.group_id in dealt], step, budget, ranks.world)
+                for _, dealt in groups
+            ]
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
         self.version = -1
@@ -114,50 +160,80 @@ class Trainer(Training):
         longest = min(limits.turns * of_turn, limits.tokens) if turns else None
         # Later updates clip against the weights the step began with; the first one holds them.
         proximal: list[list[torch.Tensor] | None] = [None]
-        for own in updates[1:]:
+        for packing in updates[1:]:
             old = []
-            for batch in own:
+            for batch in packing.of_rank(ranks.rank):
                 old.append(engine.logprobs(batch))
                 progress.add()
             proximal.append(old)
-        done = []
-        for own, before, (place, dealt) in zip(updates, proximal, groups, strict=False):
+        figures: list[list[Figures]] = []
+        norms = []
+        for packing, before, (place, dealt) in zip(updates, proximal, groups, strict=False):
             share = self._share(step * self._updates + place)
-            divisor = NOTHING if algorithm.divisor == "trained" else _totals(left_out, dealt, len(groups))
-            done.append(engine.update(own, before, replace(divisor, longest=longest), share, progress.add))
-        metrics = _metrics(updates, done) if done else {metric.name: 0.0 for metric in LEARNER_METRICS}
+            besides = NOTHING if algorithm.divisor == "trained" else _totals(left_out, dealt, len(groups))
+            totals = UpdateTotals(
+                packing.trajectories + besides.trajectories,
+                packing.completion_tokens + besides.tokens,
+                longest,
+            )
+            own: list[Figures] = []
+
+            def keep(batch: MicroBatch, loss: float, found: TokenMetrics, own: list[Figures] = own) -> None:
+                progress.add()
+                if batch.rows:
+                    own.append(Figures.of(batch, loss, found))
+
+            norms.append(engine.update(packing.of_rank(ranks.rank), totals, before, share, keep))
+            figures.append(gather_figures(ranks, packing, own))
+        metrics = _metrics(figures, norms) if norms else {metric.name: 0.0 for metric in LEARNER_METRICS}
         self.version = step + 1
         metrics["learning_rate"] = engine.learning_rate * self._share(self.version * self._updates - 1)
         metrics["train_s"] = time.perf_counter() - begun
         # Only the first update sees the weights that the step began with.
-        apart = drifts(updates[0], done[0].tokens) if done else {}
+        apart = drifts(figures[0]) if norms else {}
         return TrainedStep(self.version, engine.weights(), metrics, apart)
 
     def save(self) -> int:
-        engine = self._held()
+        def save(folder: Path) -> None:
+            self.progress.counting("byte", lambda: _bytes_in(folder))
+            self.ranks.order(Order.SAVE, self.version)
+            (folder / _WORLD).write_text(json.dumps({"ranks": self.ranks.world, "plan": PLAN_VERSION}))
+            with self.ranks.running():
+                self._save(folder)
+
+        self._held()
+        self._checkpoints.write(self.version, save)
+        return self.version
+
+    def _save(self, folder: Path) -> None:
         state = {
             "version": self.version,
             "config_digest": config_digest(self._config),
             "torch_rng": torch.get_rng_state(),
         }
+        self._held().save(folder, state)
 
-        def save(folder: Path) -> None:
-            self.progress.counting("byte", lambda: _bytes_in(folder))
-            engine.save(folder, state)
-
-        self._checkpoints.write(self.version, save)
-        return self.version
+    def _check_world(self, version: int) -> None:
+        """Check that a checkpoint is of as many ranks: each has the optimizer's state of its own part."""
+        ranks = checkpoint_ranks(self._checkpoints.folder(version))
+        if ranks != self.ranks.world:
+            raise ConfigError(
+                f"the checkpoint of version {version} was made by {ranks} ranks, but learner.ranks is "
+                f"{self.ranks.world}; continue with learner.ranks={ranks}, or start a new run"
+            )
 
     def _load(self, version: int) -> None:
-        state = self._held().load(self._checkpoints.folder(version))
+        engine = self._held()
+        state = engine.load(self._checkpoints.folder(version))
         wanted = config_digest(self._config)
-        if state["config_digest"] != wanted:
-            raise ConfigError(
-                f"the checkpoint of version {version} was made with other model, algorithm or learner "
-                "settings; continue with the configuration of that run, or start a new run"
-            )
-        if state["version"] != version:
-            raise IntegrityError(f"the checkpoint of version {version} holds version {state['version']}")
+        with self.ranks.together():
+            if state["config_digest"] != wanted:
+                raise ConfigError(
+                    f"the checkpoint of version {version} was made with other model, algorithm or learner "
+                    "settings; continue with the configuration of that run, or start a new run"
+                )
+            if state["version"] != version:
+                raise IntegrityError(f"the checkpoint of version {version} holds version {state['version']}")
         torch.set_rng_state(state["torch_rng"])
         self.version = version
 
@@ -167,13 +243,19 @@ class Trainer(Training):
         return self._engine
 
 
+def checkpoint_ranks(folder: Path) -> int:
+    """Return how many ranks made a checkpoint; those of earlier releases were made by one."""
+    world = folder / _WORLD
+    return int(json.loads(world.read_text())["ranks"]) if world.is_file() else 1
+
+
 def config_digest(config: RunConfig) -> str:
     """Return the digest of the settings that decide what the weights become."""
     text = "\n".join(
         [
             config.model.model_dump_json(),
             config.algorithm.model_dump_json(),
-            config.learner.model_dump_json(exclude={"checkpoint_interval", "checkpoints_kept"}),
+            config.learner.model_dump_json(exclude={"checkpoint_interval", "checkpoints_kept", "ranks"}),
             f"{config.run.seed} {config.run.steps}",
             f"{config.sampling.temperature} {config.sampling.max_tokens}",
         ]
@@ -198,54 +280,47 @@ def _totals(left_out: Sequence[LeftOut], dealt: Collection[str], updates: int) -
     )
 
 
-def _metrics(updates: Sequence[Sequence[MicroBatch]], done: Sequence[UpdateMetrics]) -> dict[str, float]:
-    batches = [batch for own in updates for batch in own]
-    tokens = [seen for update in done for seen in update.tokens]
-    real = [batch.mask.numpy() > 0 for batch in batches]
+def _metrics(updates: Sequence[Sequence[Figures]], norms: Sequence[float]) -> dict[str, float]:
+    figures = [one for own in updates for one in own]
 
-    def column(values: Iterable[torch.Tensor]) -> npt.NDArray[Any]:
-        return np.concatenate([one.numpy()[at] for one, at in zip(values, real, strict=True)])
+    def column(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([one.column(name) for one in figures])
 
-    learner = column(seen.learner_logprobs for seen in tokens).astype(np.float64)
-    behaviour = column(batch.behaviour_logprobs for batch in batches).astype(np.float64)
-    slots = sum(len(batch.shared.slots.index) for batch in batches)
+    learner, behaviour = (column(f"{who}_logprobs").astype(np.float64) for who in ("learner", "behaviour"))
+    slots, real_slots = (sum(int(one.sums[place]) for one in figures) for place in (1, 2))
     return {
-        "loss": sum(update.loss for update in done) / len(done),
-        "gradient_norm": sum(update.gradient_norm for update in done) / len(done),
+        "loss": sum(sum(float(one.sums[0]) for one in own) for own in updates) / len(updates),
+        "gradient_norm": sum(norms) / len(norms),
         "completion_tokens": float(len(learner)),
-        "trajectories": float(count_trajectories(batches)),
-        "padding_share": 1.0 - sum(batch.shared.real_slots for batch in batches) / slots,
-        "micro_batches": float(len(batches)),
+        "trajectories": float(len({row for one in figures for row in one.rows})),
+        "padding_share": 1.0 - real_slots / slots,
+        "micro_batches": float(len(figures)),
         **describe_tokens(
             learner - behaviour,
             learner,
-            column(seen.altered for seen in tokens),
-            column(seen.clipped for seen in tokens),
-            column(seen.applied for seen in tokens).astype(np.float64),
-            column(batch.staleness for batch in batches),
+            column("altered") > 0,
+            column("clipped") > 0,
+            column("applied").astype(np.float64),
+            column("staleness").astype(np.int64),
         ),
     }
 
 
-def drifts(
-    batches: Sequence[MicroBatch], metrics: Sequence[TokenMetrics]
-) -> dict[str, tuple[SampleStatistics, ...]]:
+def drifts(figures: Sequence[Figures]) -> dict[str, tuple[SampleStatistics, ...]]:
     """Return how far each trajectory's logprobs are from the learner's, by group.
 
     Only trajectories that the present weights sampled are in it: others differ because the policy
     moved on. Nothing is computed for this; the loss needs these logprobs anyway.
     """
     found: dict[str, list[SampleStatistics]] = {}
-    for batch, seen in zip(batches, metrics, strict=True):
-        real = batch.mask.numpy() > 0
-        apart = np.abs(seen.learner_logprobs.numpy() - batch.behaviour_logprobs.numpy())
-        fresh = ~((batch.staleness.numpy() != 0) & real).any(-1)
-        for place, (group_id, sample) in enumerate(batch.rows):
-            if fresh[place]:
-                own = apart[place][real[place]].astype(np.float64)
-                found.setdefault(group_id, []).append(
-                    SampleStatistics(sample, own.size, 0, 0, float(own.mean()))
-                )
+    for one in figures:
+        apart = np.abs(one.column("learner_logprobs") - one.column("behaviour_logprobs"))
+        ends = np.cumsum(one.counts)[:-1]
+        parts = zip(one.rows, np.split(apart, ends), np.split(one.column("staleness"), ends), strict=True)
+        for (group_id, sample), own, staleness in parts:
+            if not staleness.any():
+                drift = float(own.astype(np.float64).mean())
+                found.setdefault(group_id, []).append(SampleStatistics(sample, own.size, 0, 0, drift))
     return {group_id: tuple(samples) for group_id, samples in found.items()}
 
 

@@ -31,12 +31,15 @@ def run_trial(config: RunConfig, seconds: float, completion_tokens: float) -> Tr
     """
     spare_unused_libraries()
     from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
-    from antiphon.services.learner.packing import make_micro_batches
+    from antiphon.services.learner.objective import UpdateTotals
+    from antiphon.services.learner.packing import Packing
 
+    config = config.model_copy(update={"learner": config.learner.model_copy(update={"ranks": 1})})
     rows = made_up_rows(config, Renderer.load(config), completion_tokens)
-    batches = make_micro_batches(rows, 0, config.learner.micro_batch_tokens)
+    packing = Packing(rows, 0, config.learner.micro_batch_tokens)
+    batches, totals = list(packing.of_rank(0)), UpdateTotals(packing.trajectories, packing.completion_tokens)
     engine = DeepSpeedEngine(config)
-    engine.update(batches, share=0.0)  # the first one is slower
+    engine.update(batches, totals, share=0.0)  # the first one is slower
     started: dict[Unit, float] = {
         "seconds": wall_clock() - psutil.Process().create_time(),
         "cpu_seconds": time.process_time(),
@@ -44,7 +47,7 @@ def run_trial(config: RunConfig, seconds: float, completion_tokens: float) -> Tr
     in_step = sum(len(row.token_ids) for row in rows)
     steps, begun, cpu = 0, time.perf_counter(), time.process_time()
     while not steps or time.perf_counter() - begun < seconds:
-        engine.update(batches, share=0.0)
+        engine.update(batches, totals, share=0.0)
         steps += 1
     took: dict[Unit, float] = {
         "seconds": time.perf_counter() - begun,

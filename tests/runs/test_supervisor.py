@@ -1,6 +1,7 @@
 """Supervisor: real service processes are watched, started again at their address, and never left behind."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -385,3 +386,39 @@ def test_what_a_starting_service_reports_is_read(tmp_path: Path) -> None:
     assert supervisor._starting("learner") == ("", 0)
     write_starting_file(tmp_path / "services" / "learner.json", "restoring: step 3 of 9", 12)
     assert supervisor._starting("learner") == ("restoring: step 3 of 9", 12)
+
+
+PLACED = """
+import json, os, pathlib, sys, time
+names = ("RANK", "WORLD_SIZE", "ANTIPHON_MEETING")
+meeting = pathlib.Path(os.environ["ANTIPHON_MEETING"])
+place = pathlib.Path(sys.argv[1]) / f"{os.getpid()}"
+place.with_suffix(".part").write_text(json.dumps([os.environ[name] for name in names] + [meeting.exists()]))
+place.with_suffix(".part").rename(place)
+time.sleep(600)
+"""
+
+
+def test_ranks_are_told_their_places_and_all_start_again_when_one_ends(tmp_path: Path) -> None:
+    supervisor, folder = Supervisor(tmp_path, 2, 3600.0, [].append), tmp_path / "placed"
+    folder.mkdir()
+    command = tied_command([sys.executable, "-c", PLACED, str(folder)])
+
+    def places() -> dict[int, list[Any]]:
+        return {int(p.name): json.loads(p.read_text()) for p in folder.iterdir() if not p.suffix}
+
+    try:
+        supervisor.start(ServiceSpec("learner", ("serve",), command=tuple(command), ranks=2))
+        until(lambda: len(places()) == 2)
+        first = places()
+        assert sorted(place[:2] for place in first.values()) == [["0", "2"], ["1", "2"]]
+        Path(next(iter(first.values()))[2]).touch()  # the ranks have met
+        follower = next(pid for pid, place in first.items() if place[0] == "1")
+        os.kill(follower, signal.SIGKILL)
+        until(lambda: len(places()) == 4)
+        assert not any(psutil.pid_exists(pid) for pid in first)
+        assert [place[3] for place in places().values()] == [False] * 4
+        assert supervisor.restarts() == {"learner": 1}
+    finally:
+        supervisor.close()
+    assert not any(psutil.pid_exists(pid) for pid in places())

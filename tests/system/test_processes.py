@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import ConfigError
 from antiphon.system import processes
 from antiphon.system.logs import configure_logs
-from antiphon.system.processes import ChildProcess, stop_groups, write_ready_file
+from antiphon.system.processes import LEFT_GROUP, ChildGroup, ChildProcess, stop_groups, write_ready_file
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 
@@ -204,3 +205,64 @@ def test_what_a_child_leaves_behind_ends_with_it_and_its_id_is_not_used_again(
     monkeypatch.setattr(processes, "_signal_group", lambda leader, number: signalled.append(leader))
     assert stop_groups([child], 1.0) == []
     assert signalled == []  # by now another process may lead a group of that id
+
+
+RANK = """
+import os, pathlib, sys, time
+folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+(folder / rank).write_text(str(os.getpid()))
+while not (folder / f"end-{rank}").exists():
+    time.sleep(0.01)
+print(f"antiphon: rank {rank} ends", file=sys.stderr)
+sys.exit(int((folder / f"end-{rank}").read_text()))
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> ChildGroup:
+    command = [sys.executable, "-c", RANK, str(tmp_path)]
+    group = ChildGroup(
+        command, tmp_path / "learner.log", [{**os.environ, "RANK": str(rank)} for rank in range(3)]
+    )
+    until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
+    return group
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.perf_counter() + 30.0
+    while not condition():
+        assert time.perf_counter() < deadline
+        time.sleep(0.01)
+
+
+def pids_of(folder: Path) -> list[int]:
+    return [int((folder / str(rank)).read_text()) for rank in range(3)]
+
+
+@pytest.mark.parametrize("killed", range(3))
+def test_of_a_group_none_is_left_when_any_is_killed(ranks: ChildGroup, tmp_path: Path, killed: int) -> None:
+    os.kill(pids_of(tmp_path)[killed], signal.SIGKILL)
+    until(lambda: ranks.poll() is not None)
+    assert ranks.poll() == -signal.SIGKILL
+    assert not any(psutil.pid_exists(pid) for pid in pids_of(tmp_path))
+
+
+def test_a_group_is_ended_with_its_first_process(ranks: ChildGroup, tmp_path: Path) -> None:
+    ranks.stop(0.5)
+    assert not any(psutil.pid_exists(pid) for pid in pids_of(tmp_path))
+
+
+def test_a_group_that_ends_in_order_waits_for_its_first_process(ranks: ChildGroup, tmp_path: Path) -> None:
+    (tmp_path / "end-1").write_text("0")
+    until(lambda: psutil.Process(pids_of(tmp_path)[1]).status() == psutil.STATUS_ZOMBIE)
+    assert ranks.poll() is None
+    (tmp_path / "end-0").write_text("0")
+    until(lambda: ranks.poll() is not None)
+    assert ranks.poll() == 0 and not any(psutil.pid_exists(pid) for pid in pids_of(tmp_path))
+
+
+def test_who_left_because_of_another_is_not_blamed(ranks: ChildGroup, tmp_path: Path) -> None:
+    for rank, status in enumerate((LEFT_GROUP, LEFT_GROUP, 3)):
+        (tmp_path / f"end-{rank}").write_text(str(status))
+    until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in pids_of(tmp_path)))
+    assert ranks.poll() == 3 and ranks.last_words() == "rank 2 ends"

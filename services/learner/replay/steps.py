@@ -9,6 +9,7 @@ Weights that the ledger records by digest alone are made again so (`weights_of`)
 else a replay compares, only weights of the recorded digest are handed out.
 """
 
+import math
 import os
 import pickle
 import shutil
@@ -31,15 +32,18 @@ from antiphon.core.reporting.replay_checks import (
     ReplaySummary,
     StepCheck,
     compare_metrics,
+    is_near,
 )
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import ReplayCopy, environment_differences
 from antiphon.lineage.run_log import is_timing
+from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
+from antiphon.services.learner.ranks.followers import Followers
 from antiphon.services.learner.replay.base import base_model, load_version
 from antiphon.services.learner.replay.rollouts import RolloutScorer
-from antiphon.services.learner.step import Trainer, config_digest
+from antiphon.services.learner.step import Trainer, checkpoint_ranks, config_digest
 from antiphon.services.learner.training import TrainedStep
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import write_snapshot
@@ -57,6 +61,7 @@ class Replayer:
         *,
         model: Path | None = None,
         threads: int | None = None,
+        ranks: int | None = None,
         own_checkpoints: Path | None = None,
         rollouts: bool = False,
     ) -> None:
@@ -66,6 +71,7 @@ class Replayer:
             copy: the run's artifacts; never written to.
             model: folder of the base model, when the copy's own is not to be used.
             threads: CPU threads, when not those of the record.
+            ranks: how many train together, when not those of the record: sums of gradients round otherwise.
             own_checkpoints: the run's checkpoint folder on the machine it ran on; unlike a copy's
                 it is trusted to hold pickles.
             rollouts: whether trajectories will be scored: versions that the copy does not keep are then made
@@ -80,7 +86,15 @@ class Replayer:
         self._threads = recorded if threads is None else threads
         if self._threads < 1:
             raise ConfigError(f"--threads {threads} is not possible; give 1 or more")
+        recorded_ranks = copy.config.learner.ranks
+        section = copy.config.learner.model_copy(update={"ranks": recorded_ranks if ranks is None else ranks})
+        if section.ranks < 1:
+            raise ConfigError(f"--ranks {ranks} is not possible; give 1 or more")
+        self._config = copy.config.model_copy(update={"learner": section})
+        """The recorded one, but for the ranks."""
         self._work = Path(tempfile.mkdtemp(prefix="antiphon-replay-"))
+        self._batches = ArtifactStore(self._work / "batches")
+        self._followers: Followers | None = None
         self._base: str | None = None
         self._trainer: Trainer | None = None
         self._scorer: RolloutScorer | None = None
@@ -89,8 +103,17 @@ class Replayer:
         changes = environment_differences(copy.manifest, here)
         if self._threads != recorded:
             changes = (f"learner.threads was {recorded} and is {self._threads}", *changes)
+        if section.ranks != recorded_ranks:
+            changes = (f"learner.ranks was {recorded_ranks} and is {section.ranks}", *changes)
         exact = copy.config.model.dtype == "float32"
-        self.summary = ReplaySummary(copy.run_id, 0, changes, compares_logprobs=exact)
+        self.summary = ReplaySummary(
+            copy.run_id,
+            0,
+            changes,
+            compares_logprobs=exact,
+            recorded_ranks=recorded_ranks,
+            ranks=section.ranks,
+        )
         """What was found so far."""
         self.held: TrainedStep | None = None
         """The version that was restored or made last."""
@@ -125,6 +148,8 @@ class Replayer:
         trainer = self._trainer
         if trainer is not None:
             self._thread.submit(trainer.stop).result()
+        if self._followers is not None:
+            self._followers.close()
         self._thread.shutdown()
         shutil.rmtree(self._work, ignore_errors=True)
 
@@ -141,9 +166,10 @@ class Replayer:
         version, checkpoints = self._nearest(first)
         # Another place of the model or number of threads must not look like another configuration:
         # checkpoints are compared with the recorded one, and only the engine sees the change.
-        self._trainer = Trainer(
-            self._copy.config, checkpoints, lambda config: DeepSpeedEngine(self._moved(config))
-        )
+        moved = self._moved(self._config)
+        if self._config.learner.ranks > 1:
+            self._followers = Followers(self._config, checkpoints.root, self._batches.root, moved)
+        self._trainer = Trainer(self._config, checkpoints, lambda config: DeepSpeedEngine(moved))
         try:
             held = self._trainer.start(version)
         except RuntimeError as error:  # torch's word for tensors of other shapes
@@ -187,6 +213,8 @@ class Replayer:
         Raises:
             ConfigError: when it belongs to another configuration.
         """
+        if checkpoint_ranks(folder) != self._config.learner.ranks:
+            return False  # each rank has the optimizer's state of its own part
         wanted = config_digest(self._copy.config)
         for path in sorted(folder.rglob("*.pt")):
             try:
@@ -221,11 +249,14 @@ class Replayer:
         begun = time.perf_counter()
         recorded = self._copy.steps[step]
         self.held = None  # the memory of its weights is needed for the next ones
-        trained = trainer.train(step, self._copy.batch(step))
+        payload = self._copy.batch(step)
+        self._batches.put(payload)  # where other ranks look for it
+        trained = trainer.train(step, payload)
         self._hold(trained)
         metrics = {name: value for name, value in trained.metrics.items() if not is_timing(name)}
         found = trained.weights.digest()
         differs = found != recorded.weights_digest
+        other = self.summary.ranks != self.summary.recorded_ranks
         check = StepCheck(
             step=step,
             version=trained.version,
@@ -234,6 +265,7 @@ class Replayer:
             metrics=compare_metrics(recorded.metrics, metrics),
             tensor=self._compare_tensors(trained) if differs else "",
             seconds=time.perf_counter() - begun,
+            near=other and is_near(recorded.metrics, metrics, self._distance(trained)),
         )
         self.summary.steps.append(check)
         return check
@@ -248,6 +280,15 @@ class Replayer:
         if self._copy.weights(trained.version) is None:
             return ""  # versions that were not published, or not kept, are recorded by digest alone
         return first_tensor_difference(load_version(self._copy, trained.version), trained.weights.copies())
+
+    def _distance(self, trained: TrainedStep) -> float | None:
+        """Return the relative distance (L2) of weights from the recorded ones; None where these are gone."""
+        if self._copy.weights(trained.version) is None:
+            return None
+        recorded, found = load_version(self._copy, trained.version), trained.weights.copies()
+        gap = sum(float((recorded[name].double() - found[name].double()).square().sum()) for name in found)
+        norm = sum(float(recorded[name].double().square().sum()) for name in found)
+        return math.sqrt(gap / norm)
 
     def _score(self, step: int) -> LogprobCheck:
         if self._scorer is None:

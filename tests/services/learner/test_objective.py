@@ -11,7 +11,7 @@ from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner import objective as objective_module
 from antiphon.services.learner.objective import Objective, UpdateTotals
-from antiphon.services.learner.packing import MicroBatch, count_trajectories, make_micro_batches
+from antiphon.services.learner.packing import MicroBatch, Packing, make_micro_batches
 
 HIDDEN, VOCABULARY, MAX_TOKENS = 16, 24, 32
 OBJECTIVES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo")
@@ -336,8 +336,9 @@ def test_a_trajectory_counts_once_however_many_branches_it_has(objective: str, b
     ]
     found = []
     for rows in (whole, broken):
-        batches = make_micro_batches(rows, 0, budget)
-        totals = UpdateTotals(count_trajectories(batches), sum(batch.completion_tokens for batch in batches))
+        packing = Packing(rows, 0, budget)
+        batches = list(packing.of_rank(0))
+        totals = UpdateTotals(packing.trajectories, packing.completion_tokens)
         losses = [loss.loss(toy.hidden(batch), toy.head, batch, totals, None)[0] for batch in batches]
         found.append((float(sum(losses).detach()), *gradients(toy, losses)))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)

@@ -13,7 +13,7 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner.packing import (
     MicroBatch,
-    count_trajectories,
+    Packing,
     deal_groups,
     make_micro_batches,
     sequences_of,
@@ -199,7 +199,9 @@ def test_each_sampled_token_trains_once_in_the_context_it_was_sampled_in(told, b
     ]
     batches = make_micro_batches(rows, 5, budget)
     assert sorted(found for batch in batches for found in trained(batch)) == sorted(expected)
-    assert count_trajectories(batches) == len(rows)
+    packing = Packing(rows, 5, budget)
+    assert packing.trajectories == len(rows)
+    assert packing.completion_tokens == sum(batch.completion_tokens for batch in batches)
     shares: dict[tuple[str, int], float] = {}
     for batch in batches:
         for name, share in zip(batch.rows, batch.shares.tolist(), strict=True):
@@ -208,6 +210,22 @@ def test_each_sampled_token_trains_once_in_the_context_it_was_sampled_in(told, b
     for row in rows:
         for part in sequences_of(row):
             assert not part.breaks and part.prompt_token_ids.size and part.stop == part.token_ids.size
+
+
+@given(rows=ROWS | FEW, budget=st.integers(1, 300), ranks=st.integers(2, 5))
+def test_ranks_train_all_rows_together_and_dummies_train_nothing(rows, budget, ranks) -> None:
+    packing = Packing(rows, 5, budget, ranks)
+    parts = [list(packing.of_rank(rank)) for rank in range(ranks)]
+    assert len({len(part) for part in parts}) == 1
+    seen = [name for part in parts for batch in part for name in batch.rows]
+    assert sorted(seen) == sorted((row.group_id, row.sample_index) for row in rows)
+    for rank, part in enumerate(parts):
+        for number, batch in zip(packing.plan.ranks[rank], part, strict=True):
+            if number is None:
+                assert batch.positions == batch.completion_tokens == 1 and not batch.advantages.any()
+            else:
+                names, counts = packing.listed(number)
+                assert (tuple(names), counts) == (batch.rows, batch.mask.sum(1).int().tolist())
 
 
 @given(rows=ROWS, updates=st.integers(1, 6))
@@ -236,3 +254,19 @@ def test_rows_that_cannot_be_meant_are_refused(change, words) -> None:
     row = dataclasses.replace(make_row(1, 7, 3, 6), **change)
     with pytest.raises(ContractError, match=f"sample 7 of group g001.*{words}"):
         make_micro_batches([row], 5, 100)
+
+
+def test_micro_batches_are_made_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int | None] = []
+    make = Packing.make
+
+    def noting(self: Packing, number: int | None) -> MicroBatch:
+        made.append(number)
+        return make(self, number)
+
+    monkeypatch.setattr(Packing, "make", noting)
+    packing = Packing([make_row(group, 0, 8, 8) for group in range(6)], 5, 16)
+    for used, _ in enumerate(packing.of_rank(0), 1):
+        assert used <= len(made) <= used + 1
+    assert made == list(range(len(packing.plan.micro_batches)))
+    assert len(made) == 6

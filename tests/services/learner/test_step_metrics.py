@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.metrics import LEARNER_METRICS, STALENESS_METRICS, find_metric, staleness_metric
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
+from antiphon.services.learner.figures import Figures
 from antiphon.services.learner.objective import TokenMetrics
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.step import describe_tokens, drifts
@@ -72,11 +73,11 @@ def test_drifts_are_of_trajectories_that_the_present_weights_sampled() -> None:
     rows = [row("g1", 0, versions=(3,)), row("g1", 1, versions=(3,)), row("g2", 0, versions=(2, 3))]
     batches = make_micro_batches(rows, 3, 64)
     figures = [
-        TokenMetrics(batch.behaviour_logprobs - 0.25, nothing, nothing, batch.mask)
+        Figures.of(batch, 0.0, TokenMetrics(batch.behaviour_logprobs - 0.25, nothing, nothing, batch.mask))
         for batch in batches
         for nothing in [torch.zeros_like(batch.mask, dtype=torch.bool)]
     ]
-    found = drifts(batches, figures)
+    found = drifts(figures)
     assert set(found) == {"g1"}  # the other one began under an older version
     assert sorted((s.sample_index, s.tokens, s.missed) for s in found["g1"]) == [(0, 4, 0), (1, 4, 0)]
     assert all(sample.drift == pytest.approx(0.25) for sample in found["g1"])

@@ -1,0 +1,1 @@
+"""Ranks: how the processes that train one model share its work."""

@@ -1,0 +1,67 @@
+"""A run of two ranks repeats from its artifacts alone: exact on two, within a tolerance on one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from antiphon.cli import app as cli
+from antiphon.services.learner.ranks.followers import Followers
+from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a copy of the ledger of a finished run; home and model are gone."""
+    root = tmp_path_factory.mktemp("replay")
+    config = make_config(save_model(root / "model"), learner__ranks=2, learner__zero_stage=2)
+    home = root / "home"
+    followers = Followers(config, home / "runs" / RUN_ID / "checkpoints", home / "store")
+    try:
+        run = TinyRun(home, config)
+    finally:
+        followers.close()
+    shutil.copytree(run.ledger, root / "copies" / RUN_ID)
+    shutil.rmtree(home)
+    shutil.rmtree(root / "model")
+    return root / "copies"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "equal"),
+    [
+        ((), "exact on 2 ranks", 1.0),
+        (("--from", "3"), "from the checkpoint of version 2", 1.0),
+        (("--ranks", "1"), "within tolerance: trained by 2 ranks, repeated by 1", 0.0),
+    ],
+)
+def test_a_replay_says_how_exact_it_is(
+    copies: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: str,
+    equal: float,
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "empty"))
+    results = tmp_path / "replay.json"
+    command = ["replay", RUN_ID, "--copy", str(copies), "--results", str(results), *arguments]
+    assert cli.execute(command) == 0
+    said, found = capsys.readouterr().out, json.loads(results.read_text())
+    assert words in said and f"of {found['steps']} steps of {RUN_ID} repeat" in said
+    assert (found["steps_equal_share"], found["first_difference"]) == (equal, None)
+    assert found["steps"] == (STEPS - 2 if "--from" in arguments else STEPS)
+
+
+def test_the_record_says_which_ranks_trained(copies: Path) -> None:
+    manifest = json.loads((copies / RUN_ID / "manifest.json").read_text())
+    assert manifest["ranks"] == {"ranks": 2, "stage": 2, "plan": 1}
+
+
+def test_ranks_that_cannot_be_are_refused(copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["replay", RUN_ID, "--copy", str(copies), "--ranks", "0"]) == 2
+    assert "--ranks 0 is not possible" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""Ranks: the gradient of one rank, the same bits again, one verdict, and nothing left when one ends."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.records import BatchRow, FinishReason, VersionSpan
+from antiphon.services.learner.step import Trainer
+from antiphon.services.learner.training import TrainedStep
+from tests.support.rank_groups import RankGroup
+from tests.support.replay_artifacts import VOCABULARY, make_config, save_model
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def config_of(model: Path, **changes: Any) -> RunConfig:
+    few = {"learner__micro_batch_tokens": 64, "learner__warmup_steps": 0}
+    return make_config(model, **few, **changes)
+
+
+def rows_of(seed: int, count: int = 12) -> list[BatchRow]:
+    rng = np.random.default_rng(seed)
+    return [
+        BatchRow(
+            rng.integers(0, VOCABULARY, length).astype(np.int32),
+            rng.uniform(-4.0, -3.0, length).astype(np.float32),
+            (VersionSpan(seed, 0, length),),
+            FinishReason.STOP,
+            group_id=f"g{place // 4}",
+            prompt_key="p",
+            sample_index=place % 4,
+            prompt_token_ids=np.arange(4, dtype=np.int32),
+            reward=1.0,
+            advantage=float(rng.standard_normal()),
+        )
+        for place in range(count)
+        for length in [int(rng.integers(2, 20))]
+    ]
+
+
+def weights(held: TrainedStep) -> torch.Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in held.weights.copies().values()])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bit(
+    model: Path, tmp_path: Path, stage: int
+) -> None:
+    config = config_of(model, learner__ranks=2, learner__zero_stage=stage, algorithm__updates_per_step=2)
+    found, digests = [], []
+    with RankGroup(tmp_path / "two", config) as two:
+        two.trainer.start(0)
+        for step in range(3):
+            held = two.train(step, rows_of(step))
+            found.append((held.metrics, weights(held), held.drifts))
+            digests.append(held.weights.digest())
+            if step == 1:
+                two.trainer.save()
+        assert two.trainer.start(2).version == 2
+        assert two.train(2, rows_of(2)).weights.digest() == digests[2]
+    alone = config_of(model, algorithm__updates_per_step=2)
+    with RankGroup(tmp_path / "one", alone) as one:
+        one.trainer.start(0)
+        for step, (metrics, theirs, drifts) in enumerate(found):
+            held = one.train(step, rows_of(step))
+            ours = weights(held)
+            assert float((ours - theirs).norm() / ours.norm()) <= 2e-5
+            assert metrics["gradient_norm"] == pytest.approx(held.metrics["gradient_norm"], rel=1e-5)
+            assert metrics["loss"] == pytest.approx(held.metrics["loss"], abs=1e-5)
+            assert metrics["trajectories"] == 12 and set(drifts) == set(held.drifts)
+    with pytest.raises(ConfigError, match=r"made by 2 ranks, but learner.ranks is 1; continue with .*=2"):
+        Trainer(config_of(model), two.trainer._checkpoints).start(2)
+
+
+@pytest.mark.parametrize("objective", ["grpo", "cispo"])
+def test_the_norm_of_the_gradient_is_that_of_one_rank_whatever_divides_it(
+    model: Path, tmp_path: Path, objective: str
+) -> None:
+    """liger divides by the number of ranks in some of these; Adam would hide it in the weights."""
+    norms = []
+    for ranks in (1, 2):
+        config = config_of(model, learner__ranks=ranks, algorithm__objective=objective)
+        with RankGroup(tmp_path / str(ranks), config) as group:
+            group.trainer.start(0)
+            norms.append(group.train(0, rows_of(0)).metrics["gradient_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-6)
+
+
+def test_fewer_rows_than_ranks_hang_nobody(model: Path, tmp_path: Path) -> None:
+    with RankGroup(tmp_path, config_of(model, learner__ranks=2, learner__zero_stage=3)) as two:
+        two.trainer.start(0)
+        for step, count in enumerate((0, 1, 2, 3, 12)):
+            assert two.train(step, rows_of(step, count)).metrics["trajectories"] == count
+
+
+def test_what_one_rank_finds_all_raise_and_then_they_begin_again(model: Path, tmp_path: Path) -> None:
+    with RankGroup(tmp_path, config_of(model, learner__ranks=2, learner__zero_stage=2)) as two:
+        digest = two.trainer.start(0).weights.digest()
+        blamed = set()
+        for place in range(12):
+            rows = rows_of(0)
+            rows[place] = replace(rows[place], advantage=float("nan"))
+            with pytest.raises(IntegrityError) as refused:
+                two.train(0, rows)
+            words = rf"micro-batch \d+ of rank ([01]): the advantage of sample {place % 4} of group g"
+            said = re.search(words, str(refused.value))
+            assert said is not None
+            blamed.add(said[1])
+            assert two.trainer.version == -1
+            if blamed == {"0", "1"}:
+                break
+            two.trainer.start(0)
+        assert blamed == {"0", "1"}
+        with pytest.raises(IntegrityError, match="the learner holds no version"):
+            two.train(0, rows_of(0))
+        assert two.trainer.start(0).weights.digest() == digest
+        two.train(0, rows_of(0))
+
+
+def test_an_error_in_the_middle_of_a_reading_leaves_the_ranks_together(model: Path, tmp_path: Path) -> None:
+    with RankGroup(tmp_path, config_of(model, learner__ranks=2, learner__zero_stage=3)) as two:
+        held = two.trainer.start(0)
+        digest = held.weights.digest()
+
+        def refuse(part: memoryview) -> None:
+            raise OSError("no space left")
+
+        with pytest.raises(OSError, match="no space"):
+            held.weights.read(lambda length: None, refuse)
+        checked = replace(held.weights, check=lambda name, values: refuse(memoryview(b"")))
+        with pytest.raises(OSError, match="no space"):
+            checked.digest()
+        assert held.weights.digest() == digest
+        two.train(0, rows_of(0))
