@@ -21,12 +21,14 @@ from typing import Any
 
 import torch
 
+from antiphon.core.broadcast.probe import PROBE_TOKENS, probe_tokens
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.learning_rate import rate_by_size
+from antiphon.core.records import Probe
 from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
-from antiphon.services.learner.packing import MicroBatch, count_trajectories
+from antiphon.services.learner.packing import MicroBatch, count_trajectories, probe_batch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
 from antiphon.system import failpoints
 from antiphon.weights.snapshot import Weights, published_entries
@@ -103,6 +105,10 @@ class DeepSpeedEngine:
         self._names = published_names(causal_model)
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
         self._stage = _zero_stage(config)
+        # An engine scores them as a prompt, with room for one token more.
+        scored = min(PROBE_TOKENS, config.rollout.max_model_tokens - 2)
+        self._probed = probe_tokens(causal_model.config.get_text_config().vocab_size, scored)
+        self._dtype = section.dtype
         policy = make_policy(causal_model, objective)
         if section.compiled:
             compile_blocks(causal_model)
@@ -211,11 +217,25 @@ class DeepSpeedEngine:
                 return f", that of {name.removeprefix(_PREFIX)} is no number"
         return ""
 
-    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the logprobs [R, T] of the completion tokens, float32 nats, on the CPU."""
+    def logprobs(self, batch: MicroBatch, temperature: float | None = None) -> torch.Tensor:
+        """Return the logprobs [R, T] of the completion tokens, float32 nats, on the CPU.
+
+        They are those of `temperature`, by default the run's.
+        """
         with torch.no_grad():
-            found: torch.Tensor = self._engine(batch.to(self._engine.device))
+            found: torch.Tensor = self._engine(batch.to(self._engine.device), temperature=temperature)
         return found.cpu()
+
+    def probe(self) -> Probe:
+        """Return what an engine that loads the weights held now must compute.
+
+        Raises:
+            IntegrityError: when a log-probability is no number.
+        """
+        found = self.logprobs(probe_batch(self._probed), 1.0)[0].float()
+        if not bool(torch.isfinite(found).all()):
+            raise IntegrityError(f"the weights give a log-probability that is no number; {_FIX}")
+        return Probe(self._probed, tuple(found.tolist()), self._dtype)
 
     def weights(self) -> Weights:
         """Return the weights as they are published, each tensor once, to be read while they are held.
@@ -231,7 +251,9 @@ class DeepSpeedEngine:
             dtype = self._publish_dtype if tensor.is_floating_point() else tensor.dtype
             shapes[name] = dtype, tuple(getattr(tensor, "ds_shape", tensor.shape))
         entries = published_entries(shapes)
-        return Weights(entries, lambda name: _whole(tensors[name]), _check_numbers, self._gathering)
+        return Weights(
+            entries, lambda name: _whole(tensors[name]), _check_numbers, self._gathering, self.probe
+        )
 
     @contextmanager
     def _gathering(self) -> Iterator[None]:

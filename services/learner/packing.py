@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import BatchRow
+from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.core.spans import branches, check_cover, clipped, shifted, token_versions, within
 from antiphon.cpu.copies import Copies, copies_of
 from antiphon.cpu.shared_rows import SharedRows, common_lengths, share_rows
@@ -135,6 +135,24 @@ def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -
             )
         )
     return batches
+
+
+def probe_batch(tokens: Sequence[int]) -> MicroBatch:
+    """Return a batch whose logprobs, [1, T], are those of all `tokens` [T + 1] but the first."""
+    ids = np.array(tokens, dtype=np.int32)
+    row = BatchRow(
+        ids[1:],
+        np.zeros(len(ids) - 1, dtype=np.float32),
+        (VersionSpan(0, 0, len(ids) - 1),),
+        FinishReason.LENGTH,
+        group_id="",
+        prompt_key="",
+        sample_index=0,
+        prompt_token_ids=ids[:1],
+        reward=0.0,
+        advantage=0.0,
+    )
+    return make_micro_batches([row], 0, len(ids))[0]
 
 
 def count_trajectories(batches: Iterable[MicroBatch]) -> int:
