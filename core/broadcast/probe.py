@@ -15,7 +15,7 @@ from antiphon.core.records import Probe
 from antiphon.core.seeds import generator
 
 PROBE_TOKENS = 64
-"""Tokens that are scored, where the model has room for so many."""
+"""Tokens that are scored, where the model has room for them."""
 ROUNDING = {"float32": 1e-4, "tf32": 2e-3, "float16": 0.02, "bfloat16": 0.15}
 """Mean difference of the log-probabilities that rounding stays below, nats, by the precision of engine or
 learner. Measured on CPUs: 1.3e-6 in float32, 0.02 in bfloat16. The mean, since in 16 bits a router that is
