@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -18,9 +19,10 @@ from typing import Any
 from blake3 import blake3
 
 from antiphon.api.policy_file import DTYPES, policy_header
+from antiphon.core.broadcast.probe import ROUNDING
 from antiphon.core.digests import is_digest
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
+from antiphon.core.records import Payload, Probe, SnapshotManifest, TensorEntry
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -46,6 +48,7 @@ _SMALLEST_CHUNK, _CHUNKS = 32 << 10, 256
 _DIMENSIONS_LIMIT = 8
 _TENSORS_LIMIT = 1_000_000
 _PAYLOADS_LIMIT = 64
+_PROBE_LIMIT = 1024
 _NAME_LIMIT = 512
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{_NAME_LIMIT - 1}}}")
 _LONG = {short: name for name, short in DTYPES.items() if name in DTYPE_BYTES}
@@ -90,6 +93,8 @@ def check_manifest(manifest: SnapshotManifest) -> None:
         raise _broken(manifest, f"it lists {len(manifest.payloads)} payloads, not 1..{_PAYLOADS_LIMIT}")
     _check_tensors(manifest)
     _check_payloads(manifest)
+    if manifest.probe is not None:
+        _check_probe(manifest, manifest.probe)
 
 
 def full_payload(manifest: SnapshotManifest) -> Payload:
@@ -170,6 +175,16 @@ def _check_payloads(manifest: SnapshotManifest) -> None:
                 raise _broken(manifest, f"{what} has {payload.payload_bytes} bytes instead of {whole}")
 
 
+def _check_probe(manifest: SnapshotManifest, probe: Probe) -> None:
+    if not 0 < len(probe.logprobs) == len(probe.tokens) - 1 < _PROBE_LIMIT:
+        counts = f"{len(probe.tokens)} tokens and {len(probe.logprobs)} log-probabilities"
+        raise _broken(manifest, f"its probe has {counts}, not one more token, {_PROBE_LIMIT} at most")
+    if probe.dtype not in ROUNDING:
+        raise _broken(manifest, f"its probe was computed in {probe.dtype[:40]!r}, which is not known")
+    if min(probe.tokens) < 0 or not all(map(math.isfinite, probe.logprobs)):
+        raise _broken(manifest, "its probe holds something else than tokens and numbers")
+
+
 def _broken(manifest: SnapshotManifest, reason: str) -> IntegrityError:
     return IntegrityError(
         f"the manifest of version {manifest.version} is not sound: {reason}; fetch it again from the origin"
@@ -212,6 +227,7 @@ def _encode(manifest: SnapshotManifest) -> bytes:
         "digest": manifest.weights_digest,
         "kinds": list(kinds),
         "payloads": payloads,
+        **({} if manifest.probe is None else {"probe": _probe_tree(manifest.probe)}),
         "run": manifest.run_id,
         "tensors": tensors,
         "version": manifest.version,
@@ -242,6 +258,7 @@ def _decode(body: bytes) -> SnapshotManifest:
             full_bytes=_count(tree["bytes"]),
             payloads=tuple(map(_payload, tree["payloads"])),
             origin="",
+            probe=_probe(tree["probe"]) if "probe" in tree else None,
         )
         canonical = _encode(manifest) == body
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -282,6 +299,19 @@ def _payload(tree: Any) -> Payload:
         chunk_bytes=_count(tree["chunk_bytes"]),
         chunk_digests=tuple(digests[at : at + 32].hex() for at in range(0, len(digests), 32)),
     )
+
+
+def _probe_tree(probe: Probe) -> dict[str, Any]:
+    logprobs = base64.b64encode(struct.pack(f"<{len(probe.logprobs)}f", *probe.logprobs)).decode()
+    return {"dtype": probe.dtype, "logprobs": logprobs, "tokens": list(probe.tokens)}
+
+
+def _probe(tree: Any) -> Probe:
+    logprobs = base64.b64decode(_text(tree["logprobs"]), validate=True)
+    if len(logprobs) % 4:
+        raise ValueError(f"{len(logprobs)} bytes of log-probabilities are no float32 numbers")
+    numbers = struct.unpack(f"<{len(logprobs) // 4}f", logprobs)
+    return Probe(tuple(map(_count, tree["tokens"])), numbers, _text(tree["dtype"]))
 
 
 def _text(value: Any) -> str:

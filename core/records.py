@@ -490,6 +490,15 @@ class Payload:
 
 
 @frozen
+class Probe:
+    """Fixed tokens and the learner's log-probabilities of them: see core/broadcast/probe.py."""
+
+    tokens: tuple[int, ...]  # [T + 1]
+    logprobs: tuple[float, ...]  # [T], nats, of each token but the first, at temperature 1; float32
+    dtype: str  # in which the learner computed them, as torch spells it
+
+
+@frozen
 class SnapshotManifest:
     """Published weights of one policy version: what to fetch and how to check it."""
 
@@ -503,6 +512,8 @@ class SnapshotManifest:
     """host:port of the broadcast service that serves the chunks; peers may hold them too."""
     signature: bytes = b""
     """The learner's, over everything but the origin: see weights/signature.py."""
+    probe: Probe | None = None
+    """What an engine that loaded the version computes; None of versions that were published without."""
 
 
 @frozen

@@ -3,7 +3,10 @@
 Prompts are encoded (`rendering` frames them) and completions decoded with one and the same
 tokenizer, the model's own. It is checked against the model when it is loaded, so that a pair
 that does not match is refused before a token is sampled. Only the light `tokenizers` library is
-imported; `transformers` comes in for chat templates and hub names.
+imported; `transformers` comes in for hub names.
+
+A tokenizer takes a special token that is spelt out in a text for the token itself: a task's text could end a
+turn. `shielded` marks such places; they are encoded as the text that they are.
 """
 
 import re
@@ -11,7 +14,7 @@ import urllib.error
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from antiphon.models.directory import end_tokens, read_json
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """owner/name, as a model hub spells it."""
+SHIELD = "\ufdd0"
+"""Stands behind the first letter of a special token that is only text; Unicode lets no text have it."""
 HUB_ANSWER_S = 5.0
 """Longest wait for the first answer of a model hub."""
 
@@ -100,6 +105,10 @@ class TextCodec:
         """Stands for what the tokenizer does not know; None: it leaves that out."""
         self.vocabulary_size = vocabulary_size
         """Rows of the model's embedding; every token id is smaller."""
+        added = tokenizer.get_added_tokens_decoder().values()
+        words = sorted((one.content for one in added if one.special), key=len, reverse=True)
+        self.specials = re.compile(f"({'|'.join(map(re.escape, words)) or '(?!)'})(?!{SHIELD})")
+        """Finds special tokens in a text, those that are shielded apart."""
         self._has = cache(lambda character: bool(self.encode(character, add_special_tokens=False)))
 
     @classmethod
@@ -117,9 +126,30 @@ class TextCodec:
         tokenizer = _read_tokenizer(folder / "tokenizer.json", model_path)
         return _checked(model_path, tokenizer, config, end_tokens(folder))
 
+    def shielded(self, text: str) -> str:
+        """Return text in which special tokens that are spelt out are text."""
+        return self.specials.sub(lambda found: found[0][0] + SHIELD + found[0][1:], text.replace(SHIELD, ""))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Turn text into token ids, with the special tokens that the tokenizer adds to a text if asked to."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Turn text into token ids, with the special tokens that the tokenizer adds to a text if asked to.
+
+        None are added to a text that has special tokens of its own besides shielded ones.
+        """
+        if SHIELD not in text:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        parts, ids = self.specials.split(text), []
+        for place, part in enumerate(parts):
+            tokenizer = self.tokenizer if place % 2 else self._literal
+            adds = add_special_tokens and len(parts) == 1
+            ids += tokenizer.encode(part.replace(SHIELD, ""), add_special_tokens=adds).ids
+        return tuple(ids)
+
+    @cached_property
+    def _literal(self) -> Tokenizer:
+        """The same tokenizer, to which special tokens are text; most runs need none."""
+        copy = Tokenizer.from_str(self.tokenizer.to_str())
+        copy.encode_special_tokens = True
+        return copy
 
     def lost_characters(self, text: str) -> list[int]:
         """Return where in a text the tokenizer loses characters: no token, or the unknown one, has them.
@@ -131,7 +161,8 @@ class TextCodec:
             return [
                 i for i, character in enumerate(text) if not (character.isspace() or self._has(character))
             ]
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        tokenizer = self._literal if self.specials.search(text) else self.tokenizer
+        encoding = tokenizer.encode(text, add_special_tokens=False)
         seen = [False] * len(text)
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id != self.unknown_id:

@@ -8,17 +8,15 @@ the model's own chat template makes of it, or its plain tokens where the model h
 
 import difflib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, get_args
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.messages import Message, Reply, Tool, ToolCall
-from antiphon.models.codec import StopStrings, TextCodec, load_pretrained, resolve_model_path
-from antiphon.models.directory import read_json
+from antiphon.models.chat_template import ChatTemplate, chat_templates
+from antiphon.models.codec import StopStrings, TextCodec, resolve_model_path
 
 OWN_TEMPLATE = "default"
 """What `model.renderer` calls the model's own chat template."""
@@ -58,7 +56,7 @@ class Renderer:
     ) -> None:
         """Wrap what was checked; `load` is the usual way in.
 
-        `written` is a renderer of the package or `_Template`; None: prompts are encoded plainly.
+        `written` is a renderer of the package or `ChatTemplate`; None: prompts are encoded plainly.
         `max_lost_share` is `environment.max_lost_share`, for each message of a conversation.
         """
         self.codec = codec
@@ -69,10 +67,6 @@ class Renderer:
         self._written = written
         self._system_prompt = system_prompt
         self._max_lost_share = max_lost_share
-        added = codec.tokenizer.get_added_tokens_decoder().values()
-        self._specials = re.compile(
-            "|".join(re.escape(one.content) for one in added if one.special) or "(?!)"
-        )
 
     @classmethod
     def load(cls, config: RunConfig, turns: bool = False) -> "Renderer":
@@ -107,8 +101,11 @@ class Renderer:
         Raises:
             ConfigError: when the tokenizer makes no token of it, or the chat template fails.
         """
-        prompt = [Message("user", text)]
-        ids = self.codec.encode(text) if self._written is None else self._begin(prompt)
+        shielded = self.codec.shielded(text)
+        if self._written is None:
+            ids = self.codec.encode(shielded)
+        else:
+            ids = self._begin([Message("user", shielded)])
         if not ids:
             raise ConfigError(
                 f"the tokenizer of model.path makes no token of the prompt {text[:60]!r}; "
@@ -184,7 +181,7 @@ class Renderer:
             else:
                 calls.append(ToolCall(call.name, call.arguments, call.id or ""))
         text, thinking = (
-            self._specials.sub("", part or "") for part in (parsed.content, parsed.reasoning_content)
+            self.codec.specials.sub("", part or "") for part in (parsed.content, parsed.reasoning_content)
         )
         return Reply(text, thinking, tuple(calls), "; ".join(wrong), cut)
 
@@ -215,7 +212,7 @@ class Renderer:
         Raises:
             ConfigError: with the setting that mends it.
         """
-        if self._written is None or isinstance(self._written, _Template):
+        if self._written is None or isinstance(self._written, ChatTemplate):
             has = "no chat template" if self._written is None else "a chat template, which renders all again"
             raise ConfigError(
                 f"model.renderer={OWN_TEMPLATE}: model.path={path} has {has}, and a task with turns needs a "
@@ -247,18 +244,17 @@ class Renderer:
         return all(self._continued(context, turn, [_QUESTION], ()) is not None for turn in turns)
 
     def _checked(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Message]:
-        """Return messages without special tokens spelled out in them: no text begins or ends a turn.
+        """Return messages in which special tokens that are spelt out are text: none begins or ends a turn.
 
         Raises:
             ContractError: naming the first character that the tokenizer loses.
         """
-        found = [replace(message, content=self._specials.sub("", message.content)) for message in messages]
-        texts = [(f"a message of role {message.role}", message.content) for message in found]
+        texts = [(f"a message of role {message.role}", message.content) for message in messages]
         texts += [(f"the tool {tool.name}", f"{tool.name} {tool.description}") for tool in tools]
         for place, text in texts:
             if lost := self._lost(text):
                 raise ContractError(f"{place}: {lost}")
-        return found
+        return [replace(message, content=self.codec.shielded(message.content)) for message in messages]
 
     def _lost(self, text: str) -> str:
         """Say which character the tokenizer loses first, when it loses more than is allowed; else nothing."""
@@ -269,51 +265,6 @@ class Renderer:
             f"the tokenizer of model.path has no token for {text[lost[0]]!r}, at place {lost[0]} of "
             f"{text[:80]!r}; take another model, or raise environment.max_lost_share to do without"
         )
-
-
-class _Template:
-    """A model's own chat template; it begins a conversation and cannot go on with one."""
-
-    def __init__(self, pretrained: Any, path: str, arguments: Mapping[str, Any]) -> None:
-        self._pretrained, self._path, self._arguments = pretrained, path, arguments
-        text = str(pretrained.chat_template)
-        for name in arguments:
-            if not re.search(rf"\b{re.escape(name)}\b", text):
-                raise ConfigError(
-                    f"model.template_arguments.{name}: the chat template of model.path={path} does not ask "
-                    "for it; correct the name, or name the renderer that takes it in model.renderer"
-                )
-
-    def render_ids(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, add_generation_prompt: bool = True
-    ) -> list[int]:
-        """Return the token ids of a conversation.
-
-        Raises:
-            ConfigError: when the template is broken, or refuses what it is given.
-        """
-        from jinja2 import TemplateError
-
-        try:
-            words = self._pretrained.apply_chat_template(
-                messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **self._arguments,
-            )
-        except (TemplateError, ValueError, TypeError) as error:
-            number = getattr(error, "lineno", None)
-            line = "" if number is None else f"line {number}: "
-            turns = ", ".join(message["role"] for message in messages)
-            turns = "one user turn without a system turn" if turns == "user" else f"the turns {turns}"
-            raise ConfigError(
-                f"model.path={self._path!r}: its chat template fails on {turns} "
-                f"({line}{' '.join(str(error).split())[:200]}); fix it, or set chat_template to null in "
-                "tokenizer_config.json to have prompts encoded plainly"
-            ) from error
-        # The template writes its own special tokens; adding them again would double the first.
-        return list(self._pretrained.encode(words, add_special_tokens=False))
 
 
 class _Vocabulary:
@@ -418,22 +369,18 @@ def _chosen(
     """
     if wanted not in ("auto", OWN_TEMPLATE):
         return wanted, _build(wanted, codec, path, arguments)
-    folder = Path(path)
-    named = read_json(folder / "tokenizer_config.json").get("chat_template")
-    # null is what exporters write where there is none.
-    if named is None and folder.is_dir() and not any(folder.glob("chat_template.*")):
-        return OWN_TEMPLATE, None
-    pretrained = load_pretrained(path)
-    if pretrained.chat_template is None:
+    texts, specials = chat_templates(path)
+    if not texts:
         return OWN_TEMPLATE, None
     if wanted == OWN_TEMPLATE or not turns:
-        return OWN_TEMPLATE, _Template(pretrained, path, arguments)
+        return OWN_TEMPLATE, ChatTemplate(codec, path, texts, specials, arguments)
     # Some renderers keep in history what the template drops, but not by default; of other models the default
     # is another one than their family's.
     for given in ({}, arguments):
         for name, written in _fitting(codec, path, given).items():
             asked = written.config.template_field_names()
-            template = _Template(pretrained, path, {key: given[key] for key in given if key in asked})
+            own = {key: given[key] for key in given if key in asked}
+            template = ChatTemplate(codec, path, texts, specials, own)
             if all(_alike(written, template, *each) for each in _CONVERSATIONS):
                 return name, _build(name, codec, path, arguments)
     raise ConfigError(
@@ -442,7 +389,7 @@ def _chosen(
     )
 
 
-def _alike(written: Any, template: _Template, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+def _alike(written: Any, template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
     try:
         expected = _rendered(template, messages, tools)
     except ConfigError:  # the template refuses such conversations

@@ -310,19 +310,32 @@ def _keep_top_k(weights: torch.Tensor, top_k: torch.Tensor) -> None:
     deepest = int(torch.where(k < vocabulary, k, 1).max())
     largest = weights.topk(deepest, dim=-1).values
     edge = largest.gather(-1, (k.clamp(max=deepest) - 1).unsqueeze(-1))
-    tied = weights == edge
-    room = k.unsqueeze(-1) - (weights > edge).sum(-1, keepdim=True)
-    keep = (weights > edge) | (tied & (tied.cumsum(-1) <= room)) | (k == vocabulary).unsqueeze(-1)
-    weights.masked_fill_(~keep, 0.0)
+    keep, whole = weights >= edge, (k == vocabulary).unsqueeze(-1)
+    if not bool((whole | (keep.sum(-1, keepdim=True) <= k.unsqueeze(-1))).all()):
+        # Of tokens that are tied at the edge some are too many, which costs more to find than all the rest.
+        tied = weights == edge
+        room = k.unsqueeze(-1) - (weights > edge).sum(-1, keepdim=True)
+        keep = (weights > edge) | (tied & (tied.cumsum(-1) <= room))
+    weights.masked_fill_(~(keep | whole), 0.0)
 
 
 def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> None:
     """Zero all but the smallest set of largest weights that holds `top_p` of the mass, in place."""
-    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    some = (top_p < 1.0).nonzero().squeeze(-1)
+    if not len(some):
+        return
+    chosen, share = weights[some], top_p[some].unsqueeze(-1)
+    # After top-k few are left, and to sort a large vocabulary takes longer than all else together.
+    left = int((chosen > 0).sum(-1).max())
+    if 0 < left <= weights.shape[-1] // 16:
+        places = chosen.topk(left, sorted=False).indices.sort(dim=-1).values
+        ordered, order = chosen.gather(-1, places).sort(dim=-1, descending=True, stable=True)
+        order = places.gather(-1, order)
+    else:
+        ordered, order = chosen.sort(dim=-1, descending=True, stable=True)
     running = ordered.cumsum(-1, dtype=torch.float64)
-    cut = (running - ordered) >= top_p.unsqueeze(-1) * running[:, -1:]
-    cut &= (top_p < 1.0).unsqueeze(-1)
-    weights.scatter_(-1, order, ordered.masked_fill_(cut, 0.0))
+    cut = (running - ordered) >= share * running[:, -1:]
+    weights[some] = chosen.scatter_(-1, order, ordered.masked_fill_(cut, 0.0))
 
 
 def verify_chain(

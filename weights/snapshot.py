@@ -25,7 +25,7 @@ from blake3 import blake3
 from antiphon.api.manifest import DTYPE_BYTES, auto_chunk_bytes, check_manifest, full_payload, header_of
 from antiphon.api.policy_file import policy_header
 from antiphon.core.errors import ContractError, IntegrityError
-from antiphon.core.records import SnapshotManifest, TensorEntry
+from antiphon.core.records import Probe, SnapshotManifest, TensorEntry
 from antiphon.weights.payload_store import PayloadStore
 
 BUFFER_BYTES = 64 << 20
@@ -46,6 +46,8 @@ class Weights:
     """Gets each tensor's name and values as published, some at a time, and raises if they may not be."""
     reading: Callable[[], AbstractContextManager[object]] = nullcontext
     """Entered around each reading of them all."""
+    probe: Callable[[], Probe | None] = lambda: None
+    """Computes what an engine that loads them must compute, where there is a model to do it."""
 
     def digest(self, done: Callable[[int], None] = lambda length: None) -> str:
         """Read them once and return their digest; `done` gets the bytes of each part that was read."""
@@ -186,12 +188,12 @@ def write_snapshot(
     payload = store.make(chunk_bytes or auto_chunk_bytes(head_bytes + full_bytes), head_bytes)
     try:
         weights.read(done, payload.write, hasher.update)  # the disk works while the digest is computed
-        digest = hasher.hexdigest()
+        digest, probe = hasher.hexdigest(), weights.probe()
         finished = payload.finish(policy_header(run_id, version, digest, entries))
     except BaseException:
         payload.discard()
         raise
-    return SnapshotManifest(run_id, version, digest, entries, full_bytes, (finished,), origin="")
+    return SnapshotManifest(run_id, version, digest, entries, full_bytes, (finished,), origin="", probe=probe)
 
 
 _SEAL = object()
@@ -200,12 +202,16 @@ _SEAL = object()
 class VerifiedWeights(Mapping[str, torch.Tensor]):
     """Name -> tensor; made by `verify` and `open_snapshot` alone."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], digest: str, seal: object) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], digest: str, seal: object, probe: Probe | None = None
+    ) -> None:
         if seal is not _SEAL:
             raise ContractError("weights are verified by verify or open_snapshot; call one of them")
         self._tensors = tensors
         self.digest = digest
         """Computed from the tensors."""
+        self.probe = probe
+        """What an engine that loaded them must compute; None where nobody said."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -217,9 +223,9 @@ class VerifiedWeights(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
 
-def verify(tensors: Mapping[str, torch.Tensor]) -> VerifiedWeights:
+def verify(tensors: Mapping[str, torch.Tensor], probe: Probe | None = None) -> VerifiedWeights:
     """Digest tensors in memory; they must not change afterwards."""
-    return VerifiedWeights(tensors, weights_digest(tensors), _SEAL)
+    return VerifiedWeights(tensors, weights_digest(tensors), _SEAL, probe)
 
 
 def open_snapshot(manifest: SnapshotManifest, store: PayloadStore) -> VerifiedWeights:
@@ -257,4 +263,4 @@ def open_snapshot(manifest: SnapshotManifest, store: PayloadStore) -> VerifiedWe
         if start % DTYPE_BYTES[entry.dtype]:
             flat = flat.clone()  # a narrow tensor leaves the next one at an odd address, where no view is
         tensors[entry.name] = flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
-    return VerifiedWeights(tensors, digest, _SEAL)
+    return VerifiedWeights(tensors, digest, _SEAL, manifest.probe)

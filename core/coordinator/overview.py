@@ -158,6 +158,7 @@ def batch_waits_for(loop: LoopState, step: int, now: float) -> str:
         for member in loop.fleet.living()
         if (seconds := loop.leases.engines.stands_still_s(member.worker_id))
     ]
+    parts += _refusals(loop.fleet)
     ready = count[GroupPhase.REWARDED]
     rest = "; ".join(parts) or "being written"
     return f"step {step}: {min(ready, places)} of {places} groups rewarded; {rest}"
@@ -181,6 +182,11 @@ def _workers(fleet: Fleet, groups: list[GroupState]) -> str:
     )
     needed = sorted({g.version for g in groups if g.phase is GroupPhase.OPEN and g.version is not None})
     return f"needs version {needed[0]}; {held}" if needed else held
+
+
+def _refusals(fleet: Fleet) -> list[str]:
+    """Say which workers cannot load newer weights, and why."""
+    return [f"{one.worker_id} says: {one.swap_error}" for one in fleet.living() if one.swap_error][:2]
 
 
 def stage_reply(loop: LoopState, stage: str, number: int) -> StageReply:
@@ -269,10 +275,10 @@ def _broadcast_waits_for(loop: LoopState, version: int) -> str:
         return f"version {version} to be announced"
     behind = [m for m in loop.fleet.active() if m.held_version is None or m.held_version < version]
     sentence = f"any of {', '.join(m.worker_id for m in behind[:4])} to load version {version}"
-    if not (quorum := loop.config.broadcast.quorum):
-        return sentence
-    share = loop.fleet.share_holding(version)
-    return f"{sentence}: {share:.0%} of the tokens/s have it, {quorum:.0%} must"
+    if quorum := loop.config.broadcast.quorum:
+        share = loop.fleet.share_holding(version)
+        sentence += f": {share:.0%} of the tokens/s have it, {quorum:.0%} must"
+    return "; ".join([sentence, *_refusals(loop.fleet)])
 
 
 def _needs_workers(loop: LoopState, stage: str, number: int) -> bool:

@@ -21,13 +21,15 @@ from typing import Any
 
 import torch
 
+from antiphon.core.broadcast.probe import PROBE_TOKENS, probe_tokens
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LearnerSection
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.learning_rate import rate_by_size
+from antiphon.core.records import Probe
 from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
-from antiphon.services.learner.packing import MicroBatch
+from antiphon.services.learner.packing import MicroBatch, probe_batch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
 from antiphon.services.learner.ranks.group import Order, join
 from antiphon.system import failpoints
@@ -128,6 +130,10 @@ class DeepSpeedEngine:
         self._names = published_names(causal_model)
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
         self._stage = section.stage
+        # An engine scores them as a prompt, with room for one token more.
+        scored = min(PROBE_TOKENS, config.rollout.max_model_tokens - 2)
+        self._probed = probe_tokens(causal_model.config.get_text_config().vocab_size, scored)
+        self._dtype = section.dtype
         policy = make_policy(causal_model, objective)
         if section.compiled:
             compile_blocks(causal_model)
@@ -233,11 +239,23 @@ class DeepSpeedEngine:
         return ""
 
     @_refusal_named()
-    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the logprobs [R, T] of the completion tokens, float32 nats, on the CPU."""
+    def logprobs(self, batch: MicroBatch, temperature: float | None = None) -> torch.Tensor:
+        """Return the logprobs [R, T] of the completion tokens, float32 nats, on the CPU.
+
+        They are those of `temperature`, by default the run's.
+        """
         with torch.no_grad():
-            found: torch.Tensor = self._engine(batch.to(self._engine.device))
+            found: torch.Tensor = self._engine(batch.to(self._engine.device), temperature=temperature)
         return found.cpu()
+
+    def _probe_logprobs(self) -> torch.Tensor:
+        """Return the logprobs of the probe's tokens, [T]; at stage 3 each rank calls it."""
+        return self.logprobs(probe_batch(self._probed), 1.0)[0].float()
+
+    def _probe_of(self, found: torch.Tensor) -> Probe:
+        if not bool(torch.isfinite(found).all()):
+            raise IntegrityError(f"the weights give a log-probability that is no number; {_FIX}")
+        return Probe(self._probed, tuple(found.tolist()), self._dtype)
 
     def weights(self) -> Weights:
         """Return the weights as they are published, each tensor once, to be read while they are held.
@@ -253,6 +271,7 @@ class DeepSpeedEngine:
             dtype = self._publish_dtype if tensor.is_floating_point() else tensor.dtype
             shapes[name] = dtype, tuple(getattr(tensor, "ds_shape", tensor.shape))
         entries, left = published_entries(shapes), list[str]()
+        probed: torch.Tensor | None = None
 
         @contextmanager
         def whole(name: str) -> Iterator[torch.Tensor]:
@@ -268,6 +287,7 @@ class DeepSpeedEngine:
                 yield
                 return
             self._ranks.order(Order.READ)
+            nonlocal probed
             # DeepSpeed keeps small tensors whole otherwise.
             self._engine.optimizer.checkpoint_event_prologue()
             left[:] = [entry.name for entry in entries]
@@ -279,8 +299,12 @@ class DeepSpeedEngine:
                     with whole(left[0]):
                         pass
                 self._engine.optimizer.checkpoint_event_epilogue()
+                probed = self._probe_logprobs()
 
-        return Weights(entries, whole, _check_numbers, reading)
+        def probe() -> Probe:
+            return self._probe_of(self._probe_logprobs() if probed is None else probed)
+
+        return Weights(entries, whole, _check_numbers, reading, probe)
 
     def gather(self) -> None:
         """Take part in rank 0's reading of the weights."""

@@ -100,22 +100,30 @@ class Objective:
             "max_completion_length": max_completion_tokens,
         }
 
-    def logprobs(self, hidden: torch.Tensor, head: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    def logprobs(
+        self,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        batch: MicroBatch,
+        temperature: float | None = None,
+    ) -> torch.Tensor:
         """Return the learner's logprobs [R, T], nats, with a gradient where autograd records.
 
         Args:
             hidden: [P, H] states that predict the tokens of the batch's pairs.
             head: [V, H] output embedding.
             batch: the micro-batch.
+            temperature: of the distribution; None: that of the run's sampling.
         """
+        temperature = self.temperature if temperature is None else temperature
         if hidden.dtype == torch.float32 and len(hidden) * len(head) <= LOGITS_AT_ONCE:
             logits = hidden @ head.T
-            if self.temperature != 1.0:
-                logits = logits / self.temperature
+            if temperature != 1.0:
+                logits = logits / temperature
             found = -functional.cross_entropy(logits, batch.pair_ids, reduction="none")
         else:
             found = LigerFusedLinearPPOBase.chunk_forward(
-                hidden[None], head, batch.pair_ids[None], temperature=self.temperature
+                hidden[None], head, batch.pair_ids[None], temperature=temperature
             )[0]
         taken: torch.Tensor = found.index_select(0, batch.token_index.flatten()).view_as(batch.mask)
         return taken

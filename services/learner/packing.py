@@ -22,7 +22,7 @@ import torch
 
 from antiphon.core.errors import ContractError
 from antiphon.core.ranks.plan import plan_ranks
-from antiphon.core.records import BatchRow, VersionSpan
+from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.core.spans import branches, check_cover, clipped, shifted, token_versions, within
 from antiphon.cpu.copies import Copies, copies_of
 from antiphon.cpu.shared_rows import SharedRows, common_lengths, share_rows
@@ -184,6 +184,24 @@ class Packing:
 def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -> list[MicroBatch]:
     """Return all micro-batches of one rank, as `Packing` makes them."""
     return list(Packing(rows, step, token_budget).of_rank(0))
+
+
+def probe_batch(tokens: Sequence[int]) -> MicroBatch:
+    """Return a batch whose logprobs, [1, T], are those of all `tokens` [T + 1] but the first."""
+    ids = np.array(tokens, dtype=np.int32)
+    row = BatchRow(
+        ids[1:],
+        np.zeros(len(ids) - 1, dtype=np.float32),
+        (VersionSpan(0, 0, len(ids) - 1),),
+        FinishReason.LENGTH,
+        group_id="",
+        prompt_key="",
+        sample_index=0,
+        prompt_token_ids=ids[:1],
+        reward=0.0,
+        advantage=0.0,
+    )
+    return make_micro_batches([row], 0, len(ids))[0]
 
 
 def sequences_of(row: BatchRow) -> list[BatchRow]:

@@ -43,14 +43,18 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         batch: MicroBatch,
         totals: UpdateTotals | None = None,
         proximal_logprobs: torch.Tensor | None = None,
+        temperature: float | None = None,
     ) -> Any:
-        """Return (loss, token metrics) of a micro-batch, or its logprobs [R, T] without `totals`."""
+        """Return (loss, token metrics) of a micro-batch, or its logprobs [R, T] without `totals`.
+
+        The latter at `temperature`, if it is another one than the run's.
+        """
         states = _states if self._shares else _padded_states
         # [P, H]: those that predict the batch's pairs.
         hidden = batch.pairs.take(states(self.causal_model, batch.input_ids, batch.shared))
         head = self.causal_model.get_output_embeddings().weight
         if totals is None:
-            return self._objective.logprobs(hidden, head, batch)
+            return self._objective.logprobs(hidden, head, batch, temperature)
         return self._objective.loss(hidden, head, batch, totals, proximal_logprobs)
 
 

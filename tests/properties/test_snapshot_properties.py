@@ -27,7 +27,7 @@ from antiphon.api.manifest import (
 )
 from antiphon.api.policy_file import policy_header
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.core.records import Payload, Probe, SnapshotManifest
 from antiphon.weights import snapshot
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import (
@@ -152,13 +152,15 @@ def test_the_digest_covers_names_shapes_and_dtypes(weights) -> None:
     assert weights_digest(dict(reversed(weights.items()))) == digest
 
 
-def _body(weights: dict[str, torch.Tensor]) -> bytes:
+def _body(weights: dict[str, torch.Tensor], probe: Probe | None = None) -> bytes:
     with stored(weights, 24) as (manifest, _):
-        return encode_manifest(manifest)
+        return encode_manifest(dataclasses.replace(manifest, probe=probe))
 
 
+PROBE = Probe((3, 0, 1), (-0.5, -1.25), "float32")
 BODIES = [
     _body({"a": torch.arange(4.0)}),
+    _body({"a": torch.arange(4.0)}, PROBE),
     _body({"layer.0.up": torch.zeros(3), "layer.0.down": torch.ones(2, 3)}),
 ]
 CHANGES = [
@@ -187,6 +189,12 @@ CHANGES = [
     ({"payload": {"parent": 3}}, "has the parent 3"),
     ({"payload": {"kind": "patch", "parent": 7}}, "changes version 7"),
     ({"run_id": "another run"}, "bytes instead of"),
+    ({"probe": {"tokens": (3, 0)}}, "2 tokens and 2 log-probabilities"),
+    ({"probe": {"tokens": (), "logprobs": ()}}, "0 tokens"),
+    ({"probe": {"tokens": (0,) * 2001, "logprobs": (0.0,) * 2000}}, "1024 at most"),
+    ({"probe": {"tokens": (3, -1, 1)}}, "something else than tokens"),
+    ({"probe": {"logprobs": (0.0, float("nan"))}}, "something else than tokens"),
+    ({"probe": {"dtype": "int4"}}, "'int4'"),
 ]
 
 
@@ -199,6 +207,8 @@ def test_a_manifest_that_contradicts_itself_is_refused_before_anything_is_opened
         change = {"tensors": (entry, *manifest.tensors[1:])}
     if "payload" in change:
         change = {"payloads": (dataclasses.replace(manifest.payloads[0], **change["payload"]),)}
+    if "probe" in change:
+        change = {"probe": dataclasses.replace(PROBE, **change["probe"])}
     with pytest.raises(IntegrityError, match=words):
         open_snapshot(dataclasses.replace(manifest, **change), cast("PayloadStore", None))
 
@@ -218,6 +228,20 @@ def test_only_the_canonical_encoding_is_a_manifest(data) -> None:
     except IntegrityError:
         return
     assert encode_manifest(found) == body
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.floats(-1e6, 0.0, width=32)), min_size=1, max_size=80),
+    st.sampled_from(["float32", "bfloat16"]),
+)
+def test_a_probe_goes_through_the_manifest_and_leaves_no_trace_where_there_is_none(pairs, dtype) -> None:
+    manifest = decode_manifest(BODIES[0])
+    assert manifest.probe is None and b"probe" not in BODIES[0]
+    probe = Probe((0, *(token for token, _ in pairs)), tuple(logprob for _, logprob in pairs), dtype)
+    signed = dataclasses.replace(manifest, probe=probe)
+    check_manifest(signed)
+    assert decode_manifest(encode_manifest(signed)) == signed
+    assert encode_manifest(dataclasses.replace(signed, probe=None)) == BODIES[0]
 
 
 def test_names_cannot_grow_beyond_their_limit_while_they_are_read() -> None:

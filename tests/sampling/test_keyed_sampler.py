@@ -168,6 +168,37 @@ def test_tokens_of_probability_zero_are_never_drawn(vocabulary):
 
 
 @settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 40))
+def test_the_largest_are_kept_and_of_those_tied_the_first(seed, values):
+    random = np.random.default_rng(seed)
+    weights = torch.from_numpy(random.integers(0, values, (6, 48)) / 7).float()
+    k = torch.from_numpy(random.integers(1, 49, 6))
+    expected = torch.zeros_like(weights)
+    for row, count in enumerate(k.tolist()):
+        kept = np.argsort(-weights[row].numpy(), kind="stable")[:count].copy()
+        expected[row, kept] = weights[row, kept]
+    ks._keep_top_k(weights, k)
+    assert torch.equal(weights, expected)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 8, 30, 40, 512]), st.sampled_from([0.1, 0.5, 0.9]))
+def test_a_set_that_is_cut_by_mass_is_the_one_that_sorting_everything_finds(seed, left, top_p):
+    """Bit for bit, with ties, beside rows that keep all and rows with fewer tokens left."""
+    random = np.random.default_rng(seed)
+    weights = torch.zeros(6, 512)
+    for row in range(6):
+        count = random.integers(0, left + 1) if row else left
+        places = torch.from_numpy(random.permutation(512)[:count])
+        weights[row, places] = torch.from_numpy(random.integers(1, 6, count) / 7).float()
+    shares = torch.tensor([top_p, 1.0, top_p, 0.3, 1.0, top_p], dtype=torch.float64)
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    running = ordered.cumsum(-1, dtype=torch.float64)
+    cut = ((running - ordered) >= shares[:, None] * running[:, -1:]) & (shares < 1.0)[:, None]
+    expected = torch.zeros_like(weights).scatter_(-1, order, ordered.masked_fill(cut, 0.0))
+    ks._keep_top_p(weights, shares)
+    assert torch.equal(weights, expected)
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(0, LARGEST_U), st.integers(1, 64), st.floats(0.01, 1.0))
 def test_drawn_token_is_possible(seed, u, top_k, top_p):
     logits = 5 * torch.randn(1, 64, generator=torch.Generator().manual_seed(seed))

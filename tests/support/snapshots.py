@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from antiphon.api.manifest import check_manifest, full_payload
 from antiphon.api.snapshots import Broadcast, Place
-from antiphon.core.records import SnapshotManifest
+from antiphon.core.broadcast.probe import probe_tokens
+from antiphon.core.records import Probe, SnapshotManifest
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.service import BroadcastService
 from antiphon.weights.snapshot import weights_of, write_snapshot
@@ -29,6 +31,15 @@ def publish(
     manifest = replace(manifest, origin=origin)
     store.put_manifest(manifest)
     return manifest
+
+
+@torch.no_grad()
+def probe_of(model: Any) -> Probe:
+    """Return what a Hugging Face model makes of the tokens of a probe."""
+    tokens = torch.tensor(probe_tokens(model.config.vocab_size))
+    found = torch.log_softmax(model(tokens[None]).logits[0, :-1].float(), -1)
+    scores = found.gather(-1, tokens[1:, None])[:, 0]
+    return Probe(tuple(tokens.tolist()), tuple(scores.tolist()), "float32")
 
 
 class FarService(BroadcastService):

@@ -13,6 +13,8 @@ logs it once and drafts no more.
 Legend: B requests of the batch, R rows of the step (B, or B + drafts), L longest sequence.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -114,6 +116,15 @@ class SamplerHook:
         self._metadata: Any = None
         self._keyed = sampler == "keyed"
         runner._sample = self._sample
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Let vLLM draw by itself inside the block: its requests are none of the table's."""
+        self._runner._sample = self._native
+        try:
+            yield
+        finally:
+            self._runner._sample = self._sample
 
     def _sample(self, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
         begun = perf_counter()

@@ -16,7 +16,8 @@ the blocks of the old weights must serve the requests that computed them and nob
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -168,6 +169,27 @@ def keep_caches(core: Any, swap: int) -> frozenset[str]:
         request.block_hashes.clear()
         request.update_block_hashes()
     return frozenset(request.request_id for request in scheduler.running)
+
+
+@contextmanager
+def set_aside(core: Any, tokens: int) -> Iterator[None]:
+    """Have vLLM plan a step without its requests inside the block, with cache blocks for `tokens` others.
+
+    They run on where they were afterwards. Where too few blocks are free, the last of those that run are
+    queued again, as vLLM itself does.
+    """
+    from vllm.v1.core.sched.request_queue import create_request_queue
+
+    scheduler = core.scheduler
+    pool, block_size = scheduler.kv_cache_manager.block_pool, scheduler.block_size
+    while scheduler.running and pool.get_num_free_blocks() * block_size < tokens:
+        _queue_again(scheduler, scheduler.running[-1:])
+    kept = scheduler.running, scheduler.waiting
+    scheduler.running, scheduler.waiting = [], create_request_queue(scheduler.policy)
+    try:
+        yield
+    finally:
+        scheduler.running, scheduler.waiting = kept
 
 
 def _queue_again(scheduler: Any, requests: list[Any]) -> None:

@@ -23,8 +23,9 @@ import numpy.typing as npt
 import torch
 
 from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
+from antiphon.core.broadcast.probe import probe_problem
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
-from antiphon.core.records import FinishReason, FloatArray, SamplingParameters
+from antiphon.core.records import FinishReason, FloatArray
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import spans_of_changes
 from antiphon.cpu.vllm_kernels import attend_by_token, fill_steps, use_cpu_kernels
@@ -47,6 +48,7 @@ from antiphon.services.rollout.engine.vllm_compat import (
     drop_caches,
     keep_caches,
     repack_heads,
+    set_aside,
     spare_foreign_libraries,
     spare_held_blocks,
 )
@@ -100,6 +102,8 @@ class VllmEngine:
         device = torch.device(runner.device)
         if settings.eager and device.type == "cpu":
             fill_steps(runner)
+        tensor_cores = device.type != "cpu" and settings.dtype == "float32"
+        self._precision = "tf32" if tensor_cores else settings.dtype
         self._table = SamplerTable(
             settings.max_num_seqs, settings.max_model_len + settings.draft_tokens, device
         )
@@ -142,7 +146,7 @@ class VllmEngine:
         of them can be read back. Before it is set, names and shapes were checked against the
         model directory, every parameter that stayed readable was compared with its tensor, and
         output heads were probed."""
-        self._tensors: Mapping[str, Any] = {}
+        self._tensors: VerifiedWeights | None = None
         """What was loaded under `version`: a swap that fails is undone with it."""
         self._swaps = 0
         self.before_serving: Callable[[VllmEngine], None] | None = None
@@ -194,17 +198,27 @@ class VllmEngine:
         self.version, self.weights_digest = version, tensors.digest
         self._begin_spans(version)
 
-    def _take(self, tensors: Mapping[str, Any]) -> None:
-        """Hand tensors to vLLM and check that they arrived."""
+    def _take(self, tensors: VerifiedWeights) -> None:
+        """Hand tensors to vLLM and check that they arrived, and that it computes what the learner did."""
         self._runner.reload_weights(weights_iterator=((name, tensors[name]) for name in self._expected))
         repack_heads(self._runner.get_model())
         check_readable(self._runner.get_model(), tensors)
+        if (probe := tensors.probe) is not None:
+            tokens = probe.tokens[: self.settings.max_model_len - 1]
+            if max(tokens) >= self.vocabulary_size:
+                raise IntegrityError(
+                    f"its probe has token {max(tokens)}, but {self.settings.model_dir} has "
+                    f"{self.vocabulary_size} tokens; publish the model it was made from"
+                )
+            scores = self._scores(tokens, 0).logprobs[:, 0].numpy()
+            if problem := probe_problem(probe, scores, self._precision):
+                raise IntegrityError(problem)
 
     def _undo(self, version: int, before: tuple[int | None, str | None], error: Exception) -> IntegrityError:
         """Load the weights before a swap that failed again, and return what to say of it."""
         said = f"vLLM did not take version {version} ({' '.join(f'{type(error).__name__}: {error}'.split())})"
         abandon_reload(self._runner.get_model())
-        if before[0] is None:
+        if before[0] is None or self._tensors is None:
             return IntegrityError(f"{said}; nothing is served until a snapshot is loaded")
         try:
             self._take(self._tensors)
@@ -390,25 +404,41 @@ class VllmEngine:
 
         They come from the engine's scoring of prompts, which the sampler has no part in.
         """
-        from vllm import SamplingParams
+        # Scoring covers all tokens but the first.
+        scores = self._scores((*prompt_token_ids, prompt_token_ids[0]), -1)
+        row = np.full(self.vocabulary_size, -np.inf)
+        row[scores.logprob_token_ids[-1].numpy()] = scores.logprobs[-1].numpy()
+        return row
 
-        prompt = (*prompt_token_ids, prompt_token_ids[0])  # scoring covers all prompt tokens but the first
-        request = EngineRequest("distribution", prompt, 0, SamplingParameters(max_tokens=1))
-        scored = SamplingParams(max_tokens=1, detokenize=False, prompt_logprobs=-1, logprobs=0)
-        internal_id = self._admit(request, scored)
-        try:
-            while True:
-                # Else the ranks, which nobody asked for, are compiled: seconds, and processes of their own.
-                with torch.compiler.set_stance("force_eager"):
-                    outputs = self._advance()
-                for output in outputs[0].outputs if outputs else ():
-                    if output.request_id == internal_id and output.new_prompt_logprobs_tensors is not None:
-                        scores = output.new_prompt_logprobs_tensors
-                        row = np.full(self.vocabulary_size, -np.inf)
-                        row[scores.logprob_token_ids[-1].numpy()] = scores.logprobs[-1].numpy()
-                        return row
-        finally:
-            self.abort(["distribution"])
+    def _scores(self, tokens: Sequence[int], beside: int) -> Any:
+        """Return vLLM's scores of a prompt's tokens but the first, in a step without the requests in flight.
+
+        Args:
+            tokens: [T + 1], no more than one step takes in.
+            beside: likeliest tokens that are scored besides each of them; -1: the whole vocabulary.
+        """
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        self._counter += 1
+        core, name = self._core, str(self._counter)
+        wanted = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, prompt_logprobs=beside)
+        request = EngineCoreRequest(name, list(tokens), None, wanted, None, 0.0, None, None, None)
+        self._runner.speculative_config = None  # as in every step without drafts
+        room = len(tokens) + 1 + self.settings.draft_tokens
+        # Else the ranks, which nobody asked for, are compiled: seconds, and processes of their own.
+        with set_aside(core, room), self._hook.away(), torch.compiler.set_stance("force_eager"):
+            try:
+                core.add_request(*core.preprocess_add_request(request))
+                outputs, _ = core.step_fn()
+            finally:
+                core.abort_requests([name])
+        scored = [one.new_prompt_logprobs_tensors for one in (outputs[0].outputs if outputs else ())]
+        if len(scored) != 1 or scored[0] is None:
+            raise IntegrityError(
+                f"vLLM did not score {len(tokens)} tokens in one step; raise rollout.kv_cache_mib"
+            )
+        return scored[0]
 
     def products(self) -> list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]:
         """Return the model's matrix products on a CPU, one of each shape, each with the width of its rows."""

@@ -267,6 +267,11 @@ def test_why_a_worker_cannot_swap_is_in_the_status_until_it_can(tmp_path: Path) 
         said = await seen(swap_error="a\ntensor  " + "x" * 5000, swap_failing_s=60.0)
         assert said.swap_error.startswith("a tensor xxx") and len(said.swap_error) <= 300
         assert said.swap_failing_s >= 60.0 and said.state is WorkerState.ACTIVE
+        await client.open_step(0)
+        announce_next(site)
+        for stage, number in (("broadcast", 1), ("reward", 0)):  # a run that ends of it ends with these words
+            words = (await client.await_stage(stage, number, 0.0)).waiting_for
+            assert f"; {worker} says: a tensor xxx" in words
         for odd in (float("nan"), -5.0):  # a third strike would shut it out
             with pytest.raises(ContractError, match="swap_failing_s of a heartbeat"):
                 await seen(swap_error="why", swap_failing_s=odd)

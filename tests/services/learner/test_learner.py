@@ -17,6 +17,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.api.manifest import full_payload
+from antiphon.core.broadcast.probe import probe_problem
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import BlockedError, ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS, find_metric
@@ -811,6 +812,42 @@ def test_the_rewarded_completion_becomes_more_probable(
         after = [await logprobs(4, tokens) for tokens in (good, bad)]
         assert after[0].sum() > before[0].sum() + 0.05 and after[1].sum() < before[1].sum() - 0.05
         await learner.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"sampling__temperature": 0.7}, {"learner__zero_stage": 3}, {"rollout__max_model_tokens": 40}],
+)
+def test_a_manifest_says_what_the_version_computes(
+    model_path: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """At temperature 1, in as many tokens as an engine can score, and the same when it is made again."""
+
+    async def body() -> None:
+        changes.setdefault("sampling__max_tokens", 16)
+        found = []
+        for name in ("once", "again"):
+            bench = Bench(tmp_path / name, make_config(model_path, **changes))
+            learner = await bench.learner()
+            await learner.step(0)
+            found.append([await learner.publish(version) for version in (0, 1)])
+            await learner.close()
+        assert [manifest.probe for manifest in found[0]] == [manifest.probe for manifest in found[1]]
+        tensors = open_snapshot(found[1][1], bench.payloads())
+        assert tensors.probe == found[0][1].probe != found[0][0].probe
+        probe = found[0][1].probe
+        assert probe is not None and len(probe.logprobs) == min(
+            64, changes.get("rollout__max_model_tokens", 512) - 2
+        )
+        model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
+        ids = torch.tensor([probe.tokens])
+        with torch.no_grad():
+            scores = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        np.testing.assert_allclose(probe.logprobs, scores.numpy(), atol=1e-5)
+        assert not probe_problem(probe, scores.numpy(), "float32")
 
     run(body)
 

@@ -1,5 +1,6 @@
 """Swaps of the real vLLM engine: kept caches, and loads that vLLM refuses half-way."""
 
+import copy
 import gc
 from collections import Counter
 from importlib.util import find_spec
@@ -10,9 +11,10 @@ import torch
 
 from antiphon.api.engine import EngineRequest
 from antiphon.core.errors import ContractError, IntegrityError
-from antiphon.core.records import SamplingParameters
+from antiphon.core.records import Probe, SamplingParameters
 from antiphon.weights.snapshot import verify, weights_digest
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model, redraw, run, run_rest, scores
+from tests.support.snapshots import probe_of
 
 pytestmark = [
     pytest.mark.engine,
@@ -35,7 +37,8 @@ def models(tmp_path_factory):
 def weights(models):
     from safetensors.torch import load_file
 
-    return [load_file(path / "model.safetensors") for path, _ in models]
+    tensors = [load_file(path / "model.safetensors") for path, _ in models]
+    return [verify(found, probe_of(model)) for found, (_, model) in zip(tensors, models, strict=True)]
 
 
 def started(models, **changes):
@@ -47,9 +50,7 @@ def started(models, **changes):
             model_dir=models[0][0],
             max_model_len=160,
             max_num_seqs=MAX_SEQS,
-            kv_cache_bytes=8 << 20,
-            prefix_caching=True,
-            **changes,
+            **{"kv_cache_bytes": 8 << 20, "prefix_caching": True, **changes},
         )
     )
 
@@ -70,8 +71,7 @@ def engine(idle_engine, weights):
 
 
 def load(engine, weights, version: int) -> None:
-    tensors = weights[version % 2]
-    checked = verify(tensors)
+    checked = weights[version % 2]
     engine.load_weights(version, checked, checked.digest)
 
 
@@ -126,8 +126,8 @@ def test_a_kept_cache_recomputes_nothing_and_is_noted(engine, models, weights, s
         outputs |= {o.request_id: o for o in engine.step()}
     running = set(engine._live)
     assert running
-    scheduled.clear()
     load(engine, weights, 1)
+    scheduled.clear()
     partial = {p.request_id: p for p in engine.progress(dict.fromkeys((r.request_id for r in batch), 0))}
     outputs |= {o.request_id: o for o in engine.step()}
     again = {request: count - 1 for request, count in scheduled[0].items() if request in running}
@@ -210,6 +210,68 @@ def test_requests_without_a_token_belong_to_the_new_weights_alone(engine, models
         tokens, _ = redraw(scores(models[1][1], request, output.token_ids), request)
         assert output.token_ids.tolist() == tokens.tolist()
     assert clean >= len(begun)
+
+
+def drifted(model) -> Probe:
+    """Return the probe of a model whose first layer's values are a little others."""
+    bent = copy.deepcopy(model)
+    with torch.no_grad():
+        bent.model.layers[0].self_attn.v_proj.weight.mul_(1.01)
+    return probe_of(bent)
+
+
+def test_what_computes_otherwise_than_the_learner_is_refused_and_disturbs_nothing(engine, models, weights):
+    batch = requests(6, tokens=20)
+    undisturbed = run(engine, batch)
+    engine.add(batch)
+    outputs = {}
+    for _ in range(5):
+        outputs |= {o.request_id: o for o in engine.step()}
+    other = verify(dict(weights[1]), drifted(models[1][1]))
+    words = r"did not take version 1 .*something else than the learner.* nat apart .*version 0 is served on"
+    with pytest.raises(IntegrityError, match=words):
+        engine.load_weights(1, other, other.digest)
+    assert (engine.version, engine.weights_digest) == (0, weights_digest(weights[0]))
+    outputs |= {o.request_id: o for o in run_rest(engine)}
+    for name, want in undisturbed.items():
+        assert outputs[name].token_ids.tolist() == want.token_ids.tolist()
+        assert outputs[name].logprobs.tobytes() == want.logprobs.tobytes()
+        assert outputs[name].spans == want.spans
+
+
+@pytest.mark.parametrize("change", [{}, {"draft_tokens": 6}, {"sampler": "native", "prefix_caching": False}])
+@pytest.mark.parametrize("swap_cache", ["recompute", "keep"])
+def test_a_probe_changes_no_token_of_the_requests_around_it(models, weights, swap_cache, change):
+    """Not where drafts wait to be verified, nor where the requests have the whole cache."""
+    block = 2 * 2 * 32 * 32 * 4  # bytes: keys and values of two layers, 32 tokens, heads of 32
+    engine = started(
+        models, swap_cache=swap_cache, kv_cache_bytes=block * (57 if not change else 200), **change
+    )
+    pool, found, free = engine._core.scheduler.kv_cache_manager.block_pool, [], []
+    try:
+        for swapped in (weights, [verify(dict(one)) for one in weights]):
+            # A kept cache that has to give way is computed again by other weights: there is room for all.
+            batch = requests(MAX_SEQS if swap_cache == "recompute" else 8)
+            if engine.version is not None:
+                load(engine, swapped, 4)
+            load(engine, swapped, 0)
+            engine.add(batch)
+            outputs = {}
+            for version in (1, 2, 3):
+                for _ in range(STEPS):
+                    outputs |= {o.request_id: o for o in engine.step()}
+                free.append(pool.get_num_free_blocks())
+                load(engine, swapped, version)
+            outputs |= {o.request_id: o for o in run_rest(engine)}
+            found.append([outputs[request.request_id] for request in batch])
+        for probed, plain in zip(*found, strict=True):
+            assert probed.token_ids.tolist() == plain.token_ids.tolist()
+            assert probed.logprobs.tobytes() == plain.logprobs.tobytes()
+            assert probed.spans == plain.spans
+        assert change or swap_cache == "keep" or min(free) < 3  # of which the probe takes three
+    finally:
+        engine.close()
+        gc.collect()
 
 
 class Refusal:
