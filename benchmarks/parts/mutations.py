@@ -389,7 +389,7 @@ SHOWN_BY: dict[Callable[[Patch], None], int] = {
     beginnings_are_not_checked: 30,
     evaluations_go_on_with_newer_weights: 2,
     leases_are_anyones: 18,
-    leases_last_a_moment: 1,
+    leases_last_a_moment: 2,
     seeds_ignore_the_epoch: 2,
     what_failed_counts_as_wrong: 4,
     the_gate_stands_open: 8,
