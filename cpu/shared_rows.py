@@ -198,8 +198,8 @@ def _packs(query: torch.Tensor) -> bool:
 
 def _too_many_scores(query: torch.Tensor) -> bool:
     """Tell whether the scores of queries [R, heads, S, width] fill too much of a GPU."""
-    held = query.is_cuda and query.dtype == torch.float32
-    return held and query.shape[:3].numel() * query.shape[2] > SCORES_ON_GPU
+    scores: int = query.shape[:3].numel() * query.shape[2]
+    return bool(query.is_cuda) and query.dtype == torch.float32 and scores > SCORES_ON_GPU
 
 
 def _attend_packed(
