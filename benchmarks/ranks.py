@@ -174,7 +174,7 @@ def plan_kills(count: int) -> list[str]:
 
 def kill(count: int, stage: int) -> dict[str, Any]:
     """Kill a run again and again, and compare what it comes to with an undisturbed one."""
-    steps = 4 + 2 * count  # each start gets some way, or none
+    steps = 4 + 4 * count  # more than the starts get on before they are killed
     kills = plan_kills(count)
     with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as name:
         calm, killed = Path(name) / "calm", Path(name) / "killed"

@@ -39,7 +39,7 @@ from antiphon.system.rank_places import MEETING, check_place
 
 TICK_S = 2.0
 """Pause between two ticks."""
-LATE_S = 45.0
+LATE_S = 55.0
 """A rank that leaves a tick unanswered for so long is given up, and with it all."""
 ORDER_S = 366 * 86_400.0
 """Ranks wait for an order as long as ticks come."""
