@@ -118,13 +118,25 @@ class SamplerHook:
         runner._sample = self._sample
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """Let vLLM draw by itself inside the block: its requests are none of the table's."""
-        self._runner._sample = self._native
+    def away(self) -> Iterator[list[torch.Tensor]]:
+        """Let vLLM draw by itself inside the block: its requests are none of the table's.
+
+        Yields where the log-probabilities come, [T, V] float32 nats, that prompts are scored with inside; to
+        hand them out vLLM would sort a whole vocabulary.
+        """
+        sampler, found = self._runner.sampler, list[torch.Tensor]()
+        gather = sampler.gather_logprobs
+
+        def kept(scores: torch.Tensor, *more: Any) -> Any:
+            found.append(scores)
+            return gather(scores, *more)
+
+        self._runner._sample, sampler.gather_logprobs = self._native, kept
         try:
-            yield
+            yield found
         finally:
             self._runner._sample = self._sample
+            del sampler.gather_logprobs
 
     def _sample(self, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
         begun = perf_counter()

@@ -181,8 +181,9 @@ def set_aside(core: Any, tokens: int) -> Iterator[None]:
     from vllm.v1.core.sched.request_queue import create_request_queue
 
     scheduler = core.scheduler
-    pool, block_size = scheduler.kv_cache_manager.block_pool, scheduler.block_size
-    while scheduler.running and pool.get_num_free_blocks() * block_size < tokens:
+    pool, groups = scheduler.kv_cache_manager.block_pool, scheduler.kv_cache_config.kv_cache_groups
+    blocks = len(groups) * -(-tokens // scheduler.block_size)
+    while scheduler.running and pool.get_num_free_blocks() < blocks:
         _queue_again(scheduler, scheduler.running[-1:])
     kept = scheduler.running, scheduler.waiting
     scheduler.running, scheduler.waiting = [], create_request_queue(scheduler.policy)

@@ -210,8 +210,9 @@ class VllmEngine:
                     f"its probe has token {max(tokens)}, but {self.settings.model_dir} has "
                     f"{self.vocabulary_size} tokens; publish the model it was made from"
                 )
-            scores = self._scores(tokens, 0).logprobs[:, 0].numpy()
-            if problem := probe_problem(probe, scores, self._precision):
+            places = torch.tensor(tokens[1:], device=self._runner.device).unsqueeze(-1)
+            scores = self._scores(tokens).gather(-1, places).squeeze(-1)
+            if problem := probe_problem(probe, scores.cpu().numpy(), self._precision):
                 raise IntegrityError(problem)
 
     def _undo(self, version: int, before: tuple[int | None, str | None], error: Exception) -> IntegrityError:
@@ -405,40 +406,35 @@ class VllmEngine:
         They come from the engine's scoring of prompts, which the sampler has no part in.
         """
         # Scoring covers all tokens but the first.
-        scores = self._scores((*prompt_token_ids, prompt_token_ids[0]), -1)
-        row = np.full(self.vocabulary_size, -np.inf)
-        row[scores.logprob_token_ids[-1].numpy()] = scores.logprobs[-1].numpy()
-        return row
+        scores = self._scores((*prompt_token_ids, prompt_token_ids[0]))
+        return np.asarray(scores[-1].cpu().numpy(), dtype=np.float64)
 
-    def _scores(self, tokens: Sequence[int], beside: int) -> Any:
-        """Return vLLM's scores of a prompt's tokens but the first, in a step without the requests in flight.
+    def _scores(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return vLLM's log-probabilities [T, V] at each of a prompt's tokens [T + 1] but the last, nats.
 
-        Args:
-            tokens: [T + 1], no more than one step takes in.
-            beside: likeliest tokens that are scored besides each of them; -1: the whole vocabulary.
+        They are made in a step without the requests in flight, which takes in no more tokens than any.
         """
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
         self._counter += 1
         core, name = self._core, str(self._counter)
-        wanted = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, prompt_logprobs=beside)
+        wanted = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, prompt_logprobs=0)
         request = EngineCoreRequest(name, list(tokens), None, wanted, None, 0.0, None, None, None)
         self._runner.speculative_config = None  # as in every step without drafts
         room = len(tokens) + 1 + self.settings.draft_tokens
         # Else the ranks, which nobody asked for, are compiled: seconds, and processes of their own.
-        with set_aside(core, room), self._hook.away(), torch.compiler.set_stance("force_eager"):
+        with set_aside(core, room), self._hook.away() as scores, torch.compiler.set_stance("force_eager"):
             try:
                 core.add_request(*core.preprocess_add_request(request))
-                outputs, _ = core.step_fn()
+                core.step_fn()
             finally:
                 core.abort_requests([name])
-        scored = [one.new_prompt_logprobs_tensors for one in (outputs[0].outputs if outputs else ())]
-        if len(scored) != 1 or scored[0] is None:
+        if len(scores) != 1 or len(scores[0]) != len(tokens) - 1:
             raise IntegrityError(
                 f"vLLM did not score {len(tokens)} tokens in one step; raise rollout.kv_cache_mib"
             )
-        return scored[0]
+        return scores[0]
 
     def products(self) -> list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]:
         """Return the model's matrix products on a CPU, one of each shape, each with the width of its rows."""

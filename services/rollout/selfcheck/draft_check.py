@@ -130,6 +130,7 @@ def _check_distribution(
 ) -> tuple[DistributionCheck, int]:
     randomness = generator("self-test-draft-law", seed)
     sampling = replace(case, max_tokens=3)
+    likeliest = {prefix: np.argsort(-row, kind="stable")[:3].tolist() for prefix, row in known.items()}
     after = {prefix: PreferredFirst(processed(row, case)) for prefix, row in known.items()}
     guesses: list[list[int]] = randomness.integers(engine.vocabulary_size, size=(draws, 2)).tolist()
 
@@ -139,9 +140,9 @@ def _check_distribution(
         if index % 3 == 2 or (start,) not in known:
             return guesses[index]
         rank = 0 if index % 3 == 0 else index // 3 % 3
-        second = int(np.argsort(-known[(start,)], kind="stable")[rank])
-        follows = known.get((start, second))
-        return [second, guesses[index][1] if follows is None else int(follows.argmax())]
+        second = likeliest[(start,)][rank]
+        follows = likeliest.get((start, second))
+        return [second, guesses[index][1] if follows is None else follows[0]]
 
     def script(request_id: str, so_far: list[int]) -> list[int]:
         return drafts(int(request_id.rpartition("-")[2]), so_far[0]) if len(so_far) == 1 else []
