@@ -115,4 +115,4 @@ def main(groups: float = math.inf, places: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    main(places=int((*sys.argv[1:], 1)[0]))
+    main(places=int(sys.argv[1]) if sys.argv[1:] else 1)
