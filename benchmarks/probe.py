@@ -34,6 +34,7 @@ from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, Probe, SamplingParameters, VersionSpan
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
+from antiphon.services.learner.objective import UpdateTotals
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.rollout.engine import vllm_compat, vllm_engine
 from antiphon.services.rollout.engine.environment import child_environment, prepare_environment
@@ -71,7 +72,9 @@ class Policy:
     def __init__(self, config: RunConfig, seed: int) -> None:
         self._learner = DeepSpeedEngine(config)
         self._random, self._number = np.random.default_rng(seed), 0
-        self._vocabulary = max(self._learner.probe().tokens) + 1
+        probe = self._learner.weights().probe()
+        assert probe is not None
+        self._vocabulary = max(probe.tokens) + 1
 
     def step(self) -> Version:
         """Make an update and return the version."""
@@ -80,7 +83,8 @@ class Policy:
         old = [self._learner.logprobs(batch) for batch in batches]
         for batch, found in zip(batches, old, strict=True):
             batch.behaviour_logprobs.copy_(found * batch.mask)
-        self._learner.update(batches)
+        tokens = sum(batch.completion_tokens for batch in batches)
+        self._learner.update(batches, UpdateTotals(len(rows), tokens))
         return self.published()
 
     def published(self) -> Version:

@@ -100,6 +100,18 @@ def _open_deepspeed() -> Any:
     return deepspeed
 
 
+def _number_from_zero() -> None:
+    """Have stage 3 number modules and parameters alike on all ranks, whatever engines a process had before.
+
+    DeepSpeed counts through the life of a process, and ranks whose numbers differ refuse to work together.
+    """
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    (counter,) = DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__
+    counter[0] = Init.param_id = 0
+
+
 _opened: Any = None
 """The process group of the last engine."""
 
@@ -146,6 +158,8 @@ class DeepSpeedEngine:
             weight_decay=section.weight_decay,
         )
         self._optimizer = optimizer
+        if section.stage == 3 and self._ranks.world > 1:
+            _number_from_zero()
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, config=_deepspeed_config(section, size)
         )

@@ -185,12 +185,13 @@ class Trainer(Training):
 
             norms.append(engine.update(packing.of_rank(ranks.rank), totals, before, share, keep))
             figures.append(gather_figures(ranks, packing, own))
-        metrics = _metrics(figures, norms) if norms else {metric.name: 0.0 for metric in LEARNER_METRICS}
+        seen = any(figures)  # rank 0 has those of all ranks; another one may have had dummies alone
+        metrics = _metrics(figures, norms) if seen else {metric.name: 0.0 for metric in LEARNER_METRICS}
         self.version = step + 1
         metrics["learning_rate"] = engine.learning_rate * self._share(self.version * self._updates - 1)
         metrics["train_s"] = time.perf_counter() - begun
         # Only the first update sees the weights that the step began with.
-        apart = drifts(figures[0]) if norms else {}
+        apart = drifts(figures[0]) if seen else {}
         return TrainedStep(self.version, engine.weights(), metrics, apart)
 
     def save(self) -> int:

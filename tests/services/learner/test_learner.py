@@ -315,15 +315,16 @@ def test_a_loss_that_is_no_number_pauses_the_run_and_leaves_the_weights(
 class RestlessPolicy(Policy):
     """Computes something whose order torch does not fix."""
 
-    def forward(self, batch: MicroBatch, *others: Any) -> Any:
+    def forward(self, batch: MicroBatch, *others: Any, **named: Any) -> Any:
         torch.zeros(2).put_(torch.tensor([0, 0]), torch.rand(2))
-        return super().forward(batch, *others)
+        return super().forward(batch, *others, **named)
 
 
 def test_what_has_no_deterministic_kernel_is_refused_by_name(model_path: Path) -> None:
     engine = DeepSpeedEngine(make_config(model_path), RestlessPolicy)
     batches = make_micro_batches(make_rows(0), 0, 64)
-    for work in (lambda: engine.update(batches), lambda: engine.logprobs(batches[0])):
+    totals = UpdateTotals(len(batches), sum(batch.completion_tokens for batch in batches))
+    for work in (lambda: engine.update(batches, totals), lambda: engine.logprobs(batches[0])):
         with pytest.raises(ConfigError, match=r"computes put_.*, which on this device gives other bits"):
             work()
     engine.close()

@@ -34,7 +34,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "words", "equal"),
     [
         ((), "exact on 2 ranks", 1.0),
-        # DeepSpeed pickles an object of its own into checkpoints of stage 1 and more: a copy's are not opened.
+        # From stage 1 on DeepSpeed pickles an object of its own: a copy's checkpoints are not opened.
         (("--from", "3"), "from the base model", 1.0),
         (("--ranks", "1"), "within tolerance: trained by 2 ranks, repeated by 1", 0.0),
     ],
