@@ -1,12 +1,12 @@
 """Group: the ranks of one learner, and what they say to each other besides gradients.
 
-Whoever starts the processes gives each of them RANK, LOCAL_RANK and WORLD_SIZE, and where they meet:
+Each process is started with RANK, LOCAL_RANK and WORLD_SIZE, and where they meet:
 MASTER_ADDR and MASTER_PORT, as torchrun, DeepSpeed and Slurm do, or a file on one host, in ANTIPHON_MEETING.
 Two further groups of gloo's carry control messages beside the gradients: one the orders of rank 0 and what
 ranks agree on, the other ticks. Messages are arrays of fixed shape; nothing is pickled.
 
 A rank that ends, or answers no tick, ends all: collective calls of the others would wait for it. It is named,
-and whoever started the ranks starts all of them again.
+and the supervisor or the launcher starts all of them again.
 """
 
 import contextlib
