@@ -30,6 +30,7 @@ from antiphon.system.memory import keep_memory
 from antiphon.system.ports import free_port
 from antiphon.system.processes import (
     KILL_S,
+    LEFT_GROUP,
     ChildGroup,
     ChildProcess,
     ending,
@@ -338,7 +339,8 @@ class Supervisor:
             child.leaving = True
             return
         # What refuses to start says why. One that was killed said nothing, and may start the next time.
-        first_start_failed = child.starts == 1 and not child.ready.is_set() and status >= 0
+        refused = status >= 0 and status != LEFT_GROUP
+        first_start_failed = child.starts == 1 and not child.ready.is_set() and refused
         now = self._clock()
         ready_s = now - child.ready_at_s if child.ready.is_set() else 0.0
         pause_s = None if first_start_failed else child.rule.after_end(now, ready_s)

@@ -31,7 +31,7 @@ from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, probe_batch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
-from antiphon.services.learner.ranks.group import Order, join
+from antiphon.services.learner.ranks.group import ALIVE, Order, join
 from antiphon.system import failpoints
 from antiphon.weights.snapshot import Weights, published_entries
 
@@ -96,7 +96,9 @@ def _open_deepspeed() -> Any:
         )
     global _opened
     if _opened is not (_opened := torch.distributed.group.WORLD):
-        groups._WORLD_GROUP = None  # its copy of a process group that was left
+        # Its copy of a process group that was left; of a new one it would make a copy with torch's deadlines.
+        several = torch.distributed.get_world_size() > 1
+        groups._WORLD_GROUP = torch.distributed.new_group(timeout=ALIVE) if several else None
     return deepspeed
 
 
@@ -147,6 +149,12 @@ class DeepSpeedEngine:
         self._probed = probe_tokens(causal_model.config.get_text_config().vocab_size, scored)
         self._dtype = section.dtype
         policy = make_policy(causal_model, objective)
+        if section.stage == 3 and self._ranks.world > 1 and not policy.shares_rows:
+            # A micro-batch has as many forward passes as blocks, and each of them gathers every layer.
+            raise ConfigError(
+                "learner.zero_stage=3 with several ranks needs a model whose attention is replaced here, and "
+                "that of model.path is not; set learner.zero_stage to 2"
+            )
         if section.compiled:
             compile_blocks(causal_model)
         size = sum(parameter.numel() for parameter in policy.parameters())
@@ -344,10 +352,11 @@ class DeepSpeedEngine:
                 problems.append(error)
 
         engine.save = save  # DeepSpeed would leave the other ranks waiting for one that raises
+        self._engine._copy_recovery_script = lambda path: None  # rank 0's alone, and nobody runs the scripts
         try:
             self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client_state, save_latest=False)
         finally:
-            del engine.save
+            del engine.save, self._engine._copy_recovery_script
         self._ranks.agree(UnavailableError(str(problems[0])) if problems else None)
 
     def load(self, folder: Path) -> dict[str, Any]:
@@ -436,6 +445,8 @@ def _culprit(batch: MicroBatch, found: TokenMetrics) -> str:
     ):
         wrong = (~torch.isfinite(tensor)).any(1).nonzero()
         if len(wrong):
+            if not batch.rows:
+                return f"{what} of a micro-batch without rows is no number"
             group_id, sample = batch.rows[int(wrong[0])]
             return f"{what} of sample {sample} of group {group_id} is no number"
     return "it overflows"

@@ -36,7 +36,7 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         self._objective = objective
         quicken_norms(causal_model)
         quicken_linears(causal_model)
-        self._shares = _share_attention(causal_model)
+        self.shares_rows = _share_attention(causal_model)
 
     def forward(
         self,
@@ -49,7 +49,7 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
 
         The latter at `temperature`, if it is another one than the run's.
         """
-        states = _states if self._shares else _padded_states
+        states = _states if self.shares_rows else _padded_states
         # [P, H]: those that predict the batch's pairs.
         hidden = batch.pairs.take(states(self.causal_model, batch.input_ids, batch.shared))
         head = self.causal_model.get_output_embeddings().weight

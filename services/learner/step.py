@@ -197,8 +197,8 @@ class Trainer(Training):
     def save(self) -> int:
         def save(folder: Path) -> None:
             self.progress.counting("byte", lambda: _bytes_in(folder))
-            self.ranks.order(Order.SAVE, self.version)
             (folder / _WORLD).write_text(json.dumps({"ranks": self.ranks.world, "plan": PLAN_VERSION}))
+            self.ranks.order(Order.SAVE, self.version)
             with self.ranks.running():
                 self._save(folder)
 
@@ -247,7 +247,12 @@ class Trainer(Training):
 def checkpoint_ranks(folder: Path) -> int:
     """Return how many ranks made a checkpoint; those of earlier releases were made by one."""
     world = folder / _WORLD
-    return int(json.loads(world.read_text())["ranks"]) if world.is_file() else 1
+    if not world.is_file():
+        return 1
+    try:
+        return int(json.loads(world.read_text())["ranks"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"{world} does not say how many ranks made the checkpoint; remove it") from error
 
 
 def config_digest(config: RunConfig) -> str:

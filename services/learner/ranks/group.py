@@ -41,8 +41,8 @@ TICK_S = 2.0
 """Pause between two ticks."""
 LATE_S = 55.0
 """A rank that leaves a tick unanswered for so long is given up, and with it all."""
-ORDER_S = 366 * 86_400.0
-"""Ranks wait for an order as long as ticks come."""
+ALIVE = datetime.timedelta(days=366)
+"""Ranks wait for each other, and for an order, as long as ticks come."""
 
 _KINDS: tuple[type[AntiphonError], ...] = (IntegrityError, ConfigError, ContractError, UnavailableError)
 _HEADER = 8
@@ -157,7 +157,8 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            if self.world > 1 and error is not self.agreed:
+            # A ConfigError names an operation that all ranks refuse alike.
+            if self.world > 1 and error is not self.agreed and not isinstance(error, ConfigError):
                 traceback.print_exc()
                 said = f"rank {self.rank} of the learner: {' '.join(str(error).split())[:300]}"
                 leave(said, LEFT_GROUP if "gloo" in said or "NCCL" in said else 1)
@@ -165,8 +166,10 @@ class Ranks:
 
     def meet(self) -> None:
         """Make the groups of control messages and begin to tick; called once, by every rank."""
-        self._orders = distributed.new_group(backend="gloo", timeout=_seconds(ORDER_S))
-        self._ticks = distributed.new_group(backend="gloo", timeout=_seconds(LATE_S))
+        self._orders = distributed.new_group(backend="gloo", timeout=ALIVE)
+        # Rank 0 sees all of them and names the one that is late, before another one takes rank 0 for late.
+        late = datetime.timedelta(seconds=LATE_S + (TICK_S if self.rank == 0 else 10 * TICK_S))
+        self._ticks = distributed.new_group(backend="gloo", timeout=late)
         distributed.barrier(self._orders)
         self._ticking = threading.Thread(target=self._tick, name="ticks", daemon=True)
         self._ticking.start()
@@ -191,13 +194,15 @@ class Ranks:
             while not last:
                 last = self.rank == 0 and self._ending.wait(TICK_S)
                 message = _message(last)
-                for peer in range(1, self.world) if self.rank == 0 else (0,):
-                    if self.rank == 0:
+                peers = range(1, self.world) if self.rank == 0 else (0,)
+                if self.rank == 0:
+                    for peer in peers:
                         distributed.send(message, peer, self._ticks)
+                for peer in peers:
                     distributed.recv(message, peer, self._ticks)
-                    if self.rank:
-                        distributed.send(message, peer, self._ticks)
-                        last = bool(message[0])
+                if self.rank:
+                    distributed.send(message, 0, self._ticks)
+                    last = bool(message[0])
         except RuntimeError as error:
             if not self._ending.is_set():
                 late = "timed out" in str(error).lower()
@@ -207,10 +212,6 @@ class Ranks:
 
 def _message(*numbers: int) -> torch.Tensor:
     return torch.tensor([*map(int, numbers), *[0] * (_HEADER - len(numbers))], dtype=torch.int64)
-
-
-def _seconds(seconds: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=seconds)
 
 
 def leave(reason: str, status: int = LEFT_GROUP) -> NoReturn:
@@ -255,7 +256,8 @@ def join(config: RunConfig) -> Ranks:
             init_method=f"file://{meeting}" if meeting else "env://",
             rank=rank,
             world_size=world,
-            timeout=_seconds(max(config.services.stall_timeout_s, config.services.start_timeout_s)),
+            # Rank 0 comes last, when it knows the version to begin with, and waits for nobody for ever.
+            timeout=ALIVE if rank else datetime.timedelta(seconds=config.services.start_timeout_s),
         )
         ranks = Ranks(rank, world)
         ranks.meet()

@@ -213,7 +213,12 @@ class Replayer:
         Raises:
             ConfigError: when it belongs to another configuration.
         """
-        if checkpoint_ranks(folder) != self._config.learner.ranks:
+        try:
+            ranks = checkpoint_ranks(folder)
+        except IntegrityError as error:
+            _log.warning("checkpoint.refused", version=version, reason=str(error))
+            return False
+        if ranks != self._config.learner.ranks:
             return False  # each rank has the optimizer's state of its own part
         wanted = config_digest(self._copy.config)
         for path in sorted(folder.rglob("*.pt")):
@@ -250,7 +255,8 @@ class Replayer:
         recorded = self._copy.steps[step]
         self.held = None  # the memory of its weights is needed for the next ones
         payload = self._copy.batch(step)
-        self._batches.put(payload)  # where other ranks look for it
+        if self._followers is not None:
+            self._batches.put(payload)  # where other ranks look for it
         trained = trainer.train(step, payload)
         self._hold(trained)
         metrics = {name: value for name, value in trained.metrics.items() if not is_timing(name)}
