@@ -96,8 +96,16 @@ def chat_templates(path: str) -> tuple[dict[str, str], dict[str, str]]:
     else:
         tree = read_json(folder / "tokenizer_config.json")
         named = tree.get("chat_template")  # null is what exporters write where there is none
-        if isinstance(named, list):
-            named = {one["name"]: one["template"] for one in named}
+        try:
+            if isinstance(named, list):
+                named = {one["name"]: one["template"] for one in named}
+            tokens = {name: tree.get(name) for name in _NAMED_TOKENS}
+            words = {name: one["content"] if isinstance(one, dict) else one for name, one in tokens.items()}
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"model.path={path!r}: tokenizer_config.json has a chat template or token without {error}; "
+                "copy the file again"
+            ) from error
         files = {file.stem: file for file in folder.glob("additional_chat_templates/*.jinja")}
         if (file := folder / "chat_template.jinja").is_file():
             files["default"] = file
@@ -105,8 +113,6 @@ def chat_templates(path: str) -> tuple[dict[str, str], dict[str, str]]:
             named = {name: file.read_text(encoding="utf-8") for name, file in files.items()} or named
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"model.path={path!r}: a chat template cannot be read ({error})") from error
-        tokens = {name: tree.get(name) for name in _NAMED_TOKENS}
-        words = {name: one["content"] if isinstance(one, dict) else one for name, one in tokens.items()}
         specials = {name: word for name, word in words.items() if isinstance(word, str)}
     return ({"default": named} if isinstance(named, str) else dict(named or {})), dict(specials)
 

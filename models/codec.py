@@ -128,7 +128,8 @@ class TextCodec:
 
     def shielded(self, text: str) -> str:
         """Return text in which special tokens that are spelt out are text."""
-        return self.specials.sub(lambda found: found[0][0] + SHIELD + found[0][1:], text.replace(SHIELD, ""))
+        # Behind every letter: one special token may be a part of another.
+        return self.specials.sub(lambda found: SHIELD.join([*found[0], ""]), text.replace(SHIELD, ""))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Turn text into token ids, with the special tokens that the tokenizer adds to a text if asked to.

@@ -238,6 +238,7 @@ class Gateway(Hosting):
         name = _named(body.sampling_params, request)
         if "/" not in name:
             raise Refused(400, "name the trajectory in sampling_params.antiphon_trajectory, as take gave it")
+        self._check_holder(name, request)
         turn = await self._sampled(name, body.token_ids, body.sampling_params)
         return {"request_id": name, **self._told(len(body.token_ids), turn)}
 
@@ -247,7 +248,8 @@ class Gateway(Hosting):
         self._check_length(message.content for message in messages)
         make_context = partial(context_of, renderer, messages, tools)
         name = _named(body, request)
-        name = name if "/" in name else self._matching(make_context)
+        name = name if "/" in name else self._matching(make_context, request)
+        self._check_holder(name, request)
         known = await self._until(name, lambda: self._known(name))
         context = make_context(known.recorded)
         turn = await self._sampled(name, context, body)
@@ -364,7 +366,13 @@ class Gateway(Hosting):
             self._sending[f"{said.group_id}/{said.sample_index}"] = said.row_digest
             self.answered.put_nowait(said)
 
-    def _matching(self, make_context: Callable[..., list[int]]) -> str:
+    def _check_holder(self, name: str, request: web.Request) -> None:
+        """Refuse turns of a group that a host with another token has."""
+        holder = self.sessions.holder(name)
+        if holder and holder[: holder.rfind("/") + 1] != request[BEARER]:
+            raise Refused(403, f"trajectory {name[:80]} belongs to a host with another token; take a group")
+
+    def _matching(self, make_context: Callable[..., list[int]], request: web.Request) -> str:
         """Return the one trajectory whose turns the messages without a name repeat; else one without turns.
 
         Raises:
@@ -372,6 +380,9 @@ class Gateway(Hosting):
         """
         found: dict[bool, list[str]] = {True: [], False: []}
         for one in self.sessions.held():
+            holder = self.sessions.holder(one.name)
+            if holder[: holder.rfind("/") + 1] != request[BEARER]:
+                continue
             begun = one.known is not None and one.known.token_ids.size > 0
             context = make_context(one.recorded)
             if not begun or one.recorded(context) is not None or one.followed_by(context):

@@ -159,6 +159,8 @@ class RewardService:
                 f"the files of environment.name have the digest {digest[:12]} here, but run {self._run_id} "
                 f"was opened with {opened_with[:12]}; put them back, or start a new run (--fresh)"
             )
+        if self._hosting is not None:
+            self._hosting.heard(status, ())  # which tokens are revoked
         self._is_right.set()
         ready()
         asking = partial(self._coordinator.pull_for_reward, self._client_id, PULL_GROUPS, self._pull_wait_s)

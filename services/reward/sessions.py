@@ -112,9 +112,10 @@ class Trajectory:
         """Return the turn that was sampled after a context; None where there is none."""
         if (known := self.known) is None:
             return None
+        context = np.asarray(context, dtype=np.int32)
         for start, stop in turns_of(known):
             begin = max((place for place in known.breaks if place <= start), default=0)
-            if np.array_equal(known.token_ids[begin:start], context):
+            if start - begin == context.size and np.array_equal(known.token_ids[begin:start], context):
                 said = shifted(clipped(known.spans, start, stop), -start)
                 return SampledTurn(known.token_ids[start:stop], known.logprobs[start:stop], said)
         return None
@@ -275,6 +276,11 @@ class Sessions:
         """Return the trajectories that hosts have and that are not over."""
         samples = (one for group in self._groups.values() if group.host for one in group.samples)
         return [one for one in samples if one.verdict is None]
+
+    def holder(self, name: str) -> str:
+        """Return the host that has a trajectory, "" where none is known to."""
+        group = self._groups.get(name.partition("@")[0].rpartition("/")[0])
+        return "" if group is None else group.host
 
     def find(self, name: str, now: float) -> Trajectory | None:
         """Return a trajectory, by its name with or without the take; None while its group may still be

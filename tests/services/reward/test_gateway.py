@@ -341,6 +341,9 @@ def test_a_token_of_scope_sample_is_needed(model: str, tmp_path: Path, rows_of: 
         assert gateway.ok("/antiphon/v1/alive", alive, Authorization=near)["lost"] == [taken]
         assert gateway.ok("/antiphon/v1/alive", alive, Authorization=far)["held"] == [taken]
         assert gateway.ok("/antiphon/v1/alive", alive)["lost"] == [taken]
+        turn = {"token_ids": [4], "sampling_params": {"antiphon_trajectory": f"{taken}/0"}}
+        refused, said = gateway.ask("POST", "/inference/v1/generate", turn, Authorization=near)
+        assert refused == 403 and "a host with another token" in said["error"]["message"]
         assert "host: " in gateway.refused("/antiphon/v1/take", {"host": "far/h"})
     counts = {name: one.taken for name, one in read_gateway(tmp_path).hosts.items()}
     assert counts == {"far/h": 2, "near/h": 0, "h": 0}
