@@ -74,7 +74,7 @@ def _open_deepspeed() -> Any:
     cuda = torch.cuda.is_available()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if not torch.distributed.is_initialized():
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
     import deepspeed
