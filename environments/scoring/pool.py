@@ -271,7 +271,8 @@ class ScoringProcess:
         for _ in texts:
             try:
                 async with asyncio.timeout(self._task.answer_timeout_s + GRACE_S):
-                    await self._send(request)
+                    if request:  # one that has ended takes nothing more, but its results can still be read
+                        await self._send(request)
                     line = await self._line()
             except TimeoutError:
                 raise ContractError("a scoring process fell silent") from None

@@ -93,6 +93,23 @@ def test_no_attempt_succeeds_and_the_next_answers_are_scored_as_ever() -> None:
 
 
 @pytest.mark.parametrize("sandbox", [True, False])
+def test_results_of_a_process_that_has_ended_meanwhile_count(sandbox: bool) -> None:
+    async def story() -> None:
+        found = []
+        async with make_pool(sandbox=sandbox) as pool:
+            process = pool.processes[0]
+            with pytest.raises(ContractError, match="exit code 3"):
+                async for result in process.results(
+                    "train-0-0", [HONEST, HONEST, "import os; os._exit(3)"], 3
+                ):
+                    found.append(result)
+                    await process._process.wait()
+        assert found == [1.0, 1.0]
+
+    run(story())
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
 def test_an_answer_that_hangs_or_ends_its_process_fails_alone(sandbox: bool) -> None:
     async def story() -> None:
         answers = [HONEST, "while True: pass", "import os; os._exit(3)", "won = False", HONEST]
