@@ -320,7 +320,7 @@ def _policy_gradients(device: Device, model: Path, dtype: str) -> Callable[[], l
     import torch
 
     from antiphon.services.learner.objective import Objective, UpdateTotals
-    from antiphon.services.learner.packing import count_trajectories, make_micro_batches
+    from antiphon.services.learner.packing import make_micro_batches
     from antiphon.services.learner.policy import Policy, load_causal_model
 
     config = run_config(dtype, model=model)
@@ -329,7 +329,7 @@ def _policy_gradients(device: Device, model: Path, dtype: str) -> Callable[[], l
     row = device.sizes.row // 4
     rows = made_rows(4, 8, row // 2, row, policy.causal_model.config.vocab_size, 3)
     batches = make_micro_batches(rows, 0, 8 * row)
-    totals = UpdateTotals(count_trajectories(batches), sum(batch.completion_tokens for batch in batches))
+    totals = UpdateTotals(len(rows), sum(batch.completion_tokens for batch in batches))
     parameters = [one for one in policy.parameters() if one.requires_grad]
 
     def gradients() -> list[Any]:
