@@ -146,13 +146,14 @@ class Replayer:
         return self._timed("score_seconds", self._score, step)
 
     def close(self) -> None:
-        trainer = self._trainer
-        if trainer is not None:
-            self._thread.submit(trainer.stop).result()
-        if self._followers is not None:
-            self._followers.close()
-        self._thread.shutdown()
-        shutil.rmtree(self._work, ignore_errors=True)
+        try:
+            if self._trainer is not None:
+                self._thread.submit(self._trainer.stop).result()
+        finally:
+            if self._followers is not None:
+                self._followers.close()
+            self._thread.shutdown()
+            shutil.rmtree(self._work, ignore_errors=True)
 
     def _timed(self, clock: str, work: Callable[[int], _T], number: int) -> _T:
         begun = time.perf_counter()
