@@ -6,7 +6,7 @@ with the others are named by `idle_keys`. Formulas and sources: docs/concepts/ob
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from antiphon.core.config_sections import Section
 
@@ -25,12 +25,22 @@ UNREACHED_CAP = 1.1
 _SAME_UNCLIPPED = {"gspo": "grpo", "cispo": "dapo"}
 """Objectives that differ from another by how the ratio is taken or clipped, and by nothing else."""
 
+_OF_LOSS = (
+    *("clip_low", "clip_high", "dual_clip", "decoupled"),
+    *("correction", "correction_level", "correction_cap", "correction_floor"),
+)
+_OF_ADVANTAGES = ("baseline", "normalise_advantages")
+
 
 class AlgorithmSection(Section):
     """The objective of a learner step."""
 
-    objective: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
-    """Policy-gradient loss: how ratios are clipped and tokens are averaged."""
+    objective: str = "dapo"
+    """Policy-gradient loss, how ratios are clipped and tokens are averaged: `grpo`, `dapo`, `dr_grpo`,
+    `gspo`, `cispo`, or one's own as `package.module:function`; see docs/guides/own-objective.md."""
+    advantage: str | None = None
+    """What a reward is worth beside the others. null: `baseline` and `normalise_advantages` say; or one's own
+    as `package.module:function`; see docs/guides/own-objective.md."""
     clip_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Lower clip: ratios below 1 - clip_low get no gradient where the advantage is negative. null: the
     objective's own (grpo, dapo, dr_grpo 0.2; gspo 0.0003); cispo has none."""
@@ -67,6 +77,17 @@ class AlgorithmSection(Section):
     updates_per_step: int = Field(default=1, ge=1, le=16)
     """Optimizer updates one batch is split into; with one, and decoupled, no clip can act."""
 
+    @field_validator("objective", "advantage")
+    @classmethod
+    def _check_name(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None and ":" not in name and not (info.field_name == "objective" and name in CLIPS):
+            known = f"{', '.join(CLIPS)}, or " if info.field_name == "objective" else ""
+            raise ValueError(
+                f"algorithm.{info.field_name}={name!r} is not possible: it must be {known}"
+                "package.module:function of your own"
+            )
+        return name
+
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         name, level = self.objective, self.correction_level
@@ -82,7 +103,7 @@ class AlgorithmSection(Section):
             )
         if name == "cispo":
             self._check_cispo()
-        elif self.dual_clip is not None and self.dual_clip <= 1.0 + self.clips[1]:
+        elif not self.own_objective and self.dual_clip is not None and self.dual_clip <= 1.0 + self.clips[1]:
             raise ValueError(
                 f"algorithm.dual_clip={self.dual_clip:g} is not above 1 + clip_high = "
                 f"{1.0 + self.clips[1]:g}, where positive advantages are clipped; raise it (3 is usual)"
@@ -103,9 +124,14 @@ class AlgorithmSection(Section):
                 )
 
     @property
+    def own_objective(self) -> bool:
+        """Return whether the objective is a function of the user's, to which no other key of it applies."""
+        return ":" in self.objective
+
+    @property
     def clips(self) -> tuple[float, float]:
         """Return the lower and the upper clip in force, as distances from a ratio of 1."""
-        low, high = CLIPS[self.objective]
+        low, high = CLIPS.get(self.objective, (0.0, 0.0))  # one's own has none
         return (
             low if self.clip_low is None else self.clip_low,
             high if self.clip_high is None else self.clip_high,
@@ -128,6 +154,20 @@ class AlgorithmSection(Section):
         ['algorithm.correction_cap cannot act with algorithm.correction=none; leave it out']
         """
         found = []
+        owned = {"objective": _OF_LOSS if self.own_objective else (), "advantage": _OF_ADVANTAGES}
+        for own, names in owned.items():
+            keys = [key for key in names if self._set(key)]
+            if keys and (name := getattr(self, own)):
+                found.append(
+                    f"{_names(keys)} cannot act with algorithm.{own}={name}; leave {_them(keys)} out"
+                )
+        if self.advantage is None and self.baseline == "leave_one_out" and self.divides_by_deviation:
+            found.append(
+                "algorithm.baseline=leave_one_out only scales all advantages where they are divided by the "
+                "group's deviation; set algorithm.normalise_advantages=false"
+            )
+        if self.own_objective:
+            return found
         if self.decoupled and self.updates_per_step == 1:
             why = "with algorithm.updates_per_step=1 and algorithm.decoupled=true every ratio is 1"
             fix = "take several updates (examples/clipped_updates.yaml) or algorithm.decoupled=false"
@@ -155,18 +195,15 @@ class AlgorithmSection(Section):
             keys = [key for key in keys if key == "correction_floor" and self.correction == "truncate"]
             without = "algorithm.correction=truncate"
         if keys:
-            found.append(
-                f"{_names(keys)} cannot act with {without}; leave {'them' if keys[1:] else 'it'} out"
-            )
-        if self.baseline == "leave_one_out" and self.divides_by_deviation:
-            found.append(
-                "algorithm.baseline=leave_one_out only scales all advantages where they are divided by the "
-                "group's deviation; set algorithm.normalise_advantages=false"
-            )
+            found.append(f"{_names(keys)} cannot act with {without}; leave {_them(keys)} out")
         return found
 
     def _set(self, key: str) -> bool:
         return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+
+def _them(keys: list[str]) -> str:
+    return "them" if keys[1:] else "it"
 
 
 def _names(keys: list[str]) -> str:

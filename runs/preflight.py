@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.api.sink import SinkRun
+from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import UNIT_RANGE, Reply, RewardRange
@@ -36,6 +38,7 @@ from antiphon.net.security.credentials import find_credentials, needed_token_key
 from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.servers.prefect_server import check_port
 from antiphon.services.coordinator.prompts import prompts_of, renders_turns
+from antiphon.services.coordinator.sealing import own_advantage
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import conversations_of, scorer_of
 from antiphon.services.rollout.engine.environment import OVERRULING, device
@@ -64,6 +67,8 @@ PROBLEMS, FIRST, FEWEST = 64, 8, 16
 fewest: with less, a right answer to one problem is paid for a large share of all."""
 MARGIN = 0.25
 """What luck may take from a decoy's share of the first problems."""
+TRY_S = 120.0
+"""Longest trial of an objective, the import of torch included."""
 GIVE_UP_S = 20.0
 """A scorer that needs longer, such as a judge behind a network, is not tried any further."""
 
@@ -80,9 +85,9 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         ConfigError: for a missing model, or one whose weights are not those that its configuration asks for
             or whose context is too short, a tokenizer that does not match, an unknown environment or one that
             breaks its contract, pays a constant or cannot be scored in the sandbox, impossible parameters,
-            prompts too long for the engine, prompts that the tokenizer loses, an address that cannot be
-            listened on, a remote or object store that refuses, what is no sink of records, or a
-            folder that cannot be written.
+            prompts too long for the engine, prompts that the tokenizer loses, an objective or advantage of
+            the user's own that breaks its contract, an address that cannot be listened on, a remote or object
+            store that refuses, what is no sink of records, or a folder that cannot be written.
         UnavailableError: when such a store does not answer.
     """
     services = config.services
@@ -123,6 +128,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         )
     if model.is_dir():
         check_pointers(model)
+    check_methods(config.algorithm)
     section = config.environment
     secret_values(section.secrets)
     environment: AnyEnvironment = environment_of(section)
@@ -158,6 +164,29 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         make_usable(results, "--results")
     make_home(home)
     return notes
+
+
+def check_methods(algorithm: AlgorithmSection) -> None:
+    """Try out an objective and an advantage of the user's own; the former in a process that has torch.
+
+    Raises:
+        ConfigError: when there is no such function, or it breaks its contract.
+    """
+    if algorithm.advantage is not None:
+        own_advantage(algorithm.advantage)
+    if algorithm.own_objective:
+        command = [sys.executable, "-P", "-m", "antiphon.services.learner.own_objective", algorithm.objective]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TRY_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                f"algorithm.objective={algorithm.objective} took more than {TRY_S:g} s for five sequences; "
+                "make it faster"
+            ) from error
+        if done.returncode:
+            raise ConfigError(
+                (done.stderr.strip().splitlines() or ["algorithm.objective cannot be tried"])[-1]
+            )
 
 
 def check_gateway(config: RunConfig) -> None:

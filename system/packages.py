@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config_sections import FILE, EnvironmentSection
 from antiphon.core.digests import digest_bytes, digest_file
 from antiphon.core.errors import ConfigError
@@ -109,6 +110,15 @@ def environment_facts(section: EnvironmentSection) -> dict[str, str]:
         return {}
     whole = digest_bytes("".join([*digests.values(), facts.get("digest", "")]).encode())
     return {"class": FILE, "release": "", **facts, "digest": whole, **digests}
+
+
+def method_facts(algorithm: AlgorithmSection) -> dict[str, dict[str, str]]:
+    """Return what records say of the packages of the user's own objective and advantage.
+
+    Nothing is known of one that is not here.
+    """
+    named = {"objective": algorithm.objective, "advantage": algorithm.advantage or ""}
+    return {field: package_facts(name) for field, name in named.items() if ":" in name}
 
 
 def digest_of(files: Sequence[Path]) -> str:

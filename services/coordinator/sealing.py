@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
 from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.drafting.statistics import add_statistics
-from antiphon.core.loop.advantages import group_advantages
+from antiphon.core.loop.advantages import OwnAdvantage, check_advantage, group_advantages, own_advantages
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.events import BatchSealed, EvaluationFinished
 from antiphon.core.loop.group_state import (
@@ -29,6 +30,7 @@ from antiphon.core.loop.group_state import (
 )
 from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming, Trajectory
+from antiphon.environments.outside import import_named
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.submissions import Submissions
@@ -61,8 +63,8 @@ def seal_batch(
     """
     rows: list[BatchRow] = []
     timings: list[RowTiming] = []
-    for group in plan.used:
-        rows.extend(_rows(group, *sampled[group.group_id], config.algorithm))
+    for group, advantages in zip(plan.used, _advantages(plan.used, sampled, config.algorithm), strict=True):
+        rows.extend(_rows(group, *sampled[group.group_id], advantages))
         timings.extend(_timings(group))
     # With filter=refill their places went to other groups, so that the step divides by those.
     dropped = plan.filtered if config.loop.filter == "drop" else ()
@@ -209,15 +211,35 @@ def _counted_lengths(
     return [length for length, counted in zip(group.token_counts, counts, strict=True) if counted]
 
 
+@cache
+def own_advantage(reference: str) -> OwnAdvantage:
+    """Return the user's function that `algorithm.advantage` names, tried out.
+
+    Raises:
+        ConfigError: when there is none, or it is no advantage.
+    """
+    called = f"algorithm.advantage={reference}"
+    function: OwnAdvantage = import_named(called, reference, "function")
+    check_advantage(called, function)
+    return function
+
+
+def _advantages(
+    groups: Sequence[GroupState], sampled: Mapping[str, Sampled], algorithm: AlgorithmSection
+) -> list[npt.NDArray[np.float64]]:
+    """Return the advantages [G] of each group of a batch."""
+    counted = [_counts(group, sampled[group.group_id][0], algorithm) for group in groups]
+    rewards = [np.asarray(group.rewards, dtype=np.float64) for group in groups]
+    if name := algorithm.advantage:
+        lengths = [np.asarray(group.token_counts, dtype=np.int64) for group in groups]
+        return own_advantages(f"algorithm.advantage={name}", own_advantage(name), rewards, lengths, counted)
+    how = algorithm.divides_by_deviation, algorithm.baseline
+    return [group_advantages(own, *how, among) for own, among in zip(rewards, counted, strict=True)]
+
+
 def _rows(
-    group: GroupState, submission: GroupSubmission, prompt: Prompt, algorithm: AlgorithmSection
+    group: GroupState, submission: GroupSubmission, prompt: Prompt, advantages: npt.NDArray[np.float64]
 ) -> list[BatchRow]:
-    advantages = group_advantages(
-        np.asarray(group.rewards, dtype=np.float64),
-        algorithm.divides_by_deviation,
-        algorithm.baseline,
-        _counts(group, submission, algorithm),
-    )
     return [
         _row(
             group.group_id,

@@ -35,6 +35,7 @@ from antiphon.services.coordinator.journal.opening import open_journal, showing_
 from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.sealing import own_advantage
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.work_stream import StreamServer
 from antiphon.system.clock import wall_clock
@@ -164,6 +165,8 @@ async def serve_coordinator(
     if opening.cancelled():
         return
     journal = opening.result()
+    if config.algorithm.advantage is not None:
+        own_advantage(config.algorithm.advantage)  # found missing now, not at the first batch
     if prompts is None:
         prompts = await asyncio.to_thread(load_prompts, config)
     state_machine = RunStateMachine(

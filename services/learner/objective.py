@@ -22,6 +22,7 @@ from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
 from torch.nn import functional
 
 from antiphon.core.algorithm import AlgorithmSection
+from antiphon.services.learner.own_objective import own_objective, token_losses
 from antiphon.services.learner.packing import MicroBatch
 
 LOG_RATIO_LIMIT = 20.0
@@ -84,10 +85,14 @@ class Objective:
             algorithm: the section of the configuration.
             max_completion_tokens: dr_grpo divides by it, unless a batch has turns (`UpdateTotals.longest`).
             temperature: the one the behaviour policy sampled with; 0 (greedy) counts as 1.
+
+        Raises:
+            ConfigError: when the objective is a function of the user's that is not there, or is no loss.
         """
         self._algorithm = algorithm
         self.temperature = temperature or 1.0
-        name = algorithm.objective
+        self._own = own_objective(algorithm.objective) if algorithm.own_objective else None
+        name = "dapo" if self._own else algorithm.objective
         low, high = algorithm.clips
         self.options: dict[str, Any] = {
             "beta": 0.0,
@@ -147,6 +152,8 @@ class Objective:
                 of the step came before this one.
         """
         logprobs = self.logprobs(hidden, head, batch)
+        if self._own is not None:
+            return self._own_loss(logprobs, batch, totals)
         old, weight, found = self.ingredients(logprobs.detach(), batch, proximal_logprobs)
         # Where each trajectory counts alike, its branches do by their parts of its tokens. The loss of a
         # token is in proportion to the advantage.
@@ -163,6 +170,23 @@ class Objective:
             **self.options | {"max_completion_length": longest},
         )
         return self.share(loss, len(batch.advantages), totals), found
+
+    def _own_loss(
+        self, logprobs: torch.Tensor, batch: LossBatch, totals: UpdateTotals
+    ) -> tuple[torch.Tensor, TokenMetrics]:
+        """Return what `loss` does, by the user's function."""
+        assert self._own is not None
+        learner, advantage = logprobs.detach(), batch.advantages[:, None]
+        beyond = ((learner - batch.behaviour_logprobs) * batch.mask).abs() > LOG_RATIO_LIMIT
+        mask = batch.mask.masked_fill(beyond, 0.0)
+        losses, gradient = token_losses(self._own, learner, batch.behaviour_logprobs, batch.advantages, mask)
+        # As liger divides: by the tokens of the whole update, of which each rank has its part.
+        count = LigerFusedLinearPPOBase._compute_dapo_normalizer(mask, num_items_in_batch=totals.tokens)
+        # The second term is 0, and has the gradient of the first.
+        loss = (losses.sum() + ((logprobs - learner) * gradient).sum()) / count
+        moves = (gradient != 0) | (advantage == 0)
+        applied = torch.where(advantage == 0, 0.0, -gradient / advantage)
+        return loss, TokenMetrics(learner, beyond, (batch.mask > 0) & ~moves, applied)
 
     def share(self, loss: torch.Tensor, sequences: int, totals: UpdateTotals) -> torch.Tensor:
         """Return the share of the update's loss that liger's loss of this many of its sequences is."""

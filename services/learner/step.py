@@ -34,6 +34,7 @@ from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.ranks.group import ALONE, Order, join
 from antiphon.services.learner.training import TrainedStep, Training
+from antiphon.system.packages import method_facts
 
 Floats = npt.NDArray[np.float64]
 _WORLD = "world.json"
@@ -231,7 +232,8 @@ class Trainer(Training):
             if state["config_digest"] != wanted:
                 raise ConfigError(
                     f"the checkpoint of version {version} was made with other model, algorithm or learner "
-                    "settings; continue with the configuration of that run, or start a new run"
+                    "settings, or another source of algorithm.objective; continue with those of that run, or "
+                    "start a new run"
                 )
             if state["version"] != version:
                 raise IntegrityError(f"the checkpoint of version {version} holds version {state['version']}")
@@ -257,13 +259,15 @@ def checkpoint_ranks(folder: Path) -> int:
 
 def config_digest(config: RunConfig) -> str:
     """Return the digest of the settings that decide what the weights become."""
+    own = method_facts(config.algorithm).get("objective")
     text = "\n".join(
         [
             config.model.model_dump_json(),
-            config.algorithm.model_dump_json(),
+            config.algorithm.model_dump_json(exclude={"advantage"}),  # a batch has the advantages
             config.learner.model_dump_json(exclude={"checkpoint_interval", "checkpoints_kept", "ranks"}),
             f"{config.run.seed} {config.run.steps}",
             f"{config.sampling.temperature} {config.sampling.max_tokens}",
+            *([] if own is None else [json.dumps(own, sort_keys=True)]),
         ]
     )
     return digest_bytes(text.encode())

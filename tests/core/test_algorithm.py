@@ -22,6 +22,12 @@ from antiphon.core.errors import ConfigError
         ({"objective": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip=3 cannot act"),
         ({"dual_clip": 1.28}, "algorithm.dual_clip=1.28 is not above 1 + clip_high = 1.28"),
         ({"dual_clip": 0.5}, "algorithm.dual_clip=0.5 is not possible"),
+        ({"objective": "ppo"}, "it must be grpo, dapo, dr_grpo, gspo, cispo, or package.module:function"),
+        (
+            {"advantage": "rloo"},
+            "algorithm.advantage='rloo' is not possible: it must be package.module:function",
+        ),
+        ({"objective": None}, "algorithm.objective=null is not possible: it must be text"),
         ({"clip_high": float("nan")}, "algorithm.clip_high=nan is not possible"),
         ({"updates_per_step": 8}, "algorithm.updates_per_step=8 needs as many groups"),
     ],
@@ -64,6 +70,17 @@ def test_what_means_nothing_is_refused_in_one_sentence(changes: dict, sentence: 
         ({"correction": "mask", "correction_floor": 0.1}, []),
         ({"baseline": "leave_one_out"}, ["set algorithm.normalise_advantages=false"]),
         ({"baseline": "leave_one_out", "normalise_advantages": False}, []),
+        ({"objective": "m:f", "advantage": "m:g", "updates_per_step": 4}, []),
+        (
+            {
+                "objective": "m:f",
+                "clip_low": 0.1,
+                "dual_clip": 1.1,
+                "advantage": "m:g",
+                "baseline": "leave_one_out",
+            },
+            ["clip_low and algorithm.dual_clip cannot act with algorithm.objective=m:f", "leave it out"],
+        ),
     ],
 )
 def test_what_cannot_act_is_said(changes: dict, sentences: list[str]) -> None:

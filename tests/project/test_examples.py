@@ -8,7 +8,9 @@ from antiphon.core.config import load_config
 from antiphon.simulator.scenario import load_scenario
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted(
+    [*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples" / "own-objective").glob("*.yaml")]
+)
 SCENARIOS = {"preemption_storm.yaml"}
 
 

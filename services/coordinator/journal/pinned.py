@@ -10,21 +10,29 @@ from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.models.codec import model_folder
 from antiphon.models.directory import model_digest
 from antiphon.services.coordinator.journal.store import StoreTotals
-from antiphon.system.packages import environment_facts
+from antiphon.system.packages import environment_facts, method_facts
 
 MODEL_FILES = "the digest of model.path's files"
 """As `ENVIRONMENT_FILES`, what a run keeps for good besides its configuration, where the files are here."""
-UNPINNED = {REWARD_RANGE: "[0.0, 1.0]", "evaluation.samples": "1", "sampling.stop": "[]"}
+UNPINNED = {
+    REWARD_RANGE: "[0.0, 1.0]",
+    "evaluation.samples": "1",
+    "sampling.stop": "[]",
+    "algorithm.advantage": "null",
+}
 """What runs keep only where it has another value than this."""
 
 
 def input_files(config: RunConfig) -> dict[str, str]:
     """Return the digests of the files that a run is made from, of those that are on this machine.
 
-    An environment from outside counts with all files of its package, one from files with these.
+    An environment from outside, and an objective or advantage of the user's own, counts with all files of its
+    package, an environment from files with these.
     """
     model, package = model_folder(config.model.path), environment_facts(config.environment)
     found = {} if model is None else {MODEL_FILES: model_digest(model)}
+    for field, facts in method_facts(config.algorithm).items():
+        found[f"the digest of algorithm.{field}'s files"] = facts.get("digest", "")
     return found | ({ENVIRONMENT_FILES: package["digest"]} if package else {})
 
 
@@ -40,7 +48,7 @@ def pinned_values(
     for section in ("environment", "loop", "sampling"):
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
     del found["environment.host_command"]  # how a host is started says nothing of what it runs
-    for name in ("objective", "baseline", "normalise_advantages", "truncated_completions"):
+    for name in ("objective", "advantage", "baseline", "normalise_advantages", "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
     found |= {f"evaluation.{name}": tree["evaluation"][name] for name in ("prompts", "samples")}
     found[REWARD_RANGE] = reward_range

@@ -6,8 +6,10 @@ leaves signals to rank 0, which orders it to stop, and ends at once where rank 0
     python -m antiphon.services.learner.ranks.follower CONFIG CHECKPOINTS STORE ENGINE_CONFIG
 """
 
+import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, load_config
@@ -18,7 +20,13 @@ from antiphon.system.logs import configure_logs
 from antiphon.system.processes import keep_temporary_files, tie_to_parent
 
 
-def follow(config: RunConfig, checkpoints: Path, store: Path, moved: RunConfig | None = None) -> int:
+def follow(
+    config: RunConfig,
+    checkpoints: Path,
+    store: Path,
+    moved: RunConfig | None = None,
+    arrived: Callable[[], None] = lambda: None,
+) -> int:
     """Train as one of the ranks of a learner; returns when rank 0 orders to stop.
 
     Args:
@@ -26,6 +34,7 @@ def follow(config: RunConfig, checkpoints: Path, store: Path, moved: RunConfig |
         checkpoints: the folder of the run's checkpoints.
         store: root of the store that has the batches.
         moved: what the engine is made from where it differs, as where the model lies elsewhere.
+        arrived: called when nothing is left but to meet the other ranks.
 
     Raises:
         ConfigError: when this process was not started as one of `learner.ranks`.
@@ -45,7 +54,7 @@ def follow(config: RunConfig, checkpoints: Path, store: Path, moved: RunConfig |
     moved = moved or config
     pin_numerics(moved.learner.threads)
     trainer = Trainer(config, CheckpointStore(checkpoints, 1), lambda _: DeepSpeedEngine(moved))
-    trainer.ranks = join(config)
+    trainer.ranks = join(config, arrived)
     trainer.follow(open_store(store, config.record).get)
     return 0
 
@@ -53,9 +62,9 @@ def follow(config: RunConfig, checkpoints: Path, store: Path, moved: RunConfig |
 def main(config: str, checkpoints: str, store: str, engine_config: str) -> int:
     """Run the command above; the exit status says whether it was ordered to stop."""
     try:
-        return follow(
-            load_config(Path(config)), Path(checkpoints), Path(store), load_config(Path(engine_config))
-        )
+        own, moved = load_config(Path(config)), load_config(Path(engine_config))
+        arrived = Path(config).with_name(f"arrived-{os.environ['RANK']}")
+        return follow(own, Path(checkpoints), Path(store), moved, arrived.touch)
     except AntiphonError as error:
         print(f"{COMPLAINT}{error}", file=sys.stderr)
         return error.exit_code

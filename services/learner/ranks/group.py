@@ -6,7 +6,7 @@ Two further groups of gloo's carry control messages beside the gradients: one th
 ranks agree on, the other ticks. Messages are arrays of fixed shape; nothing is pickled.
 
 A rank that ends, or answers no tick, ends all: collective calls of the others would wait for it. It is named,
-and the supervisor or the launcher starts all of them again.
+and the supervisor or the launcher starts all of them again. Rank 0 stays where `broken` is set.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -80,10 +80,13 @@ class Ranks:
         self.agreed: AntiphonError | None = None
         """The error that all ranks raised together last."""
         self._ending = threading.Event()
+        self._losing = threading.Lock()
+        self._lost = ""
+        """Why the group is no more, where this process goes on without it."""
 
     def order(self, order: Order, number: int = 0, digest: str = "0" * 64) -> None:
         """Have the other ranks do what rank 0 does next; on these it does nothing."""
-        if self.world > 1 and self.rank == 0:
+        if self.world > 1 and self.rank == 0 and not self._lost:
             words = np.frombuffer(bytes.fromhex(digest), np.int64)
             with self.running():
                 self._broadcast(_message(order, number, *map(int, words)), 0)
@@ -153,14 +156,20 @@ class Ranks:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """End this process when what is inside, which is collective, raises what ranks did not agree on."""
+        """End this process when what is inside, which is collective, raises what ranks did not agree on.
+
+        Raises:
+            UnavailableError: instead, with what ended the group, where `broken` is set.
+        """
         try:
             yield
         except BaseException as error:
             # A ConfigError names an operation that all ranks refuse alike.
             if self.world > 1 and error is not self.agreed and not isinstance(error, ConfigError):
-                traceback.print_exc()
                 said = f"rank {self.rank} of the learner: {' '.join(str(error).split())[:300]}"
+                if self._survives(said):
+                    raise UnavailableError(self._lost) from error
+                traceback.print_exc()
                 leave(said, LEFT_GROUP if "gloo" in said or "NCCL" in said else 1)
             raise
 
@@ -207,7 +216,16 @@ class Ranks:
             if not self._ending.is_set():
                 late = "timed out" in str(error).lower()
                 how = f"has not answered for {LATE_S:g} s" if late else "has left"
-                leave(f"rank {peer} of the learner {how}")
+                said = f"rank {peer} of the learner {how}"
+                if not self._survives(said):
+                    leave(said)
+
+    def _survives(self, reason: str) -> bool:
+        """Return whether this process goes on without its group; the others are ended then."""
+        with self._losing:
+            if broken is not None and not self._lost:
+                self._lost = broken(reason)
+            return broken is not None
 
 
 def _message(*numbers: int) -> torch.Tensor:
@@ -220,12 +238,17 @@ def leave(reason: str, status: int = LEFT_GROUP) -> NoReturn:
     os._exit(status)
 
 
+broken: Callable[[str], str] | None = None
+"""Set where rank 0 is a process that shall not end with its group: called when that is no more, with the
+reason; it ends the other ranks, so that pending calls raise, and returns what is to be said."""
 ALONE = Ranks()
 _joined: Ranks | None = None
 
 
-def join(config: RunConfig) -> Ranks:
+def join(config: RunConfig, arrived: Callable[[], None] = lambda: None) -> Ranks:
     """Meet the other ranks of a configuration, once; on one rank there is no one to meet.
+
+    `arrived` is called just before.
 
     Raises:
         ConfigError: when the process was not started as one of `learner.ranks`.
@@ -251,6 +274,7 @@ def join(config: RunConfig) -> Ranks:
             torch.cuda.set_device(local)
         if distributed.is_initialized():
             distributed.destroy_process_group()  # of an engine that was alone
+        arrived()
         distributed.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
             init_method=f"file://{meeting}" if meeting else "env://",

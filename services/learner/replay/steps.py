@@ -15,7 +15,7 @@ import pickle
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +92,8 @@ class Replayer:
             raise ConfigError(f"--ranks {ranks} is not possible; give 1 or more")
         self._config = copy.config.model_copy(update={"learner": section})
         """The recorded one, but for the ranks."""
+        here = build_manifest(copy.config, copy.run_id, source_tree())
+        _check_objective(copy, here.get("methods", {}).get("objective"))
         self._work = Path(tempfile.mkdtemp(prefix="antiphon-replay-"))
         self._batches = ArtifactStore(self._work / "batches")
         self._followers: Followers | None = None
@@ -99,7 +101,6 @@ class Replayer:
         self._trainer: Trainer | None = None
         self._scorer: RolloutScorer | None = None
         self._thread = ThreadPoolExecutor(1, "replay", pin_numerics, (self._threads,))
-        here = build_manifest(copy.config, copy.run_id, source_tree())
         changes = environment_differences(copy.manifest, here)
         if self._threads != recorded:
             changes = (f"learner.threads was {recorded} and is {self._threads}", *changes)
@@ -145,13 +146,14 @@ class Replayer:
         return self._timed("score_seconds", self._score, step)
 
     def close(self) -> None:
-        trainer = self._trainer
-        if trainer is not None:
-            self._thread.submit(trainer.stop).result()
-        if self._followers is not None:
-            self._followers.close()
-        self._thread.shutdown()
-        shutil.rmtree(self._work, ignore_errors=True)
+        try:
+            if self._trainer is not None:
+                self._thread.submit(self._trainer.stop).result()
+        finally:
+            if self._followers is not None:
+                self._followers.close()
+            self._thread.shutdown()
+            shutil.rmtree(self._work, ignore_errors=True)
 
     def _timed(self, clock: str, work: Callable[[int], _T], number: int) -> _T:
         begun = time.perf_counter()
@@ -305,6 +307,21 @@ class Replayer:
 
     def _source(self, version: int) -> str:
         return f"the checkpoint of version {version}" if version else f"the base model in {self._model()}"
+
+
+def _check_objective(copy: ReplayCopy, here: Mapping[str, str] | None) -> None:
+    """Check that an objective of the user's own has the source on record.
+
+    Raises:
+        ConfigError: when it has another one, or is not here.
+    """
+    recorded = copy.manifest.get("methods", {}).get("objective")
+    if recorded is not None and recorded["digest"] != (here or {}).get("digest"):
+        now = "is not here" if not here else f"has {here['digest'][:12]}"
+        raise ConfigError(
+            f"{copy.run_id} was trained with algorithm.objective={copy.config.algorithm.objective} of source "
+            f"{recorded['digest'][:12]}, but the one here {now}; put that source in PYTHONPATH"
+        )
 
 
 def first_tensor_difference(recorded: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> str:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.loop.advantages import group_advantages, has_variance
+from antiphon.core.errors import ConfigError
+from antiphon.core.loop.advantages import check_advantage, group_advantages, has_variance, own_advantages
 
 REWARDS = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=16).map(np.array)
 
@@ -35,3 +36,34 @@ def test_what_does_not_count_moves_no_other_and_gets_nothing(rewards, normalise,
     assert found[counted].tolist() == group_advantages(rewards[counted], normalise, baseline).tolist()
     assert not found[~counted].any()
     assert not group_advantages(rewards, normalise, baseline, np.zeros(rewards.size, dtype=bool)).any()
+
+
+@given(rewards=REWARDS, counted=st.lists(st.booleans(), min_size=16, max_size=16))
+def test_ones_own_that_does_as_the_built_in_one_gives_what_that_gives(rewards, counted) -> None:
+    among = np.array(counted[: rewards.size])
+    half = rewards.size // 2
+    parts = [rewards[:half], rewards[half:]]
+
+    def own(values, group, lengths):
+        assert lengths.tolist() == [9] * len(values) and set(group) == set(range(len(set(group))))
+        return np.concatenate([group_advantages(values[group == one], False) for one in sorted(set(group))])
+
+    masks = [among[:half], among[half:]]
+    found = own_advantages("a", own, parts, [np.full(len(one), 9) for one in parts], masks)
+    for ours, part, mask in zip(found, parts, masks, strict=True):
+        assert ours.tolist() == group_advantages(part, False, counted=mask).tolist()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda rewards, group, lengths: rewards - rewards[0], "other advantages in another order"),
+        (lambda rewards, group, lengths: rewards * group, "with their groups numbered otherwise"),
+        (lambda rewards, group, lengths: rewards / 0.0, "values that are not finite for 15 trajectories"),
+        (lambda rewards, group, lengths: rewards[:3], r"the shape \[3\] for 15 trajectories"),
+        (lambda rewards, group: rewards, "raised TypeError"),
+    ],
+)
+def test_what_is_no_advantage_is_refused_in_one_sentence(function, words: str) -> None:
+    with np.errstate(all="ignore"), pytest.raises(ConfigError, match=f"^algorithm.advantage=m:f .*{words}"):
+        check_advantage("algorithm.advantage=m:f", function)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.core.config import RunConfig, build_config
+from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.events import BatchSealed, StepCommitted
 from antiphon.core.loop.group_state import GroupPhase, GroupState, Tally, sealed_batch
@@ -23,6 +23,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.charts import step_metrics
 from antiphon.services.coordinator.sealing import Sampled, seal_batch
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "own-objective"
 LENGTHS = (2, 5, 3, 5)
 CUT_OFF = (False, True, False, True)
 
@@ -74,6 +75,25 @@ def test_a_masked_completion_moves_no_baseline_and_is_in_no_divisor(
     rows, found = sealed(tmp_path, "drop", truncated)
     assert [row.advantage for row in rows] == advantages
     assert found == [left_out]
+
+
+def test_an_advantage_of_ones_own_sees_all_groups_of_a_batch_and_what_counts_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    algorithm = load_config(EXAMPLES / "reinforce_pp.yaml").algorithm
+    config = build_config({"algorithm": {**algorithm.model_dump(), "truncated_completions": "mask"}})
+    assert config.idle_keys() == ()
+    (one, by_one), (two, by_two) = sampled("g0", (1.0, 9.0, 0.0, 9.0)), sampled("g1", (3.0, 9.0, 0.0, 9.0))
+    three, by_three = sampled("g2", (9.0,) * 4)
+    three.failures = {0: "", 2: ""}
+    plan, store = SealPlan(0, (one, three, two), ()), ArtifactStore(tmp_path)
+    sealed = seal_batch(plan, {"g0": by_one, "g1": by_two, "g2": by_three}, Tally(), config, store)
+    # Compared with their groups' means, 0.5 and 1.5, and divided by the deviation of all four.
+    scale = np.sqrt((2 * 0.25 + 2 * 2.25) / 4)
+    expected = [0.5, 0, -0.5, 0, 0, 0, 0, 0, 1.5, 0, -1.5, 0] / scale
+    rows = read_batch(store.get(sealed.digest))[0]
+    assert [row.advantage for row in rows] == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_environments_say_of_rewards_is_in_means_and_timings_and_in_no_batch(tmp_path: Path) -> None:

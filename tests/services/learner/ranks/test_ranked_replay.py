@@ -1,13 +1,19 @@
 """A run of two ranks repeats from its artifacts alone: exact on two, within a tolerance on one."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from antiphon.cli import app as cli
+from antiphon.core.errors import UnavailableError
+from antiphon.lineage.documents.replay_copy import ReplayCopy
+from antiphon.services.learner.ranks import followers, group
 from antiphon.services.learner.ranks.followers import Followers
+from antiphon.services.learner.replay.steps import Replayer
 from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
 
 pytestmark = pytest.mark.engine
@@ -19,11 +25,11 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("replay")
     config = make_config(save_model(root / "model"), learner__ranks=2, learner__zero_stage=2)
     home = root / "home"
-    followers = Followers(config, home / "runs" / RUN_ID / "checkpoints", home / "store")
+    others = Followers(config, home / "runs" / RUN_ID / "checkpoints", home / "store")
     try:
         run = TinyRun(home, config)
     finally:
-        followers.close()
+        others.close()
     shutil.copytree(run.ledger, root / "copies" / RUN_ID)
     shutil.rmtree(home)
     shutil.rmtree(root / "model")
@@ -66,3 +72,53 @@ def test_the_record_says_which_ranks_trained(copies: Path) -> None:
 def test_ranks_that_cannot_be_are_refused(copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.execute(["replay", RUN_ID, "--copy", str(copies), "--ranks", "0"]) == 2
     assert "--ranks 0 is not possible" in capsys.readouterr().err
+
+
+def replayer_of(copies: Path) -> Replayer:
+    return Replayer(ReplayCopy(copies / RUN_ID))
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (signal.SIGKILL, r"rank 1 of the learner was ended by SIGKILL"),
+        (signal.SIGSTOP, r"rank 1 of the learner has not answered for 3 s"),
+    ],
+)
+def test_a_rank_that_is_gone_ends_the_replay_and_not_its_caller(
+    copies: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, words: str
+) -> None:
+    monkeypatch.setattr(group, "LATE_S", 3.0)
+    before, replayer = dict(os.environ), replayer_of(copies)
+    try:
+        replayer.start(0)
+        assert replayer.step(0).equal
+        assert replayer._followers is not None
+        (follower,) = replayer._followers.processes
+        follower.send_signal(sent)
+        with pytest.raises(UnavailableError, match=words):
+            for step in (1, 2, 3):
+                replayer.step(step)
+    finally:
+        replayer.close()
+    assert not follower.alive() and dict(os.environ) == before
+    replayer = replayer_of(copies)  # the same process replays again
+    try:
+        replayer.start(0)
+        assert replayer.step(0).equal
+    finally:
+        replayer.close()
+
+
+def test_a_rank_that_cannot_begin_is_told_of_at_once_in_its_own_words(
+    copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "dump_config", lambda config: "learner: {ranks: many}")
+    replayer = replayer_of(copies)
+    try:
+        with pytest.raises(
+            UnavailableError, match=r"rank 1 .* status 2: learner\.ranks='many' is not possible"
+        ):
+            replayer.start(0)
+    finally:
+        replayer.close()

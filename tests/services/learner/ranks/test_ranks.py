@@ -18,6 +18,7 @@ from tests.support.rank_groups import RankGroup
 from tests.support.replay_artifacts import VOCABULARY, make_config, save_model
 
 pytestmark = pytest.mark.engine
+OWN_OBJECTIVE = Path(__file__).parents[4] / "examples" / "own-objective"
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +85,13 @@ def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bi
         Trainer(config_of(model), two.trainer._checkpoints).start(2)
 
 
-@pytest.mark.parametrize("objective", ["grpo", "cispo"])
+@pytest.mark.parametrize("objective", ["grpo", "cispo", "topr:topr"])
 def test_the_norm_of_the_gradient_is_that_of_one_rank_whatever_divides_it(
-    model: Path, tmp_path: Path, objective: str
+    model: Path, tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """liger divides by the number of ranks in some of these; Adam would hide it in the weights."""
+    monkeypatch.syspath_prepend(str(OWN_OBJECTIVE))
+    monkeypatch.setenv("PYTHONPATH", str(OWN_OBJECTIVE))
     norms = []
     for ranks in (1, 2):
         config = config_of(model, learner__ranks=ranks, algorithm__objective=objective)
