@@ -3,26 +3,32 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from antiphon.cli.arguments import Json
 from antiphon.core.capacity.cover import Redundancy
+from antiphon.core.capacity.estimate import find_gpu
 from antiphon.core.capacity.measured import Measured, measure
+from antiphon.core.capacity.model_shape import count
 from antiphon.core.capacity.offers import Offers, build_offers, load_offers
 from antiphon.core.capacity.planner import Assessment, Plan, Planner, staleness_warning
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, InfeasibleError
+from antiphon.core.ranks.memory import MemoryPlan, check_memory, plan_memory
 from antiphon.environments.registry import with_sizes
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.run_log import read_steps
 from antiphon.models.codec import model_folder
-from antiphon.models.directory import count_parameters
+from antiphon.models.directory import count_parameters, known_tensors
 from antiphon.models.learning_rate import with_learning_rate
 from antiphon.runs.directory import home_directory, list_runs
 from antiphon.runs.finding import find_run
+from antiphon.services.rollout.engine.environment import device
 from antiphon.system.free_space import free_bytes
 from antiphon.system.logs import without_native_output
+from antiphon.system.memory import host_bytes
 
 MOST_LOCAL = 64
 
@@ -38,6 +44,8 @@ def plan(
     confidence: float = 0.95,
     survives: float = 0.0,
     plot: Path | None = None,
+    memory: bool = False,
+    gpu: str | None = None,
     as_json: Json = False,
 ) -> None:
     """Say how many workers a configuration needs, and what a run takes and costs.
@@ -56,8 +64,12 @@ def plan(
         confidence: probability with which supply is enough although workers are lost at times.
         survives: share of the need that must be left when any one zone is reclaimed, 0 to 1.
         plot: SVG file for the drawing over bounds and numbers of workers.
+        memory: say what each rank and engine needs of memory instead, and a version of the disk.
+        gpu: class of the GPUs that must hold it, such as H100; by default this machine must.
         as_json: print one JSON document.
     """
+    if memory:
+        return plan_memories(load_config(path, list(overrides)), gpu, as_json)
     config = with_sizes(with_learning_rate(load_config(path, list(overrides))))
     for name, value in (("--idle", idle), ("--budget", budget)):
         if value is not None and not 0.0 <= value < math.inf:
@@ -87,6 +99,41 @@ def plan(
         print(json.dumps(plain(config, made, notes), indent=2))
     else:
         print("\n".join(lines(config, made, notes)))
+
+
+def plan_memories(config: RunConfig, gpu: str | None, as_json: bool) -> None:
+    """Print what ranks, engines and versions take, before anything is started.
+
+    Raises:
+        InfeasibleError: when it does not fit, naming what would need less.
+    """
+    tensors, shape = known_tensors(config.model.path, model_folder(config.model.path))
+    made = plan_memory(config, tensors, shape)
+    gpus = gpu is not None or device() == "gpu"
+    there = find_gpu(gpu).memory_bytes if gpu is not None else None if gpus else float(host_bytes())
+    if as_json:
+        told = {"parameters": count(tensors), "memory_bytes": there, "needed_bytes": made.fullest(gpus)}
+        print(json.dumps({**told, **asdict(made)}, indent=2))
+    else:
+        print("\n".join(memory_lines(made, count(tensors), gpus, there)))
+    if there is not None:
+        check_memory(config, tensors, shape, there, gpus)
+
+
+def memory_lines(made: MemoryPlan, parameters: int, gpus: bool, there: float | None) -> list[str]:
+    """Say it, for a terminal; GB are 10^9 bytes."""
+    found = [f"parameters         {parameters / 1e9:,.3f} billion"]
+    for name, number, parts in (("rank", made.ranks, made.rank), ("engine", made.engines, made.engine)):
+        uses = ", ".join(f"{use} {size / 1e9:,.2f}" for use, size in parts.items() if size)
+        found.append(f"{f'each {name}, of {number}':18s} {sum(parts.values()) / 1e9:,.2f} GB: {uses}")
+    place = "the first GPU" if gpus else "this machine"
+    has = "" if there is None else f" of {there / 1e9:,.1f}"
+    return [
+        *found,
+        f"{place:18s} {made.fullest(gpus) / 1e9:,.2f}{has} GB",
+        f"a version          {made.snapshot / 1e9:,.2f} GB of the disk",
+        f"a checkpoint       {made.checkpoint / 1e9:,.2f} GB of the disk",
+    ]
 
 
 def measured_run(config: RunConfig, run: str | None) -> "tuple[Measured, str, RunConfig] | None":

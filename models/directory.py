@@ -13,7 +13,8 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from antiphon.core.errors import ConfigError
+from antiphon.core.capacity.model_shape import SHAPES, ModelShape, Tensors, shape_of
+from antiphon.core.errors import ConfigError, InfeasibleError
 
 WHOLE_BYTES = 32 << 20
 """Files up to this size count with every byte: the configuration, the tokenizer, small weights."""
@@ -122,6 +123,33 @@ def most_positions(model_dir: Path) -> int | None:
 def count_parameters(model_dir: Path) -> int:
     """Return the parameters of a model, a tied head not counted twice; raises as `expected_tensors`."""
     return sum(math.prod(shape) for shape in expected_tensors(model_dir).values())
+
+
+def known_tensors(path: str, folder: Path | None) -> tuple[Tensors, ModelShape | None]:
+    """Return the tensors of a model, and what it computes with where its kind is known; no weight is read.
+
+    Args:
+        path: as configured.
+        folder: where it lies; None where it does not.
+
+    Raises:
+        ConfigError: when its folder cannot be read.
+        InfeasibleError: when nothing is known of it.
+    """
+    if folder is None:
+        if path not in SHAPES:
+            raise InfeasibleError(
+                f"nothing is known of model.path={path}; give a folder that has its config.json, or one of "
+                f"{', '.join(SHAPES)}"
+            )
+        return SHAPES[path].tensors(), SHAPES[path]
+    try:
+        shape = shape_of(read_json(folder / "config.json", required=True))
+    except InfeasibleError:
+        if not weight_files(folder):
+            raise
+        return expected_tensors(folder), None
+    return shape.tensors(), shape
 
 
 def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:

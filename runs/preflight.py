@@ -17,6 +17,7 @@ from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import UNIT_RANGE, Reply, RewardRange
+from antiphon.core.ranks.memory import check_memory
 from antiphon.core.seeds import conversation_seed, generator
 from antiphon.cpu.compiler import check_compiler
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
@@ -31,7 +32,13 @@ from antiphon.lineage.records import make_sinks
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.models.directory import check_pointers, count_parameters, end_tokens_by_file, most_positions
+from antiphon.models.directory import (
+    check_pointers,
+    count_parameters,
+    end_tokens_by_file,
+    expected_tensors,
+    most_positions,
+)
 from antiphon.models.rendering import Renderer
 from antiphon.net.rpc.serving import check_host
 from antiphon.net.security.credentials import find_credentials, needed_token_key
@@ -43,6 +50,7 @@ from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import conversations_of, scorer_of
 from antiphon.services.rollout.engine.environment import OVERRULING, device
 from antiphon.system.free_space import free_bytes
+from antiphon.system.memory import host_bytes
 from antiphon.weights.transports.lattica import missing_reason
 from antiphon.weights.transports.object_store import object_place
 
@@ -89,6 +97,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
             the user's own that breaks its contract, an address that cannot be listened on, a remote or object
             store that refuses, what is no sink of records, or a folder that cannot be written.
         UnavailableError: when such a store does not answer.
+        InfeasibleError: when this machine cannot hold what is trained and sampled from.
     """
     services = config.services
     credentials = find_credentials(services.credentials)
@@ -136,6 +145,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     if model.is_dir():
         notes += check_model(config, model)
         notes += check_disk(config, model, home, free_bytes(home))
+        if device() == "cpu":  # of GPUs it is not known what else they hold
+            check_memory(config, expected_tensors(model), None, host_bytes(), gpus=False)
     if isinstance(environment, OutsideEnvironment | FileEnvironment):
         environment.try_out()
     prompts = prompts_of(config, environment, renderer)

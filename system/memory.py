@@ -1,6 +1,8 @@
-"""Memory: what the C library is told when a process starts, before it allocates anything."""
+"""Memory: how much there is, and what the C library is told when a process starts."""
 
 from collections.abc import Mapping
+
+import psutil
 
 _KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 
@@ -13,3 +15,8 @@ def keep_memory(environment: Mapping[str, str]) -> dict[str, str]:
     says already stays.
     """
     return {**_KEPT, **environment}
+
+
+def host_bytes() -> int:
+    """Return the memory of this machine, bytes."""
+    return int(psutil.virtual_memory().total)

@@ -11,10 +11,11 @@ As many completions run as the memory holds, and no more than the configuration 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from antiphon.core.capacity.model_shape import SHAPES, ModelShape, count
 from antiphon.core.errors import InfeasibleError
 
 RATE_BAND = 0.4
@@ -65,17 +66,16 @@ class ModelSize:
     cache_bytes_per_token: float
     """Keys and values of all layers in the engine's dtype."""
 
+    @classmethod
+    def of(cls, shape: ModelShape) -> "ModelSize":
+        """Return the size of a shape; caches in bfloat16."""
+        used = replace(shape, experts=shape.experts and shape.experts_used)
+        cache = 2 * shape.layers * shape.cached_heads * shape.head_size * 2
+        return cls(count(shape.tensors()), count(used.tensors()), cache)
 
-MODELS = {
-    "Qwen/Qwen3-0.6B": ModelSize(0.596e9, 0.596e9, 2 * 28 * 8 * 128 * 2),
-    "Qwen/Qwen3-1.7B": ModelSize(1.72e9, 1.72e9, 2 * 28 * 8 * 128 * 2),
-    "Qwen/Qwen3-4B": ModelSize(4.02e9, 4.02e9, 2 * 36 * 8 * 128 * 2),
-    "Qwen/Qwen3-8B": ModelSize(8.19e9, 8.19e9, 2 * 36 * 8 * 128 * 2),
-    "Qwen/Qwen3-14B": ModelSize(14.8e9, 14.8e9, 2 * 40 * 8 * 128 * 2),
-    "Qwen/Qwen3-32B": ModelSize(32.8e9, 32.8e9, 2 * 64 * 8 * 128 * 2),
-    "Qwen/Qwen3-30B-A3B": ModelSize(30.5e9, 3.3e9, 2 * 48 * 4 * 128 * 2),
-}
-"""Models by their name on the Hugging Face hub, from their config.json; caches in bfloat16."""
+
+MODELS = {name: ModelSize.of(shape) for name, shape in SHAPES.items()}
+"""Models by their name on the Hugging Face hub."""
 
 
 def find_gpu(name: str) -> Gpu:

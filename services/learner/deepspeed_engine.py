@@ -26,6 +26,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LearnerSection
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.learning_rate import rate_by_size
+from antiphon.core.ranks.memory import bucket_parameters, whole_parameters
 from antiphon.core.records import Probe
 from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
@@ -39,8 +40,6 @@ _TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
 _PREFIX = "causal_model."
 _TAG = "state"
-MOST_BUCKET = 50_000_000
-"""Parameters that several ranks reduce or fetch at once."""
 Done = Callable[[MicroBatch, float, TokenMetrics], None]
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"} | {
     # One rank talks to no other: it needs neither a port nor a host name that resolves.
@@ -421,16 +420,15 @@ def _deepspeed_config(section: LearnerSection, size: int) -> dict[str, Any]:
             "stage": section.stage,
             "overlap_comm": False,
             "stage3_gather_16bit_weights_on_model_save": True,
+            "reduce_bucket_size": bucket_parameters(size),
+            "stage3_prefetch_bucket_size": bucket_parameters(size),
+            "stage3_param_persistence_threshold": whole_parameters(size),
         },
         # In bfloat16 a sum of many micro-batches stops growing once it is 256 times as large as they are.
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
-    if section.ranks > 1:
-        # The usual ones take 2 GB on every rank, however small the model.
-        bucket = min(max(size, 1), MOST_BUCKET)
-        tree["zero_optimization"] |= {"reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket}
     if section.dtype == "bfloat16":
         tree["bf16"] = {"enabled": True}
     return tree

@@ -115,3 +115,20 @@ def test_a_recorded_run_gives_the_rates(capsys: pytest.CaptureFixture[str], tmp_
 def test_a_raised_bound_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute([*COMMAND.split()[1:], "loop.max_staleness=6"]) == 0
     assert "learner.learning_rate=1e-06 is not lowered" in capsys.readouterr().out
+
+
+def test_memory_is_told_and_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    path = COMMAND.split()[2]
+    ranked = ["learner.ranks=8", "learner.zero_stage=3", "learner.dtype=bfloat16"]
+    ranked += ["learner.gradient_checkpointing=true"]
+    assert execute(["plan", path, "--memory", "--gpu", "H100", *ranked]) == 0
+    said = capsys.readouterr().out
+    assert "8.191 billion" in said and "each rank, of 8" in said and "the first GPU" in said
+    assert execute(["plan", path, "--memory", "--gpu", "H100", "--json"]) == 3
+    found = capsys.readouterr()
+    assert json.loads(found.out)["needed_bytes"] > 80e9
+    assert "are needed on a GPU, which has 80.0 GB; less is needed with learner.ranks=" in found.err
+    assert execute(["plan", path, "--memory", "model.path=nobody/knows"]) == 3
+    assert "nothing is known of model.path=nobody/knows" in capsys.readouterr().err
+    assert execute(["plan", "examples/quickstart.yaml", "--memory"]) == 0
+    assert "this machine" in capsys.readouterr().out

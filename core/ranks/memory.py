@@ -1,0 +1,250 @@
+"""Memory: what ranks and engines hold of a model, before any of them is started.
+
+Of P parameters, of which Q are trained, on N ranks, with w bytes each while computing (2 in bfloat16), a rank
+holds, in bytes (Rajbhandari et al. 2020, "ZeRO", with DeepSpeed's own copies):
+
+| stage | weights | gradients | AdamW's moments and master copy        |
+|-------|---------|-----------|----------------------------------------|
+| 0     | wP      | 4Q        | 8Q                                     |
+| 1     | wP      | 4Q        | 12Q/N                                  |
+| 2     | wP      | 4Q/N      | 12Q/N                                  |
+| 3     | wP/N    | 4Q/N      | 12Q/N, or 8Q/N where the weights serve |
+
+and a bucket in which gradients are reduced. That is exact, and is compared with what a rank holds. While it
+computes there are besides, by estimate: activations, the logits of a micro-batch, and at stage 3 the weights
+that are whole for the moment.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from itertools import product
+
+from antiphon.core.capacity.model_shape import ModelShape, Tensors, adapter_tensors, count
+from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import LearnerSection
+from antiphon.core.errors import InfeasibleError
+
+MOST_BUCKET = 50_000_000
+"""Parameters that ranks reduce or fetch at once."""
+MOST_KEPT_WHOLE = 100_000
+"""Parameters of a tensor that every rank may keep whole at stage 3, as norms are."""
+MOST_PROPOSED = 64
+"""Ranks that are proposed at most."""
+MOST_LIVE = 1_000_000_000
+"""Parameters that stage 3 keeps whole at a time: DeepSpeed's default."""
+PROCESS_BYTES = 1e9
+"""Libraries of a rank or an engine, or its CUDA context, by estimate."""
+ADAPTER_RANK = 16
+"""Of the adapter that is proposed where a model does not fit."""
+
+
+def adapter_of(learner: LearnerSection, tensors: Tensors) -> Tensors | None:
+    """Return the tensors of the adapter that a configuration trains; None where it trains the model."""
+    lora = getattr(learner, "lora", None)
+    return adapter_tensors(tensors, lora.rank, lora.targets) if lora is not None and lora.rank else None
+
+
+def bucket_parameters(parameters: int) -> int:
+    """Return the parameters of a bucket: the usual ones take 2 GB of every rank, however small the model."""
+    return min(max(parameters, 1), MOST_BUCKET)
+
+
+def whole_parameters(parameters: int) -> int:
+    """Return how many parameters a tensor may have that stage 3 keeps whole."""
+    return min(parameters // 100, MOST_KEPT_WHOLE)
+
+
+def held_by_rank(
+    tensors: Tensors, learner: LearnerSection, adapter: Tensors | None = None
+) -> dict[str, float]:
+    """Return the bytes that one rank holds from step to step, by use, before an update.
+
+    Args:
+        tensors: of the model.
+        learner: its section of the configuration.
+        adapter: what is trained instead of the model; None trains all of it.
+    """
+    stage, ranks = learner.stage, learner.ranks
+    width = 2 if learner.dtype == "bfloat16" else 4
+    everything = {**tensors, **(adapter or {})}
+    total, trained = count(everything), count(adapter or tensors)
+    weights, gradients, optimizer = float(width * total), 4.0 * trained, 8.0 * trained
+    bucket = float((4 if stage < 3 else width) * bucket_parameters(total)) if stage else 0.0
+    if stage:
+        # Of float32 weights stage 3 has no other master copy.
+        optimizer = (12.0 if stage < 3 or width == 2 else 8.0) * trained / ranks
+    if stage > 1:
+        gradients /= ranks
+    if stage == 3:
+        small = sum(n for n in map(math.prod, everything.values()) if n <= whole_parameters(total))
+        weights = weights / ranks + (width * small if ranks > 1 else 0)
+    return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "bucket": bucket}
+
+
+def used_by_rank(
+    tensors: Tensors, shape: ModelShape, learner: LearnerSection, adapter: Tensors | None = None
+) -> dict[str, float]:
+    """Return the bytes that a rank needs besides while it computes, by estimate."""
+    width = 2 if learner.dtype == "bfloat16" else 4
+    queries, cached = shape.heads * shape.head_size, shape.cached_heads * shape.head_size
+    # Inputs of each operation, kept for the backward pass: norms (in float32 too), attention, dense block.
+    layer = width * (4 * shape.hidden + 3 * queries + 4 * cached)
+    layer += 8 * shape.hidden + 4 * width * shape.intermediate * shape.experts_used
+    recomputed = learner.gradient_checkpointing
+    positions = learner.micro_batch_tokens
+    kept = shape.layers * width * shape.hidden + layer if recomputed else shape.layers * layer
+    used = {
+        "activations": float(positions * kept),
+        "logits": float(positions * shape.vocabulary * (width + 8)),
+        "process": PROCESS_BYTES,
+    }
+    if learner.stage == 3 and learner.ranks > 1:
+        used["whole layers"] = float(width * min(count(tensors) + count(adapter or {}), MOST_LIVE))
+    return used
+
+
+def held_by_engine(tensors: Tensors, config: RunConfig) -> dict[str, float]:
+    """Return the bytes that one engine holds: its weights and the cache that it is given."""
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    return {"weights": float(width * count(tensors)), "cache": float(config.rollout.kv_cache_mib << 20)}
+
+
+def used_by_engine(shape: ModelShape, config: RunConfig) -> dict[str, float]:
+    """Return the bytes that an engine needs besides, by estimate."""
+    rollout, width = config.rollout, 2 if config.model.dtype == "bfloat16" else 4
+    rows = rollout.concurrent_groups * config.loop.group_size
+    rows *= 1 + (config.drafting.max_window if config.drafting.enabled else 0)
+    tokens = max(2048, rollout.max_model_tokens, rows)
+    return {
+        "activations": float(
+            tokens * width * (4 * shape.hidden + 4 * shape.intermediate * shape.experts_used)
+        ),
+        "logits": float(rows * shape.vocabulary * 8),
+        "process": PROCESS_BYTES,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by use, of each process of a run."""
+
+    rank: dict[str, float]
+    engine: dict[str, float]
+    ranks: int
+    engines: int
+    """On this machine."""
+    snapshot: float
+    """Of one version on the disk."""
+    checkpoint: float
+
+    def fullest(self, gpus: bool) -> float:
+        """Return the bytes of the fullest place.
+
+        That is the first of several GPUs, where each rank has its own and engines share the first; else the
+        machine, which has all.
+        """
+        ranks = 1 if gpus else self.ranks
+        return ranks * sum(self.rank.values()) + self.engines * sum(self.engine.values())
+
+
+def plan_memory(config: RunConfig, tensors: Tensors, shape: ModelShape | None) -> MemoryPlan:
+    """Return what a run of this configuration needs.
+
+    Args:
+        config: of the run.
+        tensors: of its model.
+        shape: what it computes with; None leaves out all that is estimated.
+    """
+    learner = config.learner
+    adapter = adapter_of(learner, tensors)
+    return _plan(config, tensors, shape, learner, adapter)
+
+
+def _plan(
+    config: RunConfig,
+    tensors: Tensors,
+    shape: ModelShape | None,
+    learner: LearnerSection,
+    adapter: Tensors | None,
+) -> MemoryPlan:
+    trained = count(adapter or tensors)
+    rank, engine = held_by_rank(tensors, learner, adapter), held_by_engine(tensors, config)
+    if shape is not None:
+        rank |= used_by_rank(tensors, shape, learner, adapter)
+        engine |= used_by_engine(shape, config)
+    # Of a checkpoint: the weights as they compute, two moments, and a master copy where there is one.
+    width = 14 if learner.dtype == "bfloat16" else 16 if 0 < learner.stage < 3 else 12
+    return MemoryPlan(
+        rank,
+        engine,
+        learner.ranks,
+        config.rollout.workers,
+        float((2 if config.model.dtype == "bfloat16" else 4) * trained),
+        float(width * trained),
+    )
+
+
+def check_memory(
+    config: RunConfig, tensors: Tensors, shape: ModelShape | None, memory: float, gpus: bool
+) -> None:
+    """Check that a run fits into the fullest place; arguments as for `plan_memory`.
+
+    Args:
+        config: of the run.
+        tensors: of its model.
+        shape: what it computes with; None checks what is certain alone.
+        memory: of a GPU or of this machine, bytes.
+        gpus: each rank has a GPU of its own.
+
+    Raises:
+        InfeasibleError: naming the three cheapest changes that need less.
+    """
+    needed = plan_memory(config, tensors, shape).fullest(gpus)
+    if needed <= memory:
+        return
+    changes = proposals(config, tensors, shape, memory, gpus)
+    listed = "; ".join(f"{words} ({size / 1e9:,.1f} GB)" for words, size in changes)
+    raise InfeasibleError(
+        f"{needed / 1e9:,.1f} GB are needed on {'a GPU' if gpus else 'this machine'}, which has "
+        f"{memory / 1e9:,.1f} GB; {f'less is needed with {listed}' if listed else 'use a smaller model'}"
+    )
+
+
+def proposals(
+    config: RunConfig, tensors: Tensors, shape: ModelShape | None, memory: float, gpus: bool
+) -> list[tuple[str, float]]:
+    """Return the three cheapest changes that fit, each with the bytes of the fullest place then.
+
+    Fewer GPUs are cheaper than more, then to train all of the model, then no activation computed twice, then
+    what ranks say to each other; none of them contains another. Further ranks help only where each has a GPU
+    of its own. Where nothing fits, it is what needs least.
+    """
+    learner, adapter = config.learner, adapter_of(config.learner, tensors)
+    most = max(learner.ranks, MOST_PROPOSED if gpus else 1)
+    all_ranks = [ranks for ranks in (learner.ranks << power for power in range(10)) if ranks <= most]
+    can_adapt = adapter is None and "lora" in LearnerSection.model_fields
+    again = [False] if learner.gradient_checkpointing else [False, True]
+    found: list[tuple[tuple[int, ...], str, float]] = []
+    for ranks, adapts, recomputes in product(all_ranks, [False, True] if can_adapt else [False], again):
+        for stage in [learner.zero_stage, *(range(learner.stage + 1, 4) if ranks > 1 else ())]:
+            values = {"ranks": ranks, "zero_stage": stage}
+            values |= {"gradient_checkpointing": True} if recomputes else {}
+            trained = adapter_tensors(tensors, ADAPTER_RANK) if adapts else adapter
+            made = _plan(config, tensors, shape, learner.model_copy(update=values), trained)
+            words = [f"learner.lora.rank={ADAPTER_RANK}"] if adapts else []
+            words += [
+                f"learner.{name}={json.dumps(value)}"
+                for name, value in values.items()
+                if value != getattr(learner, name)
+            ]
+            found.append(((ranks, adapts, recomputes, stage), " ".join(words), made.fullest(gpus)))
+    chosen: list[tuple[tuple[int, ...], str, float]] = []
+    for one in found:
+        contains = any(
+            all(less <= more for less, more in zip(other[0], one[0], strict=True)) for other in chosen
+        )
+        if one[2] <= memory and not contains:
+            chosen.append(one)
+    least = chosen or sorted(found[1:], key=lambda one: one[2])
+    return [(words, size) for _, words, size in least[:3]]

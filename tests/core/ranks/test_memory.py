@@ -1,0 +1,119 @@
+"""Memory of ranks and engines: the tensors that transformers builds, what fits, and what would."""
+
+import math
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from antiphon.core.capacity.model_shape import SHAPES, ModelShape, adapter_tensors, count, shape_of
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.errors import InfeasibleError
+from antiphon.core.ranks.memory import check_memory, held_by_rank, plan_memory
+
+SMALL, LARGE = SHAPES["Qwen/Qwen3-0.6B"], SHAPES["Qwen/Qwen3-32B"]
+
+
+def _as_yaml(words: str) -> str:
+    return "".join(word.removeprefix("learner.").replace("=", ": ") + "\n" for word in words.split())
+
+
+def config_of(**learner: Any) -> RunConfig:
+    return build_config(
+        {"learner": learner, "model": {"dtype": "bfloat16"}, "rollout": {"workers": 0}, "loop": {}}
+    )
+
+
+def tree_of(shape: ModelShape) -> dict[str, Any]:
+    """Return the config.json of a shape."""
+    sparse = bool(shape.experts)
+    return {
+        "model_type": "qwen3_moe" if sparse else "qwen3",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": 6144 if sparse else shape.intermediate,
+        "moe_intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.cached_heads,
+        "head_dim": shape.head_size,
+        "tie_word_embeddings": shape.tied,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_used,
+    }
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_tensors_are_those_that_transformers_builds(name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tree = tree_of(SHAPES[name])
+    assert shape_of(tree) == SHAPES[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**tree))
+    built = {name: tuple(one.shape) for name, one in model.named_parameters()}
+    assert SHAPES[name].tensors() == built
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"model_type": "mamba"}, "model_type=mamba is not known; known are llama"),
+        ({"model_type": "llama", "num_attention_heads": 4}, "says nothing of 'hidden_size'"),
+    ],
+)
+def test_another_model_is_named(tree: dict[str, Any], words: str) -> None:
+    with pytest.raises(InfeasibleError, match=re.escape(words)):
+        shape_of(tree)
+
+
+def test_stages_divide_what_they_say() -> None:
+    tensors, parameters = SMALL.tensors(), count(SMALL.tensors())
+    found = [
+        held_by_rank(tensors, config_of(ranks=4, zero_stage=stage, dtype="bfloat16").learner)
+        for stage in (1, 2, 3)
+    ]
+    assert [one["weights"] / parameters for one in found[:2]] == [2.0, 2.0]
+    assert found[2]["weights"] / parameters == pytest.approx(0.5, rel=1e-2)
+    assert [one["gradients"] / parameters for one in found] == [4.0, 1.0, 1.0]
+    assert {one["optimizer"] / parameters for one in found} == {3.0}
+    alone = held_by_rank(tensors, config_of().learner)
+    assert sum(alone.values()) == 16.0 * parameters
+
+
+def test_an_adapter_trains_little_of_the_model() -> None:
+    """peft's count for all linear layers of Qwen3-0.6B at rank 16: 1.7% (arXiv 2106.09685: r (in + out))."""
+    adapter = adapter_tensors(SMALL.tensors(), 16)
+    assert count(adapter) / count(SMALL.tensors()) == pytest.approx(0.017, abs=1e-3)
+    chosen = adapter_tensors(SMALL.tensors(), 16, ("q_proj", "v_proj"))
+    assert len(chosen) == 4 * SMALL.layers
+    learner = config_of(dtype="bfloat16").learner
+    held = held_by_rank(SMALL.tensors(), learner, adapter)
+    assert held["gradients"] == 4 * count(adapter) and held["optimizer"] == 12 * count(adapter)
+
+
+def test_what_does_not_fit_is_refused_with_changes_that_do() -> None:
+    config, tensors = config_of(dtype="bfloat16"), LARGE.tensors()
+    with pytest.raises(InfeasibleError, match=r"are needed on a GPU, which has 80\.0 GB") as refused:
+        check_memory(config, tensors, LARGE, 80e9, gpus=True)
+    changes = re.findall(r"((?:learner\.\S+ )+)\(([\d.]+) GB\)", str(refused.value))
+    assert 1 <= len(changes) <= 3
+    for words, size in changes:
+        changed = config_of(dtype="bfloat16", **yaml.safe_load(_as_yaml(words)))
+        check_memory(changed, tensors, LARGE, 80e9, gpus=True)
+        fullest = plan_memory(changed, tensors, LARGE).fullest(gpus=True)
+        assert math.isclose(fullest, float(size) * 1e9, rel_tol=0.01)
+
+
+def test_of_one_machine_all_ranks_and_engines_take_their_part() -> None:
+    config = build_config({"learner": {"ranks": 2, "zero_stage": 2}, "rollout": {"workers": 3}})
+    made = plan_memory(config, SMALL.tensors(), SMALL)
+    rank, engine = sum(made.rank.values()), sum(made.engine.values())
+    assert made.fullest(gpus=False) == 2 * rank + 3 * engine
+    assert made.fullest(gpus=True) == rank + 3 * engine
+    certain = plan_memory(config, SMALL.tensors(), None)
+    assert certain.fullest(gpus=False) < made.fullest(gpus=False)
+    check_memory(config, SMALL.tensors(), None, certain.fullest(gpus=False), gpus=False)
