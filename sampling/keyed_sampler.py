@@ -191,12 +191,7 @@ def _take_most_probable(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 def processed(logits: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scaled logits and the weights that are sampled from, [R, V] float32 each."""
     scaled = _scaled(logits, rows)
-    weights = scaled.exp()
-    if rows.top_k is not None:
-        _keep_top_k(weights, rows.top_k)
-    if rows.top_p is not None:
-        _keep_top_p(weights, rows.top_p)
-    return scaled, weights
+    return scaled, _cut(scaled.exp(), rows)
 
 
 def _scaled(logits: torch.Tensor, rows: RowSampling) -> torch.Tensor:
@@ -255,10 +250,8 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, rows: RowSampling) -> torc
     scaled = _scaled(logits, rows)
     weights = scaled.exp()
     whole = weights.sum(-1, dtype=torch.float64)
-    if rows.top_k is not None and not rows.all_greedy:
-        _keep_top_k(weights, rows.top_k)
-    if rows.top_p is not None and not rows.all_greedy:
-        _keep_top_p(weights, rows.top_p)
+    if not rows.all_greedy:
+        weights = _cut(weights, rows)
     total = weights.sum(-1, dtype=torch.float64)
     column = tokens.unsqueeze(-1)
     cut = weights.gather(-1, column).squeeze(-1) == 0.0
@@ -303,39 +296,41 @@ def _invert_blocks(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor
     return block * BLOCK + torch.minimum(offset, _last_step(inner)), total
 
 
-def _keep_top_k(weights: torch.Tensor, top_k: torch.Tensor) -> None:
-    """Zero all but the `top_k` largest weights of each row, in place."""
-    vocabulary = weights.shape[-1]
-    k = top_k.clamp(1, vocabulary)
-    deepest = int(torch.where(k < vocabulary, k, 1).max())
-    largest = weights.topk(deepest, dim=-1).values
-    edge = largest.gather(-1, (k.clamp(max=deepest) - 1).unsqueeze(-1))
-    keep, whole = weights >= edge, (k == vocabulary).unsqueeze(-1)
-    if not bool((whole | (keep.sum(-1, keepdim=True) <= k.unsqueeze(-1))).all()):
-        # Of tokens that are tied at the edge some are too many, which costs more to find than all the rest.
-        tied = weights == edge
-        room = k.unsqueeze(-1) - (weights > edge).sum(-1, keepdim=True)
-        keep = (weights > edge) | (tied & (tied.cumsum(-1) <= room))
-    weights.masked_fill_(~(keep | whole), 0.0)
-
-
-def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> None:
-    """Zero all but the smallest set of largest weights that holds `top_p` of the mass, in place."""
-    some = (top_p < 1.0).nonzero().squeeze(-1)
+def _cut(weights: torch.Tensor, rows: RowSampling) -> torch.Tensor:
+    """Return the weights with 0 for all but the `top_k` largest of each row, then all but the smallest set of
+    these that holds `top_p` of their mass. Of equal weights the smaller token ids are kept.
+    """
+    if rows.top_k is None and rows.top_p is None:
+        return weights
+    count, vocabulary = weights.shape
+    top_k = torch.full((count,), vocabulary, device=weights.device)
+    top_k = top_k if rows.top_k is None else rows.top_k.clamp(1, vocabulary)
+    top_p = torch.ones_like(top_k, dtype=torch.float64) if rows.top_p is None else rows.top_p
+    some = ((top_k < vocabulary) | (top_p < 1.0)).nonzero().squeeze(-1)
     if not len(some):
-        return
-    chosen, share = weights[some], top_p[some].unsqueeze(-1)
-    # After top-k few are left, and to sort a large vocabulary takes longer than all else together.
-    left = int((chosen > 0).sum(-1).max())
-    if 0 < left <= weights.shape[-1] // 16:
-        places = chosen.topk(left, sorted=False).indices.sort(dim=-1).values
-        ordered, order = chosen.gather(-1, places).sort(dim=-1, descending=True, stable=True)
-        order = places.gather(-1, order)
-    else:
+        return weights
+    # Of a large vocabulary a chunk is one row, and to copy it takes as long as to draw from it.
+    chosen = weights if len(some) == count else weights.index_select(0, some)
+    k, share = top_k[some].unsqueeze(-1), top_p[some].unsqueeze(-1)
+    deepest = int(k.max())
+    if deepest > vocabulary // 16:
         ordered, order = chosen.sort(dim=-1, descending=True, stable=True)
+    else:  # to sort a large vocabulary takes longer than all else together
+        largest, order = chosen.topk(deepest + 1)
+        edge = largest.gather(-1, k - 1)
+        if bool(((edge == largest.gather(-1, k)) & (edge > 0.0)).any()):
+            # Of tokens that are tied at the edge some are too many.
+            tied, above = chosen == edge, chosen > edge
+            room = k - above.sum(-1, keepdim=True)
+            order = chosen.masked_fill(~(above | (tied & (tied.cumsum(-1) <= room))), 0.0).topk(deepest)[1]
+        order = order.sort(dim=-1).values
+        ordered, places = chosen.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+        order = order.gather(-1, places)
+    ordered.masked_fill_(torch.arange(ordered.shape[-1], device=k.device) >= k, 0.0)
     running = ordered.cumsum(-1, dtype=torch.float64)
-    cut = (running - ordered) >= share * running[:, -1:]
-    weights[some] = chosen.scatter_(-1, order, ordered.masked_fill_(cut, 0.0))
+    cut = (share < 1.0) & ((running - ordered) >= share * running[:, -1:])
+    kept = torch.zeros_like(chosen).scatter_(-1, order, ordered.masked_fill_(cut, 0.0))
+    return kept if len(some) == count else weights.index_copy(0, some, kept)
 
 
 def verify_chain(

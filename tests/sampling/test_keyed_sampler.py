@@ -177,8 +177,7 @@ def test_the_largest_are_kept_and_of_those_tied_the_first(seed, values):
     for row, count in enumerate(k.tolist()):
         kept = np.argsort(-weights[row].numpy(), kind="stable")[:count].copy()
         expected[row, kept] = weights[row, kept]
-    ks._keep_top_k(weights, k)
-    assert torch.equal(weights, expected)
+    assert torch.equal(ks._cut(weights, ks.RowSampling(top_k=k)), expected)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 8, 30, 40, 512]), st.sampled_from([0.1, 0.5, 0.9]))
@@ -195,8 +194,26 @@ def test_a_set_that_is_cut_by_mass_is_the_one_that_sorting_everything_finds(seed
     running = ordered.cumsum(-1, dtype=torch.float64)
     cut = ((running - ordered) >= shares[:, None] * running[:, -1:]) & (shares < 1.0)[:, None]
     expected = torch.zeros_like(weights).scatter_(-1, order, ordered.masked_fill(cut, 0.0))
-    ks._keep_top_p(weights, shares)
-    assert torch.equal(weights, expected)
+    assert torch.equal(ks._cut(weights, ks.RowSampling(top_p=shares)), expected)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([0.1, 0.5, 0.9, 1.0]))
+def test_both_cuts_leave_what_sorting_everything_finds(seed, most, top_p):
+    """Bit for bit, with ties at both edges, where few are kept of a large vocabulary and where many are."""
+    random = np.random.default_rng(seed)
+    weights = torch.from_numpy(random.integers(0, 40, (5, 640)) / 7).float()
+    k = torch.tensor([most, 640, 1, most, 640])
+    shares = torch.tensor([top_p, top_p, 0.3, 1.0, 1.0], dtype=torch.float64)
+    for some in (slice(None), slice(2, 4), slice(4, 5)):
+        ordered, order = weights[some].sort(dim=-1, descending=True, stable=True)
+        ordered = ordered.masked_fill(torch.arange(640) >= k[some, None], 0.0)
+        running = ordered.cumsum(-1, dtype=torch.float64)
+        share = shares[some, None]
+        cut = ((running - ordered) >= share * running[:, -1:]) & (share < 1.0)
+        expected = torch.zeros_like(weights[some]).scatter_(-1, order, ordered.masked_fill(cut, 0.0))
+        assert torch.equal(
+            ks._cut(weights[some], ks.RowSampling(top_k=k[some], top_p=shares[some])), expected
+        )
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, LARGEST_U), st.integers(1, 64), st.floats(0.01, 1.0))
@@ -221,8 +238,7 @@ def test_ties_at_the_edge_keep_exactly_k_smaller_ids():
 @given(st.integers(0, 2**32 - 1), st.integers(1, 200), st.integers(1, 12))
 def test_top_k_keeps_k_of_the_largest(seed, vocabulary, top_k):
     values = torch.randint(0, 8, (3, vocabulary), generator=torch.Generator().manual_seed(seed)).double() + 1
-    kept = values.clone()
-    ks._keep_top_k(kept, torch.tensor([top_k, vocabulary, 1]))
+    kept = ks._cut(values, ks.RowSampling(top_k=torch.tensor([top_k, vocabulary, 1])))
     for row, k in enumerate((min(top_k, vocabulary), vocabulary, 1)):
         assert int((kept[row] > 0).sum()) == k
         assert torch.equal(kept[row].sort().values[-k:], values[row].sort().values[-k:])
