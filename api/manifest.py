@@ -45,6 +45,7 @@ CHUNK_LIMIT_BYTES = 16 << 20
 BODY_LIMIT_BYTES = 16 << 20
 """Largest encoded manifest; one of a model of 140 GB takes less than 1 MB."""
 _SMALLEST_CHUNK, _CHUNKS = 32 << 10, 256
+_KINDS = {("full", "raw"), ("full", "zstd"), ("patch", "zstd"), ("patch", "lora")}
 _DIMENSIONS_LIMIT = 8
 _TENSORS_LIMIT = 1_000_000
 _PAYLOADS_LIMIT = 64
@@ -147,7 +148,7 @@ def _check_payloads(manifest: SnapshotManifest) -> None:
         raise _broken(manifest, f"weights_digest {manifest.weights_digest[:80]!r} is not a digest")
     for payload in manifest.payloads:
         what = f"the {payload.kind[:16]} payload {payload.digest[:12]}"
-        if payload.kind not in {"full", "patch"} or payload.encoding not in {"raw", "zstd"}:
+        if (payload.kind, payload.encoding) not in _KINDS:
             raise _broken(manifest, f"{what} is of kind {payload.kind[:16]!r}, {payload.encoding[:16]!r}")
         if payload.kind == "full" and payload.parent is not None:
             raise _broken(manifest, f"{what} has the parent {payload.parent}")

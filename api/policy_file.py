@@ -4,7 +4,7 @@ The learner writes it, workers fetch it, and the records link it.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,15 @@ def policy_header(run_id: str, version: int, weights_digest: str, tensors: Seque
     Raises:
         IntegrityError: when a dtype has no name in the format.
     """
-    facts = {"run": run_id, "version": version, "weights_digest": weights_digest}
+    return safetensors_header({"run": run_id, "version": version, "weights_digest": weights_digest}, tensors)
+
+
+def safetensors_header(facts: Mapping[str, object], tensors: Sequence[TensorEntry]) -> bytes:
+    """Return what stands before the first tensor of a file that says `facts` of itself.
+
+    Raises:
+        IntegrityError: when a dtype has no name in the format.
+    """
     # Releases of transformers before 5 open no file that does not name the format of its tensors.
     header: dict[str, object] = {
         "__metadata__": {"antiphon": json.dumps(facts, sort_keys=True), "format": "pt"}
@@ -53,7 +61,7 @@ def policy_header(run_id: str, version: int, weights_digest: str, tensors: Seque
     for tensor in tensors:
         if tensor.dtype not in DTYPES:
             raise IntegrityError(
-                f"tensor {tensor.name} of version {version} has dtype {tensor.dtype}, "
+                f"tensor {tensor.name} has dtype {tensor.dtype}, "
                 "which safetensors does not know; publish in float32 or bfloat16"
             )
         header[tensor.name] = {

@@ -19,6 +19,7 @@ MOST_TURNS = 128
 MOST_MIB = 1 << 24
 MOST_THREADS = 1024
 MOST_RANKS = 1024
+MOST_ADAPTER_RANK = 1024
 MOST_KEPT = 10_000
 YEAR_S = 365 * 86_400.0
 FILE = "file"
@@ -244,6 +245,26 @@ class LoopSection(Section):
         return self.max_staleness // self.publish_interval + 2
 
 
+class LoraSection(Section):
+    """Low-rank adapters that train in place of all weights: W + alpha / rank * B A (arXiv 2106.09685)."""
+
+    rank: int = Field(default=0, ge=0, le=MOST_ADAPTER_RANK)
+    """Rows of A and columns of B; 0 trains all weights."""
+    alpha: float | None = Field(default=None, gt=0.0)
+    """Weight of the adapters, divided by the rank; null: twice the rank."""
+    targets: tuple[str, ...] = ()
+    """Linear modules that get one, by the last part of their names, such as `q_proj`; none named: all of the
+    layers."""
+    start: str | None = None
+    """Folder of a peft adapter of the same rank for the model of model.path. It becomes part of the base,
+    and a new one is trained on top."""
+
+    @property
+    def scale(self) -> float:
+        """Return what B A counts, alpha / rank; 0 without adapters."""
+        return (2.0 * self.rank if self.alpha is None else self.alpha) / self.rank if self.rank else 0.0
+
+
 class LearnerSection(Section):
     """The learner and its DeepSpeed engine."""
 
@@ -284,6 +305,9 @@ class LearnerSection(Section):
     compiled: bool = False
     """Compile the dense block of each layer (torch.compile), which on a CPU takes seconds and a C++ compiler;
     part of the numerics."""
+    lora: LoraSection = LoraSection()
+    """Adapters in place of all weights: `rank`, which is 0 for none, `alpha`, `targets` and `start`; see the
+    guide on adapters."""
 
     @property
     def stage(self) -> int:
@@ -296,12 +320,18 @@ class LearnerSection(Section):
 
     def idle_keys(self) -> list[str]:
         """Return a sentence for every choice that cannot act with the others."""
+        found = []
         if self.schedule == "constant" and self.final_rate_share:
-            return [
+            found.append(
                 f"learner.final_rate_share={self.final_rate_share:g} cannot act with "
                 "learner.schedule=constant; use linear or cosine, or leave it out"
-            ]
-        return []
+            )
+        if not self.lora.rank and self.lora != LoraSection():
+            found.append(
+                "learner.lora.alpha, learner.lora.targets and learner.lora.start cannot act with "
+                "learner.lora.rank=0; set the rank, such as 16, or leave them out"
+            )
+        return found
 
 
 class RolloutSection(Section):

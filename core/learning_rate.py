@@ -18,15 +18,19 @@ RATE_BY_SIZE = ((10_000_000, 2e-4), (100_000_000, 2e-5))
 LEAST_RATE = 1e-6
 """Of all larger ones: usual for reinforcement learning of all weights of pretrained models, which much more
 ruins within steps."""
+ADAPTER_TIMES = 10
+"""How much more adapters learn with: B begins at zero, and a step moves W by the product of the two only
+("LoRA Without Regret", Thinking Machines 2025, finds about ten for all sizes)."""
 
 
-def rate_by_size(parameters: int) -> float:
-    """Return the learning rate of a model of this many parameters.
+def rate_by_size(parameters: int, adapters: bool = False) -> float:
+    """Return the learning rate of a model of this many parameters, or of adapters to it.
 
-    >>> rate_by_size(450_000), rate_by_size(494_032_768)
-    (0.0002, 1e-06)
+    >>> rate_by_size(450_000), rate_by_size(494_032_768), rate_by_size(494_032_768, adapters=True)
+    (0.0002, 1e-06, 1e-05)
     """
-    return next((rate for most, rate in RATE_BY_SIZE if parameters < most), LEAST_RATE)
+    rate = next((rate for most, rate in RATE_BY_SIZE if parameters < most), LEAST_RATE)
+    return round(rate * ADAPTER_TIMES, 12) if adapters else rate
 
 
 def warmup_steps(section: LearnerSection, steps: int) -> int:

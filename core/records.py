@@ -477,7 +477,7 @@ class Payload:
 
     kind: Literal["full", "patch"]
     parent: int | None  # version that a patch changes; None for a full payload
-    encoding: Literal["raw", "zstd"]  # a full raw payload is a safetensors file
+    encoding: Literal["raw", "zstd", "lora"]  # a full raw payload is a safetensors file, an adapter is peft's
     digest: str  # the payload's address: blake3 over both sizes and the chunks' digests
     payload_bytes: int
     chunk_bytes: int  # of every chunk but the last

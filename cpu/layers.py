@@ -115,10 +115,12 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         return _product(values, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         values, weight = ctx.saved_tensors
-        rows = gradient.flatten(0, -2)
-        return _product(gradient, weight.T), _product(rows.T, values.flatten(0, -2).T)
+        rows, of_weight = gradient.flatten(0, -2), None
+        if ctx.needs_input_grad[1]:  # not beside an adapter
+            of_weight = _product(rows.T, values.flatten(0, -2).T)
+        return _product(gradient, weight.T), of_weight
 
 
 def compile_blocks(model: Any) -> int:

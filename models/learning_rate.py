@@ -16,7 +16,7 @@ def with_learning_rate(config: RunConfig) -> RunConfig:
     if config.learner.learning_rate is not None or folder is None:
         return config
     try:
-        rate = rate_by_size(count_parameters(folder))
+        rate = rate_by_size(count_parameters(folder), adapters=bool(config.learner.lora.rank))
     except ConfigError:
         return config
     learner = config.learner.model_copy(update={"learning_rate": rate})

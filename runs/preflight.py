@@ -349,7 +349,7 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
     Raises:
         ConfigError: when a tensor is missing, superfluous or of another shape, or the context is too short.
     """
-    check_weights(model)
+    check_weights(model, config.learner.lora)
     wanted, positions = config.rollout.max_model_tokens, most_positions(model)
     if positions is not None and wanted > positions:
         raise ConfigError(

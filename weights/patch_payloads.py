@@ -8,6 +8,7 @@ weights: that is the same formula, since between snapshots every change is at le
 
 import os
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from antiphon.api.manifest import full_payload, header_of
 from antiphon.core.broadcast.patch_kernels import Array
 from antiphon.core.broadcast.patches import Change, estimated_bytes, is_worth_making, ladder_parents
 from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
+from antiphon.weights.adapter import merged_weights
 from antiphon.weights.patch import (
     NO_PARENT,
     Buffer,
@@ -149,7 +151,7 @@ def restore_full(
     parent: SnapshotManifest | None,
     threads: int,
 ) -> None:
-    """Make the policy file of a version from a patch, or from the compressed full payload.
+    """Make the policy file of a version from a patch, an adapter, or the compressed full payload.
 
     The file has the digest that the manifest names, so all of it is what the publisher wrote.
 
@@ -157,7 +159,7 @@ def restore_full(
         store: holds the payload, and the policy file of the parent; gets that of the version.
         manifest: of the version, checked.
         payload: one of the manifest's, not the raw full one.
-        parent: of the version that a patch changes; None for a full payload.
+        parent: of the version that a patch or an adapter changes; None for a full payload.
         threads: that work on blocks.
 
     Raises:
@@ -169,15 +171,22 @@ def restore_full(
     file = store.map(payload.digest)
     out = store.make(full.chunk_bytes, len(head))
     try:
-        apply_patch(
-            None if parent is None else stored_weights(store, parent).data,
-            file,
-            manifest.tensors,
-            out.write,
-            result_digest=manifest.weights_digest,
-            parent_digest=NO_PARENT if parent is None else parent.weights_digest,
-            threads=threads,
-        )
+        before = None if parent is None else stored_weights(store, parent)
+        if payload.encoding == "lora":
+            assert before is not None  # a manifest whose adapter changes nothing was refused
+            with closing(merged_weights(before.data, before.weights_digest, file, manifest, threads)) as made:
+                for data in made:
+                    out.write(data)
+        else:
+            apply_patch(
+                None if before is None else before.data,
+                file,
+                manifest.tensors,
+                out.write,
+                result_digest=manifest.weights_digest,
+                parent_digest=NO_PARENT if before is None else before.weights_digest,
+                threads=threads,
+            )
         out.finish(head, digest=full.digest)
     finally:
         out.discard()

@@ -323,10 +323,13 @@ class PayloadStore:
     def prune(self, keep: Sequence[SnapshotManifest]) -> None:
         """Drop every version not in `keep`, and every payload and transfer that none of them needs.
 
-        What is being made, and what was made and is not listed yet, stays.
+        What is being made, and what was made and is not listed yet, stays. So does what an adapter changes.
         """
-        versions = {manifest.version for manifest in keep}
         with self._guard:
+            bases = {one.parent for manifest in keep for one in manifest.payloads if one.encoding == "lora"}
+            bases -= {manifest.version for manifest in keep}
+            keep = [*keep, *(self.manifest(version) for version in self.versions() if version in bases)]
+            versions = {manifest.version for manifest in keep}
             wanted = {payload.digest for manifest in keep for payload in manifest.payloads} | self._unlisted
             for version in self.versions():
                 if version not in versions:

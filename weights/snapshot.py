@@ -25,7 +25,8 @@ from blake3 import blake3
 from antiphon.api.manifest import DTYPE_BYTES, auto_chunk_bytes, check_manifest, full_payload, header_of
 from antiphon.api.policy_file import policy_header
 from antiphon.core.errors import ContractError, IntegrityError
-from antiphon.core.records import Probe, SnapshotManifest, TensorEntry
+from antiphon.core.records import Payload, Probe, SnapshotManifest, TensorEntry
+from antiphon.weights.adapter import adapter_header
 from antiphon.weights.payload_store import PayloadStore
 
 BUFFER_BYTES = 64 << 20
@@ -48,6 +49,8 @@ class Weights:
     """Entered around each reading of them all."""
     probe: Callable[[], Probe | None] = lambda: None
     """Computes what an engine that loads them must compute, where there is a model to do it."""
+    adapter: Callable[[], "Adapter | None"] = lambda: None
+    """Returns, once they were read, what they were merged from; None for weights that were not."""
 
     def digest(self, done: Callable[[int], None] = lambda length: None) -> str:
         """Read them once and return their digest; `done` gets the bytes of each part that was read."""
@@ -108,6 +111,16 @@ class Weights:
                 with self.tensor(entry.name) as tensor:
                     copied[entry.name] = tensor.detach().to("cpu", dtype, copy=True).contiguous()
         return copied
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """Low-rank changes of version 0: see weights/adapter.py."""
+
+    scale: float
+    """Alpha / rank."""
+    tensors: Mapping[str, torch.Tensor]
+    """A [R, H] and B [E, R] of each module under peft's names, as published."""
 
 
 def weights_of(tensors: Mapping[str, torch.Tensor]) -> Weights:
@@ -194,6 +207,31 @@ def write_snapshot(
         payload.discard()
         raise
     return SnapshotManifest(run_id, version, digest, entries, full_bytes, (finished,), origin="", probe=probe)
+
+
+def write_adapter(
+    store: PayloadStore, manifest: SnapshotManifest, base_digest: str, adapter: Adapter
+) -> Payload:
+    """Write what makes a version of version 0 into the store, a file that peft opens.
+
+    Args:
+        store: gets the payload; the manifest that lists it is the caller's.
+        manifest: of the version.
+        base_digest: weights digest of version 0.
+        adapter: as the version's weights were merged from it.
+
+    Raises:
+        UnavailableError: when the disk is full or cannot be written; nothing is left then.
+    """
+    weights = weights_of(adapter.tensors)
+    head = adapter_header(manifest, base_digest, adapter.scale, weights.entries)
+    length = len(head) + sum(entry.length for entry in weights.entries)
+    out = store.make(auto_chunk_bytes(length), len(head))
+    try:
+        weights.read(lambda length: None, out.write)
+        return out.finish(head, kind="patch", parent=0, encoding="lora")
+    finally:
+        out.discard()
 
 
 _SEAL = object()

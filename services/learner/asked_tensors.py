@@ -13,8 +13,10 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from antiphon.core.config_sections import LoraSection
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
+from antiphon.models.adapters import check_start, chosen_linears
 from antiphon.models.directory import check_tensors, expected_tensors
 from antiphon.system.files import write_atomically
 from antiphon.system.processes import output_of
@@ -24,15 +26,15 @@ ANSWER_S = 180.0
 """Longest wait for transformers to build the model."""
 
 
-def check_weights(model_dir: Path) -> None:
+def check_weights(model_dir: Path, lora: LoraSection | None = None) -> None:
     """Check that a model directory holds the weights that its configuration asks for, in name and shape.
 
     Raises:
-        ConfigError: when it does not, or transformers knows no such model.
+        ConfigError: when it does not, transformers knows no such model, or adapters of `lora` do not fit it.
     """
     config = (model_dir / "config.json").read_bytes()
     release = metadata.version("transformers")
-    kept = made_once(f"model-{digest_bytes(config)[:16]}-{release}.json")
+    kept = made_once(f"modules-{digest_bytes(config)[:16]}-{release}.json")
     text = kept.read_text(encoding="utf-8") if kept.is_file() else ""
     if not text:
         known, text = output_of(__name__, str(model_dir), timeout_s=ANSWER_S)
@@ -47,16 +49,21 @@ def check_weights(model_dir: Path) -> None:
     found = json.loads(text)
     asked = {name: tuple(shape) for name, shape in found["asked"].items()}
     check_tensors(model_dir, asked, found["tied"], expected_tensors(model_dir))
+    if lora is not None and lora.rank:
+        chosen_linears(lora.targets, found["linears"], asked)
+        if lora.start is not None:
+            check_start(Path(lora.start), lora, asked, str(model_dir))
 
 
 def main() -> None:
-    """Print the names and shapes of a folder's model, each weight once, and the further names of those."""
+    """Print what a folder's model has: names and shapes, each weight once, further names, linear modules."""
     from antiphon.models.spared_libraries import spare_unused_libraries
 
     spare_unused_libraries()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from antiphon.services.learner.adapters import linears_of
     from antiphon.services.learner.policy import published_names
 
     config = AutoConfig.from_pretrained(sys.argv[1], local_files_only=True)
@@ -67,7 +74,7 @@ def main() -> None:
     first = {id(tensors[name]): name for name in names}
     asked = {name: list(tensors[name].shape) for name in names}
     tied = {name: first[id(tensor)] for name, tensor in tensors.items() if name not in asked}
-    print(json.dumps({"asked": asked, "tied": tied}))
+    print(json.dumps({"asked": asked, "tied": tied, "linears": linears_of(model)}))
 
 
 if __name__ == "__main__":

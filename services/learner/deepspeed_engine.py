@@ -28,13 +28,15 @@ from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.core.ranks.memory import bucket_parameters, whole_parameters
 from antiphon.core.records import Probe
+from antiphon.core.seeds import derive_seed
 from antiphon.cpu.layers import compile_blocks
+from antiphon.services.learner.adapters import Adapters
 from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, probe_batch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
 from antiphon.services.learner.ranks.group import ALIVE, Order, join
 from antiphon.system import failpoints
-from antiphon.weights.snapshot import Weights, published_entries
+from antiphon.weights.snapshot import Adapter, Weights, published_entries
 
 _TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
@@ -140,8 +142,15 @@ class DeepSpeedEngine:
             causal_model = load_causal_model(
                 config.model.path, _TORCH_DTYPE[section.dtype], section.gradient_checkpointing
             )
-        self._names = published_names(causal_model)
-        self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
+            size = sum(parameter.numel() for parameter in causal_model.parameters())
+            self._names = published_names(causal_model)
+            self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
+            self._adapters: Adapters | None = None
+            if section.lora.rank:
+                seed = derive_seed("lora", config.run.seed)
+                self._adapters = Adapters(
+                    causal_model, section.lora, self._publish_dtype, config.model.path, seed
+                )
         self._stage = section.stage
         # An engine scores them as a prompt, with room for one token more.
         scored = min(PROBE_TOKENS, config.rollout.max_model_tokens - 2)
@@ -156,10 +165,9 @@ class DeepSpeedEngine:
             )
         if section.compiled:
             compile_blocks(causal_model)
-        size = sum(parameter.numel() for parameter in policy.parameters())
-        self.learning_rate = section.learning_rate or rate_by_size(size)
+        self.learning_rate = section.learning_rate or rate_by_size(size, adapters=self._adapters is not None)
         optimizer = torch.optim.AdamW(
-            policy.parameters(),
+            [parameter for parameter in policy.parameters() if parameter.requires_grad],
             lr=self.learning_rate,
             betas=(section.beta1, section.beta2),
             weight_decay=section.weight_decay,
@@ -233,7 +241,7 @@ class DeepSpeedEngine:
         from deepspeed.utils import safe_get_full_grad
 
         named = self._engine.module.named_parameters()
-        return {name: safe_get_full_grad(parameter).cpu() for name, parameter in named}
+        return {name: safe_get_full_grad(one).cpu() for name, one in named if one.requires_grad}
 
     def _apply(self) -> float:
         norm = None
@@ -286,9 +294,14 @@ class DeepSpeedEngine:
         """
         module = self._engine.module
         held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        tensors = {name: held[_PREFIX + name] for name in self._names}
-        shapes = {}
-        for name, tensor in tensors.items():
+        adapters = self._adapters
+        # A weight with an adapter is made of three tensors.
+        tensors = {
+            name: [held[_PREFIX + part] for part in ([name] if adapters is None else adapters.parts(name))]
+            for name in self._names
+        }
+        shapes, pairs = {}, dict[str, torch.Tensor]()
+        for name, (tensor, *_) in tensors.items():
             dtype = self._publish_dtype if tensor.is_floating_point() else tensor.dtype
             shapes[name] = dtype, tuple(getattr(tensor, "ds_shape", tensor.shape))
         entries, left = published_entries(shapes), list[str]()
@@ -300,7 +313,10 @@ class DeepSpeedEngine:
             if left:
                 left.remove(name)
             with _whole(tensors[name]) as found:
-                yield found
+                whole = found[0]
+                if adapters is not None and len(found) > 1:
+                    whole = adapters.merged(name, found, pairs)
+                yield whole
 
         @contextmanager
         def reading() -> Iterator[None]:
@@ -325,7 +341,10 @@ class DeepSpeedEngine:
         def probe() -> Probe:
             return self._probe_of(self._probe_logprobs() if probed is None else probed)
 
-        return Weights(entries, whole, _check_numbers, reading, probe)
+        def adapter() -> Adapter | None:
+            return None if adapters is None else Adapter(adapters.scale, pairs)
+
+        return Weights(entries, whole, _check_numbers, reading, probe, adapter)
 
     def gather(self) -> None:
         """Take part in rank 0's reading of the weights."""
@@ -353,7 +372,13 @@ class DeepSpeedEngine:
         engine.save = save  # DeepSpeed would leave the other ranks waiting for one that raises
         self._engine._copy_recovery_script = lambda path: None  # rank 0's alone, and nobody runs the scripts
         try:
-            self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client_state, save_latest=False)
+            self._engine.save_checkpoint(
+                str(folder),
+                tag=_TAG,
+                client_state=client_state,
+                save_latest=False,
+                exclude_frozen_parameters=self._adapters is not None,
+            )
         finally:
             del engine.save, self._engine._copy_recovery_script
         self._ranks.agree(UnavailableError(str(problems[0])) if problems else None)
@@ -364,7 +389,9 @@ class DeepSpeedEngine:
         Raises:
             IntegrityError: when the folder holds no checkpoint of this shape.
         """
-        path, state = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        path, state = self._engine.load_checkpoint(
+            str(folder), tag=_TAG, load_module_strict=self._adapters is None
+        )
         if path is None:
             raise IntegrityError(f"there is no DeepSpeed checkpoint in {folder}; remove the folder")
         return dict(state)
@@ -377,15 +404,15 @@ class DeepSpeedEngine:
 
 
 @contextmanager
-def _whole(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Give a tensor that may be sharded over ranks, all of it."""
-    if not hasattr(tensor, "ds_id"):
-        yield tensor
+def _whole(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Give tensors that may be sharded over ranks, all of each."""
+    if not hasattr(tensors[0], "ds_id"):
+        yield tensors
         return
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters([tensor]):
-        yield tensor.data
+    with deepspeed.zero.GatheredParameters(tensors):
+        yield [tensor.data for tensor in tensors]
 
 
 def _check_numbers(name: str, values: torch.Tensor) -> None:

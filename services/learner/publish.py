@@ -30,7 +30,7 @@ from antiphon.weights.patch_payloads import (
 )
 from antiphon.weights.payload_store import OutgoingPayload, PayloadStore
 from antiphon.weights.signature import sign_manifest
-from antiphon.weights.snapshot import Weights, write_snapshot
+from antiphon.weights.snapshot import Weights, write_adapter, write_snapshot
 
 _log = structlog.get_logger(__name__)
 
@@ -88,12 +88,17 @@ class SnapshotPublisher(Publishing):
     def write(self, version: int, weights: Weights, done: Callable[[int], None]) -> str:
         self._make_space(version, weights.entries)
         manifest = write_snapshot(self._payloads, self._run_id, version, weights, self._chunk_bytes, done)
+        if version and (adapter := weights.adapter()) is not None:
+            base = self._payloads.manifest(0).weights_digest
+            payload = write_adapter(self._payloads, manifest, base, adapter)
+            manifest = dataclasses.replace(manifest, payloads=(*manifest.payloads, payload))
         self._list(manifest)
         return manifest.weights_digest
 
     def manifest(self, version: int, origin: str) -> SnapshotManifest:
         try:
             manifest = self._payloads.manifest(version)
+            # An adapter is smaller than any patch.
             if self._choice is not None and len(manifest.payloads) == 1:
                 # Before old versions go: the oldest of them is the longest rung's parent.
                 self._add_payloads(manifest, self._choice)
@@ -121,11 +126,12 @@ class SnapshotPublisher(Publishing):
 
     def _drop_patches(self, manifest: SnapshotManifest) -> None:
         full = full_payload(manifest)
-        dropped = [payload for payload in manifest.payloads if payload != full]
+        dropped = [payload for payload in manifest.payloads if payload != full and payload.encoding != "lora"]
         if dropped:
             for payload in dropped:
                 self._payloads.drop(payload.digest)  # first: a full disk may not take the manifest
-            self._list(dataclasses.replace(manifest, payloads=(full,)))
+            kept = tuple(payload for payload in manifest.payloads if payload not in dropped)
+            self._list(dataclasses.replace(manifest, payloads=kept))
             _log.warning("patches.dropped", version=manifest.version, dropped=len(dropped))
 
     def _check_space(self, version: int, entries: tuple[TensorEntry, ...], patch_bytes: int = 0) -> None:

@@ -260,11 +260,13 @@ def checkpoint_ranks(folder: Path) -> int:
 def config_digest(config: RunConfig) -> str:
     """Return the digest of the settings that decide what the weights become."""
     own = method_facts(config.algorithm).get("objective")
+    left_out = {"checkpoint_interval", "checkpoints_kept", "ranks"}
+    left_out |= set() if config.learner.lora.rank else {"lora"}  # which earlier releases did not know
     text = "\n".join(
         [
             config.model.model_dump_json(),
             config.algorithm.model_dump_json(exclude={"advantage"}),  # a batch has the advantages
-            config.learner.model_dump_json(exclude={"checkpoint_interval", "checkpoints_kept", "ranks"}),
+            config.learner.model_dump_json(exclude=left_out),
             f"{config.run.seed} {config.run.steps}",
             f"{config.sampling.temperature} {config.sampling.max_tokens}",
             *([] if own is None else [json.dumps(own, sort_keys=True)]),

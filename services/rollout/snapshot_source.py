@@ -176,7 +176,7 @@ class SnapshotSource(WeightSource):
             while not self._store.has(full_payload(manifest).digest):
                 unusable = self._refused | aside
                 offered = {
-                    version: [payload for payload in found.payloads if payload.digest not in unusable]
+                    version: _offered([one for one in found.payloads if one.digest not in unusable], known)
                     for version, found in known.items()
                 }
                 held = [
@@ -203,8 +203,14 @@ class SnapshotSource(WeightSource):
         known: dict[int, SnapshotManifest],
         find: Find,
     ) -> None:
-        """Add manifests of versions in between, where no patch of this one begins at a version held."""
+        """Add manifests of versions in between, where no patch of this one begins at a version held.
+
+        That of the version which an adapter changes is added in any case.
+        """
         held = known.keys() - {manifest.version}
+        for one in manifest.payloads:
+            if one.encoding == "lora" and one.parent is not None and one.parent not in known:
+                await self._add(one.parent, manifest, known, find)
         if not held:
             return
         asked: set[int] = set()
@@ -215,11 +221,18 @@ class SnapshotSource(WeightSource):
                 return
             version = min(wanted)  # the longest way back
             asked.add(version)
-            found = await find(version)
-            if found is not None and found.version == version and _fits(found, manifest):
-                check_manifest(found)
-                known[version] = found
-                open_ends |= _parents(found)
+            open_ends |= await self._add(version, manifest, known, find)
+
+    async def _add(
+        self, version: int, manifest: SnapshotManifest, known: dict[int, SnapshotManifest], find: Find
+    ) -> set[int]:
+        """Add the manifest of an earlier version, if it can be had, and return where its patches begin."""
+        found = await find(version)
+        if found is None or found.version != version or not _fits(found, manifest):
+            return set()
+        check_manifest(found)
+        known[version] = found
+        return _parents(found)
 
     async def _take(
         self, manifest: SnapshotManifest, payload: Payload, known: Mapping[int, SnapshotManifest]
@@ -232,6 +245,7 @@ class SnapshotSource(WeightSource):
         """
         if (payload.kind, payload.encoding) == ("full", "raw"):
             await self._transport.fetch(manifest, payload, self._arrived)
+            await asyncio.to_thread(self._store.put_manifest, manifest)  # what adapters change is kept by it
             return True
         before = self.bytes_fetched
         try:
@@ -301,6 +315,11 @@ def _fits(earlier: SnapshotManifest, manifest: SnapshotManifest) -> bool:
         and earlier.version < manifest.version
         and earlier.tensors == manifest.tensors
     )
+
+
+def _offered(payloads: list[Payload], known: Mapping[int, SnapshotManifest]) -> list[Payload]:
+    """Return an adapter alone where what it changes can be had: whoever has that needs little ever after."""
+    return [one for one in payloads if one.encoding == "lora" and one.parent in known] or payloads
 
 
 def _parents(manifest: SnapshotManifest) -> set[int]:

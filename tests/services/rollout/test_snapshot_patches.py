@@ -24,8 +24,10 @@ from antiphon.weights.patch_payloads import PayloadChoice, stored_weights
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
 from antiphon.weights.service import BroadcastService
+from antiphon.weights.snapshot import weights_digest
 from antiphon.weights.transport import RelayTransport, Transport
 from antiphon.weights.transports.object_store import object_name, object_place
+from tests.support.adapted import adapted
 from tests.support.small_changes import LADDER, publisher, weights, write
 from tests.support.snapshots import FarService
 
@@ -284,3 +286,28 @@ def test_a_snapshot_that_does_not_come_is_given_up_well_before_the_worker_is(tmp
         assert loop.time() - before_s < RunConfig().services.stall_timeout_s / 5
 
     loop.run(body())
+
+
+def test_a_late_worker_takes_the_base_once_and_then_adapters_alone(tmp_path: Path) -> None:
+    origin, store = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "worker")
+    made, manifests = publisher(origin), []
+    for version in range(5):
+        made.write(version, adapted(version, torch.bfloat16), lambda length: None)
+        manifests.append(made.manifest(version, "origin:1"))
+    transport = Copies(origin, store)
+    source = SnapshotSource(store, RunConfig(), transport=transport)
+
+    async def find(version: int) -> SnapshotManifest | None:
+        return manifests[version]
+
+    for version in (2, 3, 4):
+        asyncio.run(source.fetch(manifests[version], find))
+        assert weights_digest(source.open(manifests[version])) == manifests[version].weights_digest
+        source.prune([manifests[version]])
+    assert transport.taken == [(0, None), (2, 0), (3, 0), (4, 0)]
+    assert store.versions() == [0, 4]
+    # Where the base cannot be had, whole versions come.
+    bare = SnapshotSource(PayloadStore(tmp_path / "bare"), RunConfig(), transport=None)
+    bare._transport = alone = Copies(origin, bare._store)
+    asyncio.run(bare.fetch(manifests[4]))
+    assert alone.taken == [(4, None)]

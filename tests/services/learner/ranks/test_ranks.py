@@ -55,11 +55,13 @@ def weights(held: TrainedStep) -> torch.Tensor:
     return torch.cat([tensor.flatten().double() for tensor in held.weights.copies().values()])
 
 
+@pytest.mark.parametrize("lora", [{}, {"rank": 4}], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bit(
-    model: Path, tmp_path: Path, stage: int
+    model: Path, tmp_path: Path, stage: int, lora: dict[str, Any]
 ) -> None:
-    config = config_of(model, learner__ranks=2, learner__zero_stage=stage, algorithm__updates_per_step=2)
+    changes = {"algorithm__updates_per_step": 2, "learner__lora": lora}
+    config = config_of(model, learner__ranks=2, learner__zero_stage=stage, **changes)
     found, digests = [], []
     with RankGroup(tmp_path / "two", config) as two:
         two.trainer.start(0)
@@ -71,7 +73,7 @@ def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bi
                 two.trainer.save()
         assert two.trainer.start(2).version == 2
         assert two.train(2, rows_of(2)).weights.digest() == digests[2]
-    alone = config_of(model, algorithm__updates_per_step=2)
+    alone = config_of(model, **changes)
     with RankGroup(tmp_path / "one", alone) as one:
         one.trainer.start(0)
         for step, (metrics, theirs, drifts) in enumerate(found):
