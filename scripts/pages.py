@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from antiphon.cli.verbs import REPLACED, VERBS, help_of
+from antiphon.cli.verbs import VERBS, help_of
 from antiphon.core import errors
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.events import JournalEvent
@@ -26,6 +26,7 @@ from antiphon.core.metrics import (
     LEARNER_METRICS,
     ORDER_METRICS,
     PLAN_METRICS,
+    REWARD_LEVELS,
     STALENESS_METRICS,
     SUMMARY_METRICS,
     SYSTEM_METRICS,
@@ -34,6 +35,7 @@ from antiphon.core.metrics import (
     staleness_metric,
 )
 from antiphon.core.reporting.alarms import ALARMS
+from antiphon.core.reporting.figures import FIGURES
 from antiphon.lineage.tracking.charts import SECTIONS
 
 CATALOGUE = """\
@@ -75,7 +77,12 @@ def catalogue_page() -> str:
     for title, prefix, metrics in (
         ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
         ("Plan and measurement, at each step", "", PLAN_METRICS),
-        ("At the end of a run", "summary/", SUMMARY_METRICS),
+        (
+            "At the end of a run each [figure](concepts/figures.md) as `summary/NAME`, and for the rewards R of "
+            f"{', '.join(f'{level:g}' for level in REWARD_LEVELS)}",
+            "summary/",
+            _beside_figures(),
+        ),
         ("Of the machine, while it runs", "system/", SYSTEM_METRICS),
     ):
         named = [dataclasses.replace(metric, name=prefix + metric.name) for metric in metrics]
@@ -92,8 +99,6 @@ def catalogue_page() -> str:
     parts.append(_list((f"`{a.name}`", f"{a.meaning}. {a.fix[:1].upper()}{a.fix[1:]}") for a in ALARMS))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
     parts.append(_list((f"`antiphon {name}`", help_of(name).partition("\n")[0]) for name in sorted(VERBS)))
-    parts.append("What took the place of verbs that went:\n")
-    parts.append(_list((f"`antiphon {name}`", f"`antiphon {now}`") for name, now in REPLACED.items()))
     parts.append(
         "## Errors\n\nWith their exit codes; how to read them: [operations](operations.md#errors).\n"
     )
@@ -104,6 +109,16 @@ def catalogue_page() -> str:
     ]
     parts.append(_list((f"`{cls.__name__}` ({cls.exit_code})", _first(cls)) for cls in classes))
     return "\n".join(parts)
+
+
+def _beside_figures() -> list[Metric]:
+    """Return what a summary has besides the figures, once for all levels of reward."""
+    first = f"{REWARD_LEVELS[0]:g}"
+    return [
+        dataclasses.replace(m, name=m.name.replace(first, "R"), meaning=m.meaning.replace(first, "R"))
+        for m in SUMMARY_METRICS[len(FIGURES) :]
+        if "_to_reward_" not in m.name or m.name.endswith(f"_{first}")
+    ]
 
 
 def _metric_list(metrics: Iterable[Metric]) -> str:
