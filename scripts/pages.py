@@ -78,8 +78,8 @@ def catalogue_page() -> str:
         ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
         ("Plan and measurement, at each step", "", PLAN_METRICS),
         (
-            "At the end of a run each [figure](concepts/figures.md) as `summary/NAME`, and for the rewards R of "
-            f"{', '.join(f'{level:g}' for level in REWARD_LEVELS)}",
+            "At the end of a run each [figure](concepts/figures.md) as `summary/NAME`, and for the rewards R "
+            f"of {', '.join(f'{level:g}' for level in REWARD_LEVELS)}",
             "summary/",
             _beside_figures(),
         ),
