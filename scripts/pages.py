@@ -78,8 +78,8 @@ def catalogue_page() -> str:
         ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
         ("Plan and measurement, at each step", "", PLAN_METRICS),
         (
-            "At the end of a run each [figure](concepts/figures.md) as `summary/NAME`, and for the rewards R of "
-            f"{', '.join(f'{level:g}' for level in REWARD_LEVELS)}",
+            "At the end of a run each [figure](concepts/figures.md) as `summary/NAME`, and for the rewards R "
+            f"of {', '.join(f'{level:g}' for level in REWARD_LEVELS)}",
             "summary/",
             _beside_figures(),
         ),
@@ -139,10 +139,10 @@ CONFIGURATION = """\
 
 Generated from `core/config.py` by `scripts/docs`; a test compares the two.
 
-One YAML file gives the sections below; whatever it leaves out has the default shown. On the command
-line, `section.field=value` replaces a field (the value is read as YAML). `antiphon config FILE
-[section.field=value ...]` prints the whole tree, and everything is checked before anything starts: an
-unknown key, an impossible value or an invalid combination is one sentence and exit code 2.
+One YAML file gives the sections below; whatever it leaves out has the default shown, of the type shown. On
+the command line, `section.field=value` replaces a field (the value is read as YAML). `antiphon config FILE
+[section.field=value ...]` prints the whole tree. Everything is checked before anything starts: an unknown
+key, an impossible value or an invalid combination is one sentence and exit code 2.
 """
 
 
@@ -162,7 +162,8 @@ def _field_row(section: str, field: str, info: FieldInfo) -> str:
     default = yaml.safe_dump(info.get_default(call_default_factory=True), default_flow_style=True)
     default = default.replace("...", "").strip()
     meaning = " ".join((info.description or "").split())
-    return f"- `{section}.{field}`: `{default}` ({_kind(info)}): {meaning}"
+    kind = _kind(info)
+    return f"- `{section}.{field}`: `{default}`{f' ({kind})' if kind else ''}: {meaning}"
 
 
 def _kind(info: FieldInfo) -> str:
@@ -176,7 +177,9 @@ def _kind(info: FieldInfo) -> str:
                 bound, limit = ("le", limit - 1) if whole else (bound, limit)
                 limits[bound] = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
         pattern = getattr(rule, "pattern", pattern)
-    parts = [_type_words(info.annotation)]
+    # A default shows its type; null, and one of several words, does not.
+    shown = info.annotation in (bool, int, float, str) or get_origin(info.annotation) in (dict, tuple)
+    parts = [] if shown else [_type_words(info.annotation)]
     if limits.keys() == {"ge", "le"}:
         parts.append(f"{limits['ge']}..{limits['le']}")
     else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import methodcaller
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -113,7 +113,7 @@ class Host:
 
     async def _play_episode(self, taken: dict[str, Any], episode: dict[str, Any]) -> None:
         played = [await self._play(taken["key"], trajectory) for trajectory in episode["trajectories"]]
-        if not any(reward for reward, _ in played) and self._does_harm(Manner.WITHHOLDING):
+        if not any(reward for reward, *_ in played) and self._does_harm(Manner.WITHHOLDING):
             self._held.pop(taken["group"], None)
             self._withheld[self._name] += 1
             return
@@ -123,8 +123,10 @@ class Host:
             place = self._random.index(len(branch))
             branch[place] = (branch[place] + 1) % arithmetic.VOCABULARY
         seats = [
-            SeatReport(trajectory=trajectory, reward=reward, branches=tuple(map(tuple, branches)))
-            for trajectory, (reward, branches) in zip(episode["trajectories"], played, strict=True)
+            SeatReport(
+                trajectory=trajectory, reward=reward, branches=tuple(map(tuple, branches)), limit=limit
+            )
+            for trajectory, (reward, branches, limit) in zip(episode["trajectories"], played, strict=True)
         ]
         body = ReportBody(host=self._name, group=taken["group"], episode=episode["episode"], seats=seats)
         said = await self._call(lambda gateway: gateway._report(body, NO_REQUEST))
@@ -133,8 +135,10 @@ class Host:
         elif not (lies or said["accepted"] or any(one in said["reason"] for one in EXCUSES)):
             self._report(f"a true report of group {body.group} was refused: {said['reason']}")
 
-    async def _play(self, key: str, trajectory: str) -> tuple[float, list[list[int]]]:
-        """Play one trajectory to its end and return its reward, and the tokens of each of its contexts."""
+    async def _play(
+        self, key: str, trajectory: str
+    ) -> tuple[float, list[list[int]], Literal["turns", "tokens"] | None]:
+        """Play one trajectory to its end: its reward, tokens of each context, and the limit it reached."""
         branches: list[list[int]] = []
         context, fresh = list(arithmetic.opening(key)), True
         while True:
@@ -147,13 +151,13 @@ class Host:
             except Refused as refused:
                 if refused.status != 400:
                     raise
-                return 0.0, branches  # beyond a limit
+                return 0.0, branches, "turns" if "max_turns" in str(refused) else "tokens"
             context = [*context, *said["choices"][0]["token_ids"]]
             branches = [*branches, context] if fresh else [*branches[:-1], context]
             following, fresh = arithmetic.hosted(np.array(context, dtype=np.int32), len(branches) - 1)
             if following is None:
                 row = np.array([token for branch in branches for token in branch], dtype=np.int32)
-                return arithmetic.reward(key, row, 1), branches
+                return arithmetic.reward(key, row, 1), branches, None
             context = list(following) if fresh else [*context, *following]
 
     def _does_harm(self, manner: Manner) -> bool:

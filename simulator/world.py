@@ -125,7 +125,8 @@ class Witnessed(CoordinatorClient):
         self._witness.holders.told(beat.lease_ids, beat.released_leases)
         sent_s = self._witness.now()
         reply = await super().heartbeat(beat)
-        self._witness.holders.heard(beat.lease_ids, sent_s)
+        if reply.known:  # else it must register, which may come too late for its leases
+            self._witness.holders.heard(beat.lease_ids, sent_s)
         return reply
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:

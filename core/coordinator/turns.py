@@ -74,9 +74,11 @@ def ask(loop: LoopState, request: TurnRequest, now: float) -> Decision[TurnReply
         sampled = sampled_turn(row, turns, group.group_id, request.worker_id, now)
         if sampled is not None:
             yield sampled
-    if name not in loop.turns:
+    asked = request.lease_id, row.sample_index
+    if name in loop.turns:
+        loop.turns[name].asked = asked  # which was another lease of its group before
+    else:
         # A lease has one row of each sample: another question of it waits for nothing any more.
-        asked = request.lease_id, row.sample_index
         loop.turns = {other: turn for other, turn in loop.turns.items() if turn.asked != asked}
         loop.turns[name] = OpenTurn(_question(loop, group, row, digest), now, asked, _home(group, row))
     return name

@@ -30,7 +30,12 @@ class Talk:
     async def say(self, text: str) -> str:
         """Say something to the model and return its answer."""
         self._messages.append({"role": "user", "content": text})
-        answer = await self._gateway.post("/v1/chat/completions", {**self._asked, "messages": self._messages})
+        body = {**self._asked, "messages": self._messages}
+        try:
+            answer = await self._gateway.post("/v1/chat/completions", body)
+        except LimitError as end:
+            self.seat.limit = end.limit
+            raise
         (choice,) = answer["choices"]
         self.seat.add_context([*answer["prompt_token_ids"], *choice["token_ids"]])
         self._messages.append(choice["message"])

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 CALL_S = 60.0
 """Longest wait for one answer; then the same is asked again."""
 LONGEST_PAUSE_S = 5.0
-LIMITS = ("environment.max_turns", "maximum context length")
-"""One of these stands in the gateway's sentence when a trajectory has reached a limit of the run."""
+LIMITS = {"turns": "environment.max_turns", "tokens": "maximum context length"}
+"""What stands in the gateway's sentence when a trajectory has reached a limit of the run."""
 
 
 class HostError(Exception):
@@ -30,10 +30,15 @@ class RefusedError(Exception):
 class LimitError(RefusedError):
     """The trajectory has reached a limit of the run: it may be reported, and gets no further turn."""
 
+    @property
+    def limit(self) -> str | None:
+        """Return which one."""
+        return limit_in(str(self))
 
-def is_limit(why: str) -> bool:
-    """Tell whether a sentence of the gateway says that a trajectory has reached a limit."""
-    return any(limit in why for limit in LIMITS)
+
+def limit_in(why: str) -> str | None:
+    """Return the limit that a trajectory has reached by a sentence of the gateway, if that says so."""
+    return next((limit for limit, said in LIMITS.items() if said in why), None)
 
 
 class Gateway:
@@ -83,7 +88,7 @@ class Gateway:
                         "with --token-file or ANTIPHON_TOKEN"
                     )
                 if status < 500 and status != 429:
-                    raise (LimitError if is_limit(why) else RefusedError)(why)
+                    raise (LimitError if limit_in(why) else RefusedError)(why)
             if now() - self._heard_s > self.patience_s:
                 raise HostError(
                     f"the gateway at {self.url} has not answered for {self.patience_s:g} s: {why}; start the "

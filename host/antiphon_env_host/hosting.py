@@ -62,6 +62,8 @@ class Seat:
     """Token ids of each context with what was sampled in it; a context that goes on is one branch."""
     error: str | None = None
     """Why there is no reward, beginning with whose fault it was."""
+    limit: str | None = None
+    """The limit of the run that ended it: a gateway that began since does not know."""
 
     def add_context(self, context: list[int]) -> None:
         """Take in the tokens of one call, which go on from the last branch or begin another."""
@@ -73,7 +75,7 @@ class Seat:
     def report(self, trajectory: str) -> dict[str, Any]:
         """Return what the gateway is told: a reward that is a number, or an error."""
         branches = [[int(token) for token in branch] for branch in self.branches]
-        found: dict[str, Any] = {"trajectory": trajectory, "branches": branches}
+        found: dict[str, Any] = {"trajectory": trajectory, "branches": branches, "limit": self.limit}
         if self.error is None and self.reward is not None and math.isfinite(self.reward):
             return {**found, "reward": float(self.reward)}
         error = self.error or f"environment: its reward is {self.reward}, which is no finite number"

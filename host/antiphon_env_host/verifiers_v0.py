@@ -8,7 +8,7 @@ from typing import Any
 from verifiers.clients import OpenAIChatCompletionsClient
 from verifiers.types import ClientConfig
 
-from antiphon_env_host.gateway import CALL_S, LONGEST_PAUSE_S, Gateway, HostError, is_limit
+from antiphon_env_host.gateway import CALL_S, LONGEST_PAUSE_S, Gateway, HostError, limit_in
 from antiphon_env_host.hosting import Episode, Program, Seat, Tasks
 
 KEY_VARIABLE = "ANTIPHON_TOKEN"
@@ -71,8 +71,9 @@ class VerifiersV0(Program):
             state_columns=["trajectory"],
         )
         seat = Seat(done["reward"])
-        if (error := done.get("error")) and not is_limit(str(error)):
-            seat.error = f"verifiers: {error}"
+        if error := done.get("error"):
+            seat.limit = limit_in(str(error))
+            seat.error = None if seat.limit else f"verifiers: {error}"
         for step in done["trajectory"]:
             if step["tokens"]:
                 seat.add_context([*step["tokens"]["prompt_ids"], *step["tokens"]["completion_ids"]])

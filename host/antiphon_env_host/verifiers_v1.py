@@ -30,6 +30,7 @@ from antiphon_env_host.hosting import Episode, Program, Seat, Tasks
 __all__ = ["ChatLoop"]
 HARNESS = "antiphon_chat_loop"
 PROCESS_HARNESSES = {"null", "bash"}
+LIMIT = "antiphon_limit"
 KEY_VARIABLE = "ANTIPHON_TOKEN"
 """Where verifiers' client finds the bearer token."""
 
@@ -136,7 +137,7 @@ class VerifiersV1(Program):
         elif len(traces) != 1:
             seat.error = f"environment: agent {agent} ran {len(traces)} times in an episode, not once"
         else:
-            seat.reward = traces[0].reward
+            seat.reward, seat.limit = traces[0].reward, traces[0].info.get(LIMIT)
         return seat
 
 
@@ -183,7 +184,8 @@ class ChatLoop(Harness[ChatLoopConfig]):
             while True:
                 try:  # the episode has the deadline: a request that is repeated here would be a second turn
                     answer = await model.post("/chat/completions", body, timeout_s=None)
-                except LimitError:
+                except LimitError as end:
+                    trace.info[LIMIT] = end.limit
                     return ProgramResult(0, "", "")
                 except (RefusedError, HostError) as error:
                     return ProgramResult(1, "", str(error))

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -62,6 +62,8 @@ class SeatReport(BaseModel):
     """Why there is no reward."""
     branches: tuple[tuple[TokenId, ...], ...] = ()
     """Of each context that was used the tokens up to its end."""
+    limit: Literal["turns", "tokens"] | None = None
+    """The limit of the run that ended it, as the host was told, perhaps by a gateway before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +378,8 @@ class Sessions:
         said = f"host {host}: {reason}" if reason else failure
         for seat, session in left:
             session.verdict = 0.0 if said else seat.reward, said
+            if seat.limit is not None:
+                session.limit = FinishReason(seat.limit)
             self._end_if_said(group, session)
         return reason
 

@@ -394,6 +394,7 @@ def test_a_gateway_that_starts_again_has_no_host_wait_for_what_is_over(
     assert taken is not None and [episode.episode for episode in taken.episodes] == [1]
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarted"])
 @pytest.mark.parametrize(
     ("more", "words", "reason"),
     [
@@ -402,7 +403,7 @@ def test_a_gateway_that_starts_again_has_no_host_wait_for_what_is_over(
     ],
 )
 def test_a_context_beyond_the_limits_is_refused_and_the_report_ends_the_trajectory_so(
-    more: int, words: str, reason: FinishReason
+    more: int, words: str, reason: FinishReason, restarts: bool
 ) -> None:
     world = World(1)
     for name in world.rows:
@@ -417,8 +418,14 @@ def test_a_context_beyond_the_limits_is_refused_and_the_report_ends_the_trajecto
             if turn is not None:
                 context = [*context, *turn.token_ids.tolist(), *[3] * more]
     assert refused.value.status == 400
+    limit = None
+    if restarts:  # the host alone knows then
+        limit = reason.value
+        world.restart()
+        for name in world.rows:
+            world.ask(name)
     seats = [
-        SeatReport(trajectory="g0/0", reward=0.5, branches=(tuple(world.rows["g0/0"].tokens),)),
+        SeatReport(trajectory="g0/0", reward=0.5, branches=(tuple(world.rows["g0/0"].tokens),), limit=limit),
         SeatReport(trajectory="g0/1", reward=0.25, branches=()),
     ]
     assert world.sessions.report("h", "g0", 0, seats, 0.0) == ""
