@@ -126,7 +126,7 @@ class Witnessed(CoordinatorClient):
         sent_s = self._witness.now()
         reply = await super().heartbeat(beat)
         if reply.known:  # else it must register, which may come too late for its leases
-            self._witness.holders.heard(beat.lease_ids, sent_s)
+            self._witness.holders.heard(beat.lease_ids, sent_s, self._witness.now())
         return reply
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:

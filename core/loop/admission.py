@@ -177,13 +177,13 @@ def plan_leases(
 ) -> LeasePlan:
     """Decide what a worker may be given: one that samples with `held_version`, None before its first.
 
-    Evaluations come first. `groups`, the most that it can take, counts whole groups of `loop.group_size`
-    samples; an evaluation lease has `evaluation.samples` and counts as that share of a group, also where it
-    is more than one: then the worker takes it alone and samples some later. `held_elsewhere` are
-    the versions that other living workers hold. Elastic mode opens at most `openings` new groups
-    (`core.capacity.run_ahead`); None: as many as the gate allows. With an `ordering` it opens them all at
-    once, in the order of the prompts, so that their places are what they are in the order of arrival, and
-    leases some of them.
+    Conversations that have begun come first, then evaluations. `groups`, the most that it can take, counts
+    whole groups of `loop.group_size` samples; an evaluation lease has `evaluation.samples` and counts as
+    that share of a group, also where it is more than one: then the worker takes it alone and samples some
+    later. `held_elsewhere` are the versions that other living workers hold. Elastic mode opens at most
+    `openings` new groups (`core.capacity.run_ahead`); None: as many as the gate allows. With an `ordering`
+    it opens them all at once, in the order of the prompts, so that their places are what they are in the
+    order of arrival, and leases some of them.
     """
     if state.finished:
         return LeasePlan((), (), "the run is finished", None)
@@ -251,10 +251,8 @@ def _plan_elastic(
     first = state.batches * places
     ranks = state.places() if state.open_groups else {}
     candidates = [group for group in state.open_groups.values() if window_of(state, loop, group).admits(held)]
-    candidates.sort(
-        key=lambda group: (group.evaluation is None, group.evaluation or 0, ranks.get(group.group_id, 0))
-    )
-    kept = [] if ordering is None else [group for group in candidates if group.evaluation is None]
+    candidates.sort(key=lambda group: (*_first(group), ranks.get(group.group_id, 0)))
+    kept = [] if ordering is None else [group for group in candidates if _first(group) == _LAST]
     taken, left = _pack(candidates[: len(candidates) - len(kept)], groups, loop.group_size)
     issued = first + state.training_groups
     room = min(bound.room(held, issued, places), max(0, state.opened_steps * places - issued))
@@ -282,6 +280,18 @@ def _plan_elastic(
         ids = (*taken, *_ordered(waiting, ordering, left // loop.group_size))
     reason = "" if ids else _why_elastic(state, bound, held, issued, places, beside)
     return LeasePlan(tuple(openings), ids, reason, None)
+
+
+_LAST = (True, True, 0)
+
+
+def _first(group: GroupState) -> tuple[bool, bool, int]:
+    """Return what decides before all else which groups are leased first.
+
+    Those whose conversations have begun: a host may be busy with them, and answer no others before their end.
+    Then evaluations, those of the oldest version first.
+    """
+    return (not group.answers, group.evaluation is None, group.evaluation or 0)
 
 
 def _ordered(waiting: Sequence[Waiting], ordering: Ordering, most: int) -> list[str]:
@@ -322,13 +332,13 @@ def _plan_fixed(
         return LeasePlan((), (), f"the next open group needs version {lowest}", lowest)
     beside = _steps_beside_evaluations(state, config)
     mine = [group for group in waiting if group.version == held and (group.step or 0) < beside]
-    mine.sort(key=lambda group: (group.evaluation is None, group.step or 0, group.number))
+    mine.sort(key=lambda group: (*_first(group), group.step or 0, group.number))
     if ordering is None:
         taken, _ = _pack(mine, groups, config.loop.group_size)
     else:
-        heldout = [group for group in mine if group.evaluation is not None]
-        taken, left = _pack(heldout, groups, config.loop.group_size)
-        rest = [Waiting(g.group_id, g.prompt_index, g.step or 0) for g in mine[len(heldout) :]]
+        before = [group for group in mine if _first(group) != _LAST]
+        taken, left = _pack(before, groups, config.loop.group_size)
+        rest = [Waiting(g.group_id, g.prompt_index, g.step or 0) for g in mine[len(before) :]]
         taken += _ordered(rest, ordering, left // config.loop.group_size)
     if not taken:
         return LeasePlan((), (), f"no open group needs version {held}", lowest if not mine else None)

@@ -34,8 +34,8 @@ class LeaseHolders:
     def __init__(self, lease_s: float) -> None:
         """Begin without a lease; `lease_s` is how long one lasts without a sign of life, seconds."""
         self._lease_s = lease_s
-        self._heard_s: dict[str, float] = {}
-        """Lease -> second at which the newest answered heartbeat that named it was sent."""
+        self._heard_s: dict[str, tuple[float, float]] = {}
+        """Lease -> seconds at which the newest answered heartbeat that named it was sent, and answered."""
         self._own: set[str] = set()
         """Leases that honest workers hold or held."""
         self._given_up: set[str] = set()
@@ -46,19 +46,19 @@ class LeaseHolders:
         self._own.update(lease_ids, given_up)
         self._given_up.update(given_up)
 
-    def heard(self, lease_ids: Sequence[str], sent_s: float) -> None:
+    def heard(self, lease_ids: Sequence[str], sent_s: float, now: float) -> None:
         """The heartbeat of a worker that holds these leases, sent at that second, was answered."""
-        self._heard_s.update(dict.fromkeys(lease_ids, sent_s))
+        self._heard_s.update(dict.fromkeys(lease_ids, (sent_s, now)))
 
     def wrongly_ended(self, event: e.LeaseExpired, now: float, decided_s: float) -> str:
         """Return why a lease should not have ended, or "".
 
         `decided_s`: when that was decided by the time of day, long before `now` where the disk was full.
         """
-        heard_s = self._heard_s.pop(event.lease_id, -math.inf)
-        silent_s = now - heard_s
+        sent_s, answered_s = self._heard_s.pop(event.lease_id, (-math.inf, -math.inf))
+        silent_s = now - sent_s
         late = event.reason.startswith("no sign of life") and silent_s < self._lease_s / 2
-        if late and decided_s >= heard_s:
+        if late and decided_s >= answered_s:  # one that was answered later may have come later
             return f"lease {event.lease_id} expired, but its holder was heard {silent_s:.1f} s ago"
         stolen = event.lease_id in self._own and event.lease_id not in self._given_up
         if event.reason.startswith("handed over") and stolen:

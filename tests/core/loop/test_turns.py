@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import build_config
-from antiphon.core.coordinator.consequences import check_of
+from antiphon.core.coordinator.consequences import check_of, take_back
 from antiphon.core.coordinator.groups import hold_until, reward_at_once, submit
 from antiphon.core.coordinator.loop_state import LoopState
 from antiphon.core.coordinator.overview import explained, stage_reply
@@ -17,6 +17,7 @@ from antiphon.core.coordinator.turns import ask, take_answers, to_answer
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.acceptance import accept_rewards
+from antiphon.core.loop.admission import plan_leases
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.partials import KeptGroup, KeptSample, false_author
 from antiphon.core.loop.turns import piece_of_turn, rewards_of, row_of
@@ -145,6 +146,32 @@ def test_the_turns_of_a_trajectory_go_to_the_service_that_began_it_until_it_is_g
     asked(restarted, go_on(row, [5, 6], [7]))
     assert not to_answer(restarted, "r-2", 8, 99.9 + silent_s)
     assert to_answer(restarted, "r-2", 8, 100.0 + silent_s)
+
+
+def test_a_question_waits_for_the_lease_that_asked_last() -> None:
+    loop, row, other = made_loop(), turn([3, 4]), "2" * 32
+    asked(loop, row)
+    held = loop.leases.get(LEASE)
+    assert held is not None
+    run(loop, take_back(loop, held, "its turns were answered too late", 1.0))
+    loop.apply(e.LeaseGranted(GROUP, other, WORKER, 2, 0, 1.0), 1.0)
+    run(loop, ask(loop, TurnRequest(WORKER, other, row, 1.0), 1.0))
+    (waiting,) = loop.turns.values()
+    assert waiting.asked == (other, 0)
+
+
+def test_a_conversation_that_has_begun_is_leased_before_others() -> None:
+    loop, lease = made_loop(), "2" * 32
+    asked(loop, turn([3, 4]))
+    answer(loop, [5, 6])
+    loop.apply(e.StepOpened(1), 1.0)
+    loop.apply(e.EvaluationOpened(0, 1), 1.0)
+    held = loop.leases.get(LEASE)
+    assert held is not None
+    run(loop, take_back(loop, held, "its turns were answered too late", 1.0))
+    assert plan_leases(loop.run, loop.config, 0, 1).group_ids == (GROUP,)
+    loop.apply(e.LeaseGranted(GROUP, lease, WORKER, 2, 0, 1.0), 1.0)
+    assert plan_leases(loop.run, loop.config, 0, 1).group_ids[0] == "v000000-e0000"
 
 
 def test_an_answer_to_a_group_that_was_handed_in_meanwhile_changes_nothing() -> None:
