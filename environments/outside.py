@@ -261,7 +261,7 @@ class OutsideEnvironment:
         return found
 
     def _tried(self, what: str, work: Any) -> Any:
-        return _tried(self._called, what, work)
+        return tried(self._called, what, work)
 
 
 def import_named(called: str, reference: str, kind: str) -> Any:
@@ -284,7 +284,7 @@ def import_named(called: str, reference: str, kind: str) -> Any:
             "(.venv/bin/python -m pip install PATH), or name its folder in PYTHONPATH"
         )
     search_working_directory()
-    module = _tried(called, f"importing {module_name}", lambda: importlib.import_module(module_name))
+    module = tried(called, f"importing {module_name}", lambda: importlib.import_module(module_name))
     if not callable(found := getattr(module, name, None)):
         wanted = inspect.isclass if kind == "class" else inspect.isfunction
         others = [
@@ -297,7 +297,12 @@ def import_named(called: str, reference: str, kind: str) -> Any:
     return found
 
 
-def _tried(called: str, what: str, work: Any) -> Any:
+def tried(called: str, what: str, work: Any) -> Any:
+    """Return what the user's code does in `work`.
+
+    Raises:
+        ConfigError: when it raises, in a sentence that begins with `called` and names `what`.
+    """
     try:
         return work()
     except AntiphonError as error:

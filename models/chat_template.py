@@ -15,7 +15,7 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.models.codec import TextCodec, load_pretrained
-from antiphon.models.directory import read_json
+from antiphon.models.directory import tokenizer_settings
 from antiphon.system.clock import wall_clock
 
 _NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -94,7 +94,7 @@ def chat_templates(path: str) -> tuple[dict[str, str], dict[str, str]]:
         pretrained = load_pretrained(path)
         named, specials = pretrained.chat_template, pretrained.special_tokens_map
     else:
-        tree = read_json(folder / "tokenizer_config.json")
+        tree = tokenizer_settings(folder)
         named = tree.get("chat_template")  # null is what exporters write where there is none
         try:
             if isinstance(named, list):

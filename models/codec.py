@@ -9,6 +9,7 @@ A tokenizer takes a special token that is spelt out in a text for the token itse
 turn. `shielded` marks such places; they are encoded as the text that they are.
 """
 
+import json
 import re
 import urllib.error
 import urllib.request
@@ -132,25 +133,31 @@ class TextCodec:
         return self.specials.sub(lambda found: SHIELD.join([*found[0], ""]), text.replace(SHIELD, ""))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Turn text into token ids, with the special tokens that the tokenizer adds to a text if asked to.
-
-        None are added to a text that has special tokens of its own besides shielded ones.
-        """
+        """Turn text into token ids, with the special tokens that the tokenizer adds to a text if asked to."""
         if SHIELD not in text:
             return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        parts, ids = self.specials.split(text), []
-        for place, part in enumerate(parts):
-            tokenizer = self.tokenizer if place % 2 else self._literal
-            adds = add_special_tokens and len(parts) == 1
-            ids += tokenizer.encode(part.replace(SHIELD, ""), add_special_tokens=adds).ids
-        return tuple(ids)
+        parts = self.specials.split(text)  # every second one is a special token
+        words = [SHIELD + part if place % 2 else part.replace(SHIELD, "") for place, part in enumerate(parts)]
+        return tuple(self._renamed.encode("".join(words), add_special_tokens=add_special_tokens).ids)
 
     @cached_property
-    def _literal(self) -> Tokenizer:
-        """The same tokenizer, to which special tokens are text; most runs need none."""
-        copy = Tokenizer.from_str(self.tokenizer.to_str())
-        copy.encode_special_tokens = True
-        return copy
+    def _renamed(self) -> Tokenizer:
+        """The same tokenizer with a shield in front of each special token's name; most runs need none.
+
+        To it the names without are text, and the whole of a text is still read at once.
+        """
+        tree = json.loads(self.tokenizer.to_str())
+        model, added = tree["model"], [token for token in tree["added_tokens"] if token["special"]]
+        names = {token["content"]: SHIELD + token["content"] for token in added}
+        for token in added:
+            token["content"] = names[token["content"]]
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(word, word): number for word, number in model["vocab"].items()}
+        else:
+            model["vocab"] = [[names.get(word, word), score] for word, score in model["vocab"]]
+        if model.get("unk_token"):
+            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+        return Tokenizer.from_str(json.dumps(tree))
 
     def lost_characters(self, text: str) -> list[int]:
         """Return where in a text the tokenizer loses characters: no token, or the unknown one, has them.
@@ -162,7 +169,7 @@ class TextCodec:
             return [
                 i for i, character in enumerate(text) if not (character.isspace() or self._has(character))
             ]
-        tokenizer = self._literal if self.specials.search(text) else self.tokenizer
+        tokenizer = self._renamed if self.specials.search(text) else self.tokenizer
         encoding = tokenizer.encode(text, add_special_tokens=False)
         seen = [False] * len(text)
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):

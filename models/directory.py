@@ -263,6 +263,15 @@ def end_tokens(model_dir: Path) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for found in end_tokens_by_file(model_dir).values() for token in found))
 
 
+def tokenizer_settings(model_dir: Path) -> dict[str, Any]:
+    """Return what tokenizer_config.json says, and where it lists no tokens special_tokens_map.json before it.
+
+    transformers reads them so.
+    """
+    tree = read_json(model_dir / "tokenizer_config.json")
+    return tree if "added_tokens_decoder" in tree else tree | read_json(model_dir / "special_tokens_map.json")
+
+
 def end_tokens_by_file(model_dir: Path, tokenizer: Tokenizer | None = None) -> dict[str, tuple[int, ...]]:
     """Return the end tokens that each file of a directory names, the tokenizer's first.
 
@@ -270,7 +279,7 @@ def end_tokens_by_file(model_dir: Path, tokenizer: Tokenizer | None = None) -> d
         ConfigError: when none names any.
     """
     found: dict[str, tuple[int, ...]] = {}
-    named = read_json(model_dir / "tokenizer_config.json").get("eos_token")
+    named = tokenizer_settings(model_dir).get("eos_token")
     named = named.get("content") if isinstance(named, dict) else named
     if named is not None:
         tokenizer = tokenizer or Tokenizer.from_file(str(model_dir / "tokenizer.json"))

@@ -121,7 +121,8 @@ class Renderer:
         """
         if not messages:
             raise ContractError("a conversation begins with at least one message, and there is none")
-        return self._begin(self._checked(messages, tools), tools)
+        given = [Tool(**self._shielded(asdict(tool))) for tool in tools]
+        return self._begin(self._checked(messages, tools), given)
 
     def following(
         self,
@@ -254,7 +255,23 @@ class Renderer:
         for place, text in texts:
             if lost := self._lost(text):
                 raise ContractError(f"{place}: {lost}")
-        return [replace(message, content=self.codec.shielded(message.content)) for message in messages]
+        return [
+            replace(
+                message,
+                content=self.codec.shielded(message.content),
+                name=self.codec.shielded(message.name),
+                tool_calls=tuple(ToolCall(**self._shielded(asdict(call))) for call in message.tool_calls),
+            )
+            for message in messages
+        ]
+
+    def _shielded(self, tree: Any) -> Any:
+        """Return what a JSON value is with all its texts shielded, the names of its fields too."""
+        if isinstance(tree, Mapping):
+            return {self._shielded(key): self._shielded(value) for key, value in tree.items()}
+        if isinstance(tree, list | tuple):
+            return [self._shielded(value) for value in tree]
+        return self.codec.shielded(tree) if isinstance(tree, str) else tree
 
     def _lost(self, text: str) -> str:
         """Say which character the tokenizer loses first, when it loses more than is allowed; else nothing."""

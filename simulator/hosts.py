@@ -31,7 +31,7 @@ MISCHIEF = 3
 """How often a host does harm in its life."""
 AT_ONCE = 1
 """Groups that a host plays at the same time."""
-NO_REQUEST: Any = {BEARER: ""}
+NO_REQUEST: Any = type("NoRequest", (dict,), {"headers": {}})({BEARER: ""})
 """In place of the HTTP request, at which the handlers look only for a header and for who asks."""
 EXCUSES = ("is not held by", "was silent for too long")
 """Why an honest report may be refused."""

@@ -21,6 +21,19 @@ LOGPROB_SHARE = 0.99
 """Least share within the tolerance: rounding leaves a few of a thousand outside, other weights most."""
 
 
+CPU = "CPU"
+"""The device where there is no GPU."""
+
+
+def exact_on(device: str, ranks: int) -> str:
+    """Say where a run repeats bit for bit, by the kind of device that its ranks train on.
+
+    >>> exact_on(CPU, 1), exact_on(CPU, 2), exact_on("NVIDIA H100", 1)
+    ('exact here', 'exact on CPU x 2', 'exact on NVIDIA H100 x 1')
+    """
+    return "exact here" if (device, ranks) == (CPU, 1) else f"exact on {device} x {ranks}"
+
+
 @dataclass(frozen=True, slots=True)
 class StepCheck:
     """One re-executed step against its record."""
@@ -36,6 +49,8 @@ class StepCheck:
     seconds: float = 0.0
     near: bool = False
     """Whether other ranks than those of the record repeated it within the tolerance."""
+    compared: bool = True
+    """Whether the recorded weights were at hand; else only their digest and the metrics were compared."""
 
     @property
     def equal(self) -> bool:
@@ -46,7 +61,8 @@ class StepCheck:
         if self.equal:
             return f"step {self.step}: version {self.version} again, bit for bit"
         if self.near:
-            return f"step {self.step}: version {self.version} again, within tolerance"
+            what = "within tolerance" if self.compared else "loss and gradient norm within tolerance"
+            return f"step {self.step}: version {self.version} again, {what}"
         metric = next(iter(self.metrics.values()), "")
         if self.found_digest == self.recorded_digest:
             return f"step {self.step}: the same weights, but {metric}"
@@ -212,6 +228,8 @@ class ReplaySummary:
     recorded_ranks: int = 1
     ranks: int = 1
     """How many trained together here."""
+    device: str = CPU
+    """What they trained on here."""
     seconds: float = 0.0
     """Restoring and executing."""
     score_seconds: float = 0.0
@@ -228,12 +246,16 @@ class ReplaySummary:
 
     @property
     def exactness(self) -> str:
-        """Say how well the record repeats: exact on machine and ranks of the record alone."""
+        """Say how well the record repeats: exact by as many ranks as it names alone."""
         if not self.equal:
             return "different"
         if self.ranks != self.recorded_ranks:
-            return f"within tolerance: trained by {self.recorded_ranks} ranks, repeated by {self.ranks}"
-        return "exact here" if self.ranks == 1 else f"exact on {self.ranks} ranks"
+            # Differences add up, so the last weights speak for all before them.
+            last = self.steps[-1]
+            said = "within tolerance" if last.compared else "loss and gradient norm within tolerance"
+            unknown = "" if last.compared else f", weights of version {last.version} not kept to compare"
+            return f"{said}: trained by {self.recorded_ranks} ranks, repeated by {self.ranks}{unknown}"
+        return exact_on(self.device, self.ranks)
 
     def _repeats(self, check: StepCheck) -> bool:
         return check.equal if self.ranks == self.recorded_ranks else check.near

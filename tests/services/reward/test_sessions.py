@@ -15,7 +15,7 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, TurnAnswer, VersionSpan
 from antiphon.core.seeds import conversation_seed, derive_seed
 from antiphon.environments.host import HostEnvironment
-from antiphon.services.reward.sessions import HOSTS_KEPT, Refused, SeatReport, Sessions, Taken
+from antiphon.services.reward.sessions import HOSTS_KEPT, UNKNOWN, Refused, SeatReport, Sessions, Taken
 from tests.support.hosted_rows import Row
 
 SEATS, GROUP = 2, 4
@@ -557,8 +557,17 @@ def test_seats_that_are_left_of_an_episode_fail_once_its_host_is_gone_too(
     world.pass_time(TIMEOUT_S)
     over = world.rows["g0/1"].over
     assert over is not None and over.finish_reason is FinishReason.FAILED and "this episode's" in over.failure
+    assert world.sessions.hosts[UNKNOWN].failed == 1
     taken = world.sessions.take("h2", world.now)
     assert taken is not None and [one.episode for one in taken.episodes] == [1]
+
+
+def test_they_are_counted_for_the_host_that_was_heard_last(half_over: tuple[World, str, Play]) -> None:
+    world, host, _ = half_over
+    assert world.sessions.alive(host, ["g0"], world.now) == (["g0"], [])
+    world.pass_time(TIMEOUT_S)
+    counts = world.sessions.hosts[host]
+    assert (counts.failed, counts.lost) == (1, 1)  # the other episode is given to another host
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words", "equal"),
     [
-        ((), "exact on 2 ranks", 1.0),
+        ((), "exact on CPU x 2", 1.0),
         # From stage 1 on DeepSpeed pickles an object of its own: a copy's checkpoints are not opened.
         (("--from", "3"), "from the base model", 1.0),
         (("--ranks", "1"), "within tolerance: trained by 2 ranks, repeated by 1", 0.0),
@@ -66,7 +66,8 @@ def test_a_replay_says_how_exact_it_is(
 
 def test_the_record_says_which_ranks_trained(copies: Path) -> None:
     manifest = json.loads((copies / RUN_ID / "manifest.json").read_text())
-    assert manifest["ranks"] == {"ranks": 2, "stage": 2, "plan": 1}
+    assert manifest["ranks"] == {"ranks": 2, "stage": 2, "plan": 1, "device": "CPU"}
+    assert manifest["exactness"] == "exact on CPU x 2"
 
 
 def test_ranks_that_cannot_be_are_refused(copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
