@@ -12,18 +12,20 @@ the last byte.
 """
 
 import json
+import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from antiphon.api.policy_file import safetensors_header
+from antiphon.api.policy_file import copy_policy, policy_facts, policy_header, safetensors_header, tensors_of
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest, TensorEntry
 from antiphon.models.adapters import DOWN, PREFIX, UP
-from antiphon.weights.patch import BLOCK_BYTES, Buffer, in_order
+from antiphon.weights.patch import BLOCK_BYTES, Buffer, full_bytes, in_order
 
 CACHED_ROWS = 64
 """Rows that are merged at a time, so that they stay in a cache for all R updates."""
@@ -97,6 +99,35 @@ def merged_weights(
     """
     scale, pairs = _parse(memoryview(adapter), base_digest, manifest)
     yield from in_order(partial(_merged, memoryview(base), scale, pairs), _blocks(manifest.tensors), threads)
+
+
+def write_merged(base: Path, adapter: Path, version: int, weights_digest: str, into: Path) -> None:
+    """Write the policy file of a version from that of version 0 and the adapter that makes it.
+
+    Args:
+        base: policy file of version 0, checked.
+        adapter: file of the version's adapter.
+        version: that it makes.
+        weights_digest: of the version, 64 hex.
+        into: the file that is written.
+
+    Raises:
+        IntegrityError: when the adapter is none, is for other weights, or makes others.
+    """
+    tensors, facts = tensors_of(base), policy_facts(base)
+    run_id, base_digest = str(facts.get("run")), str(facts.get("weights_digest"))
+    data = np.fromfile(base, np.uint8).data[-full_bytes(tensors) :]
+    manifest = SnapshotManifest(run_id, version, weights_digest, tensors, len(data), (), origin="")
+    threads = len(os.sched_getaffinity(0))
+    with into.open("wb") as file:
+        file.write(policy_header(run_id, version, weights_digest, tensors))
+        for block in merged_weights(data, base_digest, adapter.read_bytes(), manifest, threads):
+            file.write(block)
+    if (found := copy_policy(into)) != weights_digest:
+        raise IntegrityError(
+            f"{adapter} makes weights {found[:12]}, but version {version} was recorded with "
+            f"{weights_digest[:12]}; remove the file, then `dvc checkout` or `dvc pull` brings it back"
+        )
 
 
 def _blocks(tensors: Sequence[TensorEntry]) -> Iterator[tuple[TensorEntry, int, int]]:
