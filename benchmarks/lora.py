@@ -134,7 +134,7 @@ def measure(model: Path, folder: Path, versions: int) -> dict[str, Any]:
     store, manifests, scored, equal = publish(config, folder / "learner", versions)
     newest = manifests[-1]
     stores = [merged_equal(store, newest, folder / f"worker-{threads}", threads) for threads in (1, 2)]
-    engine = VllmEngine(EngineSettings(model, max_num_seqs=8, kv_cache_bytes=64 << 20))
+    engine = VllmEngine(EngineSettings(model, max_num_seqs=8, kv_cache_bytes=64 << 20, stop_token_ids=(1,)))
     opened = open_snapshot(newest, stores[0])
     engine.load_weights(newest.version, opened, opened.digest)
     apart = 0.0
