@@ -116,6 +116,28 @@ def _canonical_header(path: Path, text: bytes) -> tuple[bytes, int]:
     return len(body).to_bytes(8, "little") + body, edges[-1]
 
 
+def tensors_of(path: Path) -> tuple[TensorEntry, ...]:
+    """Return the tensors of a policy file, in their order.
+
+    Raises:
+        IntegrityError: when it is none.
+    """
+    names = {short: dtype for dtype, short in DTYPES.items()}
+    try:
+        with path.open("rb") as file:
+            tree = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _HEADER_LIMIT)))
+        tree.pop("__metadata__", None)
+        return tuple(
+            TensorEntry(name, names[entry["dtype"]], tuple(entry["shape"]), start, stop - start)
+            for name, entry in tree.items()
+            for start, stop in [entry["data_offsets"]]
+        )
+    except OSError as error:
+        raise unusable(error, path.parent) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"{path} is no safetensors file of a published version; {_RESTORE}") from error
+
+
 def policy_facts(path: Path) -> dict[str, Any]:
     """Return what a policy file says of itself (`run`, `version`, `weights_digest`); {} for a foreign one."""
     with path.open("rb") as file:

@@ -2,9 +2,10 @@
 
 Each cell trains 5 steps of made-up batches with the learner's own code on gloo, by ZeRO stage, ranks and
 objective, with nothing clipped. Compared with one rank: the gradient of step 1 (as Adam took it in) and its
-norm, relative; the weights after 5 steps. For one objective the cell is repeated whole and from its
-checkpoint. In bfloat16 the cosine of the gradient counts. Then the same steps are timed, 2 ranks of one
-thread against one rank of two, with the share of rank 0's time that orders and figures take.
+norm, relative; the weights after 5 steps. So is a cell with adapters (learner.lora). For one objective the
+cells are repeated whole and from their checkpoints. In bfloat16 the cosine of the gradient counts. Then the
+same steps are timed, 2 ranks of one thread against one rank of two, with the share of rank 0's time that
+orders and figures take.
 
 Kills: a run of 2 ranks under the supervisor; in each start one rank dies at a fail-point, or the supervisor
 is killed from outside. The run must end with the digests of one that nothing disturbs, no version may have
@@ -48,13 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
     parser.add_argument("--bfloat16", type=int, default=1, help="0 leaves bfloat16 out")
+    parser.add_argument("--adapters", type=int, default=16, help="rank of adapters; 0 leaves them out")
     parser.add_argument("--speed", type=int, default=1, help="rounds of the timed steps; 0 leaves them out")
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--kill-stage", type=int, default=3)
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {}
     if options.ranks:
-        result |= compare(options.ranks, options.stages, options.objectives, bool(options.bfloat16))
+        result |= compare(
+            options.ranks, options.stages, options.objectives, bool(options.bfloat16), options.adapters
+        )
     if options.speed:
         result |= speeds(options.stages, options.speed)
     if options.kills:
@@ -76,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def cell(ranks: int, stage: int, objective: str, **others: Any) -> dict[str, Any]:
     """Return a cell as the program takes it."""
-    usual = {"dtype": "float32", "threads": 1, "clip": 1e9, "groups": 6, "again": False}
+    usual = {"dtype": "float32", "threads": 1, "clip": 1e9, "groups": 6, "again": False, "lora": 0}
     return {"ranks": ranks, "stage": stage, "objective": objective, **usual, **others}
 
 
@@ -102,24 +106,25 @@ def run_cells(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compare(
-    worlds: Sequence[int], stages: Sequence[int], objectives: Sequence[str], bfloat16: bool
+    worlds: Sequence[int], stages: Sequence[int], objectives: Sequence[str], bfloat16: bool, lora: int
 ) -> dict[str, Any]:
     """Compare every cell with one rank."""
-    kinds = [("float32", objective) for objective in objectives]
-    kinds += [("bfloat16", objectives[0])] if bfloat16 else []
-    found = run_cells([cell(1, 0, objective, dtype=dtype) for dtype, objective in kinds])
+    kinds = [("float32", objective, 0) for objective in objectives]
+    kinds += [("float32", objectives[0], lora)] if lora else []
+    kinds += [("bfloat16", objectives[0], 0)] if bfloat16 else []
+    found = run_cells([cell(1, 0, objective, dtype=dtype, lora=lora) for dtype, objective, lora in kinds])
     bases = {kind: base for kind, base in zip(kinds, found, strict=True)}
     worst = dict.fromkeys(LIMITS, 0.0)
     same, cosine, count = True, 1.0, 0
     for world in worlds:
         cells = [
-            cell(world, stage, objective, dtype=dtype, again=(dtype, objective) == kinds[0])
+            cell(world, stage, objective, dtype=dtype, lora=lora, again=(dtype, objective) == kinds[0][:2])
             for stage in stages
-            for dtype, objective in kinds
+            for dtype, objective, lora in kinds
         ]
         for found_one in run_cells(cells):
             count += 1
-            base = bases[found_one["cell"]["dtype"], found_one["cell"]["objective"]]
+            base = bases[tuple(found_one["cell"][name] for name in ("dtype", "objective", "lora"))]
             same &= found_one["same"]
             ours, theirs = base["gradient"], found_one["gradient"]
             if found_one["cell"]["dtype"] == "bfloat16":

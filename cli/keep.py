@@ -82,6 +82,7 @@ def _complete_records(home: Path, run: str | None, timeout_s: float) -> None:
             store_directory(home),
             JournalLog(place, directory.name),
             weights_file=lambda version: payloads.checked(payloads.manifest(version)),
+            adapter_file=payloads.adapter,
             decode=decoder(config.model.path),
         )
         page = directory / "report.html"

@@ -270,7 +270,7 @@ class LearnerSection(Section):
 
     learning_rate: float | None = Field(default=None, gt=0.0)
     """AdamW learning rate after warm-up. null: by the model's size, 2e-4 below 10 million parameters, 2e-5
-    below 100 million, 1e-6 above."""
+    below 100 million, 1e-6 above; ten times as much for adapters (learner.lora)."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """AdamW first-moment decay."""
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)

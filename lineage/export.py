@@ -9,13 +9,14 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from antiphon.api.policy_file import copy_policy
+from antiphon.api.policy_file import copy_policy, tensors_of
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.messages import UNIT_RANGE, RewardRange
@@ -23,6 +24,8 @@ from antiphon.core.reporting.config_differences import flatten, set_by_hand
 from antiphon.core.reporting.figures import interval, range_of_line, score_name
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.names import MODEL_FILES
+from antiphon.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DOWN, adapter_config
+from antiphon.models.adapters import PREFIX as TENSORS
 from antiphon.models.codec import HUB_NAME, local_model_directory
 from antiphon.system.files import PREFIX, flush_tree, unusable
 
@@ -100,13 +103,32 @@ def export_version(
         IntegrityError: when weights or files are not the recorded ones.
         UnavailableError: when the folder cannot be written.
     """
+    return _whole(
+        folder, lambda begun: _fill(begun, copy, version, weights or copy.weights(version), link), link
+    )
+
+
+def export_adapter(copy: ReplayCopy, version: int, adapter: Path, folder: Path) -> Export:
+    """Write a version's adapter as a folder that peft opens.
+
+    Args:
+        copy: the artifacts of its run.
+        version: that the adapter makes.
+        adapter: its file, which was found to make that.
+        folder: as for `export_version`, like the errors.
+    """
+    return _whole(folder, lambda begun: _fill_adapter(begun, copy, version, adapter), False)
+
+
+def _whole(folder: Path, fill: Callable[[Path], Export], link: bool) -> Export:
+    """Let a folder be filled under another name, and give it its own."""
     check_place(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as undo:
             begun = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder.parent))
             undo.callback(shutil.rmtree, begun, ignore_errors=True)
-            export = _fill(begun, copy, version, weights or copy.weights(version), link)
+            export = fill(begun)
             for path in () if link else (begun, *begun.iterdir()):  # it is made to be handed on
                 path.chmod(0o755 if path.is_dir() else 0o644)
             flush_tree(begun)
@@ -129,11 +151,7 @@ def check_place(folder: Path) -> None:
 def _fill(folder: Path, copy: ReplayCopy, version: int, source: Path | None, link: bool) -> Export:
     if source is None:
         raise ConfigError(f"run {copy.run_id} keeps no weights of version {version}")
-    scored = {found["version"]: found for found in copy.evaluations()}
-    score, recorded = scored.get(version, {}), copy.weights_digest(version)
-    reward = float(score["reward_mean"]) if score else None
-    prompts, within = int(score.get("prompts", 0)), range_of_line(score)
-    export = Export(copy.run_id, version, recorded, reward, prompts, within)
+    export = _described(copy, version)
     for name, body in _model_files(copy).items():
         (folder / name).write_bytes(body)
     if link and _linked(source, folder / WEIGHTS):
@@ -141,12 +159,39 @@ def _fill(folder: Path, copy: ReplayCopy, version: int, source: Path | None, lin
     else:
         with (folder / WEIGHTS).open("wb") as target:
             found = copy_policy(source, target.write)
-    if found != recorded:
+    if found != export.weights_digest:
         raise IntegrityError(
             f"{source} holds weights {found[:12]}, but version {version} of {copy.run_id} was recorded with "
-            f"{recorded[:12]}; remove the file, then `dvc checkout` or `dvc pull` brings it back"
+            f"{export.weights_digest[:12]}; remove the file, then `dvc checkout` or `dvc pull` brings it back"
         )
-    (folder / CARD).write_text(_card(copy, export), encoding="utf-8")
+    (folder / CARD).write_text(_card(copy, export, _HEAD, _LOAD), encoding="utf-8")
+    return export
+
+
+def _described(copy: ReplayCopy, version: int) -> Export:
+    scored = {found["version"]: found for found in copy.evaluations()}
+    score = scored.get(version, {})
+    reward = float(score["reward_mean"]) if score else None
+    prompts, within = int(score.get("prompts", 0)), range_of_line(score)
+    return Export(copy.run_id, version, copy.weights_digest(version), reward, prompts, within)
+
+
+def _fill_adapter(folder: Path, copy: ReplayCopy, version: int, source: Path) -> Export:
+    export = _described(copy, version)
+    (folder / ADAPTER_WEIGHTS).write_bytes(source.read_bytes())
+    lora, base = copy.config.learner.lora, copy.config.model.path
+    load = _LOAD_ADAPTER
+    if lora.start is not None:
+        base, load = f"{copy.run_id}-v0", _STARTED + _LOAD_ADAPTER
+    modules = [
+        entry.name.removeprefix(TENSORS).removesuffix(DOWN)
+        for entry in tensors_of(source)
+        if entry.name.endswith(DOWN)
+    ]
+    (folder / ADAPTER_CONFIG).write_bytes(adapter_config(lora, base, modules))
+    head = _HEAD | {"library_name": "peft"}
+    load = load.format(run=copy.run_id, base=base)
+    (folder / CARD).write_text(_card(copy, export, head, load), encoding="utf-8")
     return export
 
 
@@ -217,14 +262,7 @@ A policy that Antiphon trained with reinforcement learning on `{task}`, starting
 | base model | `{base}`, weights `{base_digest}` |
 | code | {code} |
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model, tokenizer = (kind.from_pretrained(".") for kind in (AutoModelForCausalLM, AutoTokenizer))
-```
-
-`vllm serve .` serves the same folder.
-
+{load}
 ## Recipe
 What differs from the defaults of the configuration, and the keys that matter most:
 
@@ -233,6 +271,28 @@ What differs from the defaults of the configuration, and the keys that matter mo
 
 ## Where it came from
 {origin}
+"""
+_LOAD = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = (kind.from_pretrained(".") for kind in (AutoModelForCausalLM, AutoTokenizer))
+```
+
+`vllm serve .` serves the same folder.
+"""
+_STARTED = (
+    "The base of this adapter is version 0 of the run: `antiphon export {run} v0 {base}` writes it.\n\n"
+)
+_LOAD_ADAPTER = """\
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), ".")
+```
+
+`vllm serve {base} --enable-lora --lora-modules policy=.` serves it. The digest is that of the merged weights.
 """
 _BASE = "Version 0 is the base model as it was before the first step."
 _MADE = """\
@@ -245,8 +305,8 @@ makes these weights again and compares every bit; the second one lists what they
 ```"""
 
 
-def _card(copy: ReplayCopy, export: Export) -> str:
-    """Return the card of a version as Markdown with a YAML head."""
+def _card(copy: ReplayCopy, export: Export, head: Mapping[str, object], load: str) -> str:
+    """Return the card of a version as Markdown with a YAML head; `load` says how it is opened."""
     config, base, version = copy.config, copy.config.model.path, export.version
     changed = set_by_hand(config)
     recipe = {
@@ -255,11 +315,12 @@ def _card(copy: ReplayCopy, export: Export) -> str:
         if name in _ALWAYS or (name in changed and not name.startswith(_ELSEWHERE))
     }
     known_by_name = bool(HUB_NAME.fullmatch(base)) and not copy.base_files()
-    head = {**({"base_model": base} if known_by_name else {}), **_HEAD}
+    head = {**({"base_model": base} if known_by_name else {}), **head}
     code, release = copy.manifest.get("code") or {}, copy.manifest.get("libraries", {}).get("antiphon", "")
     commit = f"commit `{code['revision']}`" if code else "installed without git"
     return _CARD.format(
         head=yaml.safe_dump(head, sort_keys=False),
+        load=load,
         run=copy.run_id,
         version=version,
         steps=config.run.steps,

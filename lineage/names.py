@@ -25,6 +25,8 @@ MODEL_FILES = (
     *("vocab.json", "merges.txt", "tokenizer.model", "LICENSE"),
 )
 """What makes a version's weights a model again, and its tokens text; none is large."""
+WEIGHTS, ADAPTER = "safetensors", "adapter.safetensors"
+"""Endings of the files beside a version's document."""
 OUTCOME_FILE = "outcome.json"
 RUN_FILES = (
     *("config.yaml", "starts.json", "base.json", "metrics.jsonl", "evaluations.jsonl"),
@@ -48,13 +50,14 @@ _FILES = {
     ("batch", "samples.parquet"): "samples of filtered groups of step",
     ("evaluation", "samples.parquet"): "samples of evaluation",
     ("batch", "parquet"): "batch",
-    ("version", "safetensors"): "weights of version",
+    ("version", WEIGHTS): "weights of version",
+    ("version", ADAPTER): "adapter of version",
 }
 """What the files beside documents are called, by kind and ending."""
 
 
 def version_entry(version: int, kind: str = "json") -> str:
-    """Return where the ledger keeps a version's document, or its weights (`safetensors`)."""
+    """Return where the ledger keeps a version's document, or its weights (`WEIGHTS`), or its `ADAPTER`."""
     return f"{VERSIONS}/v{version:06d}.{kind}"
 
 
@@ -64,8 +67,8 @@ def version_of_weights(rel: str) -> int | None:
     >>> version_of_weights("versions/v000012.safetensors"), version_of_weights("versions/v000012.json")
     (12, None)
     """
-    match = _PATTERN.fullmatch(rel) if rel.endswith(".safetensors") else None
-    return int(match[2]) if match and match[1] == "versions/v" else None
+    match = _PATTERN.fullmatch(rel)
+    return int(match[2]) if match and (match[1], match[3]) == ("versions/v", WEIGHTS) else None
 
 
 def batch_entry(step: int, kind: str = "json") -> str:

@@ -25,7 +25,7 @@ from antiphon.lineage.documents.graph import run_document
 from antiphon.lineage.documents.manifest import source_tree
 from antiphon.lineage.follower import FIRST_PAUSE_S, Follower, FollowerReport
 from antiphon.lineage.layout import ledger_project
-from antiphon.lineage.ledger.sink import LedgerSink, WeightsFile
+from antiphon.lineage.ledger.sink import AdapterFile, LedgerSink, WeightsFile
 from antiphon.lineage.log_fold import LogFold
 from antiphon.lineage.names import RUN, VERSIONS, version_entry
 from antiphon.lineage.retention import keeps_weights
@@ -74,6 +74,7 @@ class Records:
         source: LogSource,
         project: Path | None = None,
         weights_file: WeightsFile | None = None,
+        adapter_file: AdapterFile = lambda version: None,
         decode: Callable[[Iterable[int]], str] | None = None,
         held: bool = False,
         first_pause_s: float = FIRST_PAUSE_S,
@@ -91,6 +92,7 @@ class Records:
                 the base, the best and the newest weights are kept in `run_dir`.
             weights_file: returns a version's policy file, checked; it is linked into store and ledger.
                 Without it versions are pinned by their digests alone.
+            adapter_file: returns the adapter that makes a version; it is linked into store and ledger too.
             decode: turns token ids into text, for the trajectories that MLflow shows.
             held: the first records wait for those of the first step (see `Follower`).
             first_pause_s: pause before a second attempt.
@@ -114,7 +116,8 @@ class Records:
         """The run log's first, each behind those that it depends on."""
         ledger = None
         if project is not None:
-            ledger = LedgerSink(run, project, store, weights_file, late=lambda: self.followers[1].gap)
+            gap = lambda: self.followers[1].gap  # noqa: E731
+            ledger = LedgerSink(run, project, store, weights_file, gap, adapter_file)
         weights: Sink = ledger or FolderSink(run, weights_file)
         for name in WEIGHT_SINKS:
             if name != weights.name:

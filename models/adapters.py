@@ -19,6 +19,7 @@ _FURTHER = (
     *("modules_to_save", "target_parameters", "trainable_token_indices"),
 )
 """What an adapter may be more than W + alpha / r * B A, where these are set."""
+_PLAIN = {"peft_type": "LORA", "bias": "none"}
 
 
 def chosen_linears(
@@ -83,6 +84,7 @@ def check_start(
     if rank != section.rank:
         raise ConfigError(f"{said} has rank {rank}; set learner.lora.rank={rank}, or start without it")
     further = {name: tree[name] for name in _FURTHER if tree.get(name)}
+    further |= {name: tree[name] for name, plain in _PLAIN.items() if tree.get(name, plain) != plain}
     for name, value in further.items():
         raise ConfigError(f"{said} has {name}={value}, which cannot be merged here; give an adapter without")
     for name, shape in found.items():

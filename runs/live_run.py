@@ -449,6 +449,7 @@ class LiveRun(ServiceCalls):
             self.store_root,
             CoordinatorLog(self.clients, self.coordinator),
             weights_file=lambda version: payloads.checked(payloads.manifest(version)),
+            adapter_file=payloads.adapter,
             decode=decoder(self.config.model.path),
             held=not self.resumed,
         )

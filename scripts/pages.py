@@ -153,9 +153,19 @@ def configuration_page() -> str:
         section = info.annotation
         assert isinstance(section, type) and issubclass(section, BaseModel)
         parts.append(f"## {name}\n\n{inspect.cleandoc(section.__doc__ or '')}\n")
-        rows = [_field_row(name, field, detail) for field, detail in section.model_fields.items()]
-        parts.append("\n".join(rows) + "\n")
+        parts.append("\n".join(_field_rows(name, section)) + "\n")
     return "\n".join(parts)
+
+
+def _field_rows(name: str, section: type[BaseModel]) -> list[str]:
+    found = []
+    for field, info in section.model_fields.items():
+        inner = info.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found += _field_rows(f"{name}.{field}", inner)
+        else:
+            found.append(_field_row(name, field, info))
+    return found
 
 
 def _field_row(section: str, field: str, info: FieldInfo) -> str:

@@ -12,23 +12,25 @@ the last byte.
 """
 
 import json
+import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from antiphon.api.policy_file import safetensors_header
+from antiphon.api.policy_file import copy_policy, policy_facts, policy_header, tensors_of
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest, TensorEntry
 from antiphon.models.adapters import DOWN, PREFIX, UP
-from antiphon.weights.patch import BLOCK_BYTES, Buffer, in_order
+from antiphon.weights.patch import BLOCK_BYTES, Buffer, full_bytes, in_order
 
 CACHED_ROWS = 64
 """Rows that are merged at a time, so that they stay in a cache for all R updates."""
 _NAMES = {"F32": "float32", "BF16": "bfloat16"}
 _BYTES = {"float32": 4, "bfloat16": 2}
+_Array = np.ndarray[Any, Any]
 _Matrix = TypeVar("_Matrix", bound=Any)
 """A float32 matrix of numpy or torch."""
 
@@ -52,32 +54,6 @@ def merge_into(weight: _Matrix, down: _Matrix, up: _Matrix, scale: float, rows: 
         part -= change
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pair:
-    """A and B of a module, as published."""
-
-    down: np.ndarray[Any, Any]
-    """float32 [R, H]."""
-    up: np.ndarray[Any, Any]
-    """float32 [E, R]."""
-
-
-def adapter_header(
-    manifest: SnapshotManifest, base_digest: str, scale: float, tensors: Sequence[TensorEntry]
-) -> bytes:
-    """Return what stands before the first tensor of the adapter that makes a version.
-
-    Args:
-        manifest: of the version.
-        base_digest: weights digest of what it changes, 64 hex.
-        scale: s.
-        tensors: A and B of each module under peft's names, in their order.
-    """
-    facts = {"run": manifest.run_id, "version": manifest.version, "scale": scale}
-    facts |= {"base_digest": base_digest, "weights_digest": manifest.weights_digest}
-    return safetensors_header(facts, tensors)
-
-
 def merged_weights(
     base: Buffer, base_digest: str, adapter: Buffer, manifest: SnapshotManifest, threads: int
 ) -> Generator[Buffer, None, None]:
@@ -99,6 +75,35 @@ def merged_weights(
     yield from in_order(partial(_merged, memoryview(base), scale, pairs), _blocks(manifest.tensors), threads)
 
 
+def write_merged(base: Path, adapter: Path, version: int, weights_digest: str, into: Path) -> None:
+    """Write the policy file of a version from that of version 0 and the adapter that makes it.
+
+    Args:
+        base: policy file of version 0, checked.
+        adapter: file of the version's adapter.
+        version: that it makes.
+        weights_digest: of the version, 64 hex.
+        into: the file that is written.
+
+    Raises:
+        IntegrityError: when the adapter is none, is for other weights, or makes others.
+    """
+    tensors, facts = tensors_of(base), policy_facts(base)
+    run_id, base_digest = str(facts.get("run")), str(facts.get("weights_digest"))
+    data = np.memmap(base, np.uint8, mode="r").data[-full_bytes(tensors) :]
+    manifest = SnapshotManifest(run_id, version, weights_digest, tensors, len(data), (), origin="")
+    threads = len(os.sched_getaffinity(0))
+    with into.open("wb") as file:
+        file.write(policy_header(run_id, version, weights_digest, tensors))
+        for block in merged_weights(data, base_digest, adapter.read_bytes(), manifest, threads):
+            file.write(block)
+    if (found := copy_policy(into)) != weights_digest:
+        raise IntegrityError(
+            f"{adapter} makes weights {found[:12]}, but version {version} was recorded with "
+            f"{weights_digest[:12]}; remove the file, then `dvc checkout` or `dvc pull` brings it back"
+        )
+
+
 def _blocks(tensors: Sequence[TensorEntry]) -> Iterator[tuple[TensorEntry, int, int]]:
     """Yield a tensor and a range of its rows, of about BLOCK_BYTES each; one that has no rows has one."""
     for entry in tensors:
@@ -109,7 +114,10 @@ def _blocks(tensors: Sequence[TensorEntry]) -> Iterator[tuple[TensorEntry, int, 
 
 
 def _merged(
-    base: memoryview, scale: float, pairs: Mapping[str, Pair], block: tuple[TensorEntry, int, int]
+    base: memoryview,
+    scale: float,
+    pairs: Mapping[str, tuple[_Array, _Array]],
+    block: tuple[TensorEntry, int, int],
 ) -> Buffer:
     entry, start, stop = block
     width = entry.length // (entry.shape[0] or 1) if len(entry.shape) == 2 else entry.length
@@ -118,11 +126,12 @@ def _merged(
     if pair is None:
         return data
     rows = as_float32(data, entry.dtype).reshape(stop - start, -1)
-    merge_into(rows, pair.down, pair.up[start:stop], scale)
+    down, up = pair
+    merge_into(rows, down, up[start:stop], scale)
     return as_bytes(rows, entry.dtype)
 
 
-def as_float32(data: Buffer, dtype: str) -> np.ndarray[Any, Any]:
+def as_float32(data: Buffer, dtype: str) -> _Array:
     """Return a copy of numbers of `dtype`, float32 or bfloat16, in float32: exactly."""
     if dtype == "float32":
         return np.frombuffer(data, "<f4").copy()
@@ -131,7 +140,7 @@ def as_float32(data: Buffer, dtype: str) -> np.ndarray[Any, Any]:
     return wide.view("<f4")
 
 
-def as_bytes(values: np.ndarray[Any, Any], dtype: str) -> Buffer:
+def as_bytes(values: _Array, dtype: str) -> Buffer:
     """Return finite float32 numbers as bytes of `dtype`, rounded to nearest, ties to even, as torch does."""
     if dtype == "float32":
         return values.reshape(-1).view(np.uint8).data
@@ -140,8 +149,10 @@ def as_bytes(values: np.ndarray[Any, Any], dtype: str) -> Buffer:
     return (bits >> np.uint32(16)).astype("<u2").view(np.uint8).data
 
 
-def _parse(file: memoryview, base_digest: str, manifest: SnapshotManifest) -> tuple[float, dict[str, Pair]]:
-    """Return s and the pairs by the name of the weight, all of it checked against the manifest's tensors."""
+def _parse(
+    file: memoryview, base_digest: str, manifest: SnapshotManifest
+) -> tuple[float, dict[str, tuple[_Array, _Array]]]:
+    """Return s, and A and B by the name of their weight, all of it checked against the manifest."""
     try:
         size = int.from_bytes(file[:8], "little")
         tree = json.loads(bytes(file[8 : 8 + size]))
@@ -170,13 +181,13 @@ def _parse(file: memoryview, base_digest: str, manifest: SnapshotManifest) -> tu
             raise IntegrityError(
                 f"the adapter of version {manifest.version} does not fit the weight of {module[:80]}"
             )
-        pairs[entry.name] = Pair(down, up)
+        pairs[entry.name] = down, up
     if 2 * len(pairs) != len(found):
         raise IntegrityError(f"the adapter of version {manifest.version} has tensors without a place")
     return scale, pairs
 
 
-def _tensor(data: memoryview, entry: Any) -> np.ndarray[Any, Any]:
+def _tensor(data: memoryview, entry: Any) -> _Array:
     """Return a matrix of an adapter's file in float32.
 
     Raises:

@@ -222,6 +222,15 @@ class PayloadStore:
                 )
         return self.path(payload.digest)
 
+    def adapter(self, version: int) -> Path | None:
+        """Return the file that makes a version of another, for a version that has one.
+
+        Raises:
+            UnavailableError: when the version is not held.
+        """
+        adapters = [one.digest for one in self.manifest(version).payloads if one.encoding == "lora"]
+        return next((self.path(digest) for digest in adapters if self.has(digest)), None)
+
     def read_chunks(self, payload: Payload, run: range) -> bytes:
         """Return chunks that follow each other, of a payload that is here, whole or in part.
 

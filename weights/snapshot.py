@@ -23,10 +23,9 @@ import torch
 from blake3 import blake3
 
 from antiphon.api.manifest import DTYPE_BYTES, auto_chunk_bytes, check_manifest, full_payload, header_of
-from antiphon.api.policy_file import policy_header
+from antiphon.api.policy_file import policy_header, safetensors_header
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import Payload, Probe, SnapshotManifest, TensorEntry
-from antiphon.weights.adapter import adapter_header
 from antiphon.weights.payload_store import PayloadStore
 
 BUFFER_BYTES = 64 << 20
@@ -224,7 +223,9 @@ def write_adapter(
         UnavailableError: when the disk is full or cannot be written; nothing is left then.
     """
     weights = weights_of(adapter.tensors)
-    head = adapter_header(manifest, base_digest, adapter.scale, weights.entries)
+    facts = {"run": manifest.run_id, "version": manifest.version, "scale": adapter.scale}
+    facts |= {"base_digest": base_digest, "weights_digest": manifest.weights_digest}
+    head = safetensors_header(facts, weights.entries)
     length = len(head) + sum(entry.length for entry in weights.entries)
     out = store.make(auto_chunk_bytes(length), len(head))
     try:

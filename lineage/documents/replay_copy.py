@@ -21,7 +21,7 @@ from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import BATCH_METRICS
 from antiphon.lineage.documents.manifest import manifest_digest
 from antiphon.lineage.layout import shard_directories
-from antiphon.lineage.names import CHECKPOINTS, MODEL, MODEL_FOLDER, RUN, batch_entry, version_entry
+from antiphon.lineage.names import ADAPTER, CHECKPOINTS, MODEL, MODEL_FOLDER, RUN, batch_entry, version_entry
 from antiphon.lineage.run_log import is_timing, read_base, read_evaluations, read_steps
 
 _BATCH_NAMES = frozenset(metric.name for metric in BATCH_METRICS)
@@ -84,6 +84,11 @@ class ReplayCopy:
     def weights(self, version: int) -> Path | None:
         """Return the safetensors file of a version, or None when it was not pinned or not kept."""
         path = self._place(version_entry(version, "safetensors"))
+        return path if path.is_file() else None
+
+    def adapter(self, version: int) -> Path | None:
+        """Return the adapter that makes a version of version 0, or None where none was pinned."""
+        path = self._place(version_entry(version, ADAPTER))
         return path if path.is_file() else None
 
     def published(self) -> list[int]:

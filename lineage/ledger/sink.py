@@ -51,6 +51,8 @@ PUBLISH_SHARE = 0.05
 
 WeightsFile = Callable[[int], Path]
 """Returns the policy file of a published version, checked."""
+AdapterFile = Callable[[int], Path | None]
+"""Returns the adapter that makes a published version, None for one without."""
 
 
 class LedgerSink:
@@ -65,6 +67,7 @@ class LedgerSink:
         store: ArtifactStore,
         weights_file: WeightsFile | None,
         late: Callable[[], bool] = lambda: False,
+        adapter_file: AdapterFile = lambda version: None,
     ) -> None:
         """Prepare to pin in the DVC project at `project`.
 
@@ -73,7 +76,7 @@ class LedgerSink:
         """
         self._run, self._config = run, run.config
         self._project, self._store, self._weights_file = project, store, weights_file
-        self._late = late
+        self._late, self._adapter_file = late, adapter_file
         self._scores: dict[int, float] = {}
         self._ledger: Ledger | None = None
 
@@ -212,7 +215,7 @@ class LedgerSink:
         return self._store.path(digest)
 
     def _pin_weights(self, version: int) -> None:
-        rel, ledger = names.version_entry(version, "safetensors"), self._opened()
+        rel, ledger = names.version_entry(version, names.WEIGHTS), self._opened()
         if self._weights_file is None or ledger.md5(rel) is not None:
             return
         if not is_anchor(version, self._config):
@@ -220,7 +223,7 @@ class LedgerSink:
             if not keeps_weights(version, newest, self._scores, self._config):
                 return
         try:
-            path = self._weights_file(version)
+            path, adapter = self._weights_file(version), self._adapter_file(version)
         except UnavailableError as error:
             if self._late():
                 _log.info("record.weights_not_kept", version=version, reason=str(error))
@@ -229,6 +232,9 @@ class LedgerSink:
             raise IntegrityError(
                 f"the weights of version {version} were gone before they were pinned: {error}"
             ) from error
+        if adapter is not None:  # first: what has its weights has its adapter too
+            entry = names.version_entry(version, names.ADAPTER)
+            ledger.append(entry, self._store.path(self._store.take(adapter)))
         ledger.append(rel, self._store.path(self._store.take(path)))
 
     def _remove_superseded(self) -> None:
@@ -278,7 +284,7 @@ def remove_superseded(
 
     held = sorted(_held(ledger))
     gone = [version for version in held if not keeps_weights(version, held[-1], scores, config)]
-    ledger.remove([names.version_entry(version, "safetensors") for version in gone], release)
+    ledger.remove([names.version_entry(version, names.WEIGHTS) for version in gone], release)
 
 
 def _held(ledger: "Ledger") -> list[int]:

@@ -88,8 +88,8 @@ class SnapshotPublisher(Publishing):
     def write(self, version: int, weights: Weights, done: Callable[[int], None]) -> str:
         self._make_space(version, weights.entries)
         manifest = write_snapshot(self._payloads, self._run_id, version, weights, self._chunk_bytes, done)
-        if version and (adapter := weights.adapter()) is not None:
-            base = self._payloads.manifest(0).weights_digest
+        adapter, base = weights.adapter(), self._payloads.weights().get(0)
+        if version and adapter is not None and base is not None:
             payload = write_adapter(self._payloads, manifest, base, adapter)
             manifest = dataclasses.replace(manifest, payloads=(*manifest.payloads, payload))
         self._list(manifest)

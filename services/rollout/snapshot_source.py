@@ -318,7 +318,7 @@ def _fits(earlier: SnapshotManifest, manifest: SnapshotManifest) -> bool:
 
 
 def _offered(payloads: list[Payload], known: Mapping[int, SnapshotManifest]) -> list[Payload]:
-    """Return an adapter alone where what it changes can be had: whoever has that needs little ever after."""
+    """Return an adapter alone where what it changes can be had, which a worker has then for all versions."""
     return [one for one in payloads if one.encoding == "lora" and one.parent in known] or payloads
 
 

@@ -13,4 +13,6 @@ def test_every_field_is_explained() -> None:
         fields = info.annotation.model_fields  # type: ignore[union-attr]
         for field, detail in fields.items():
             assert detail.description, f"{section}.{field} has no doc string"
-            assert f"`{section}.{field}`" in page
+            inner = getattr(detail.annotation, "model_fields", None)
+            names = [field] if inner is None else [f"{field}.{name}" for name in inner]
+            assert all(f"`{section}.{name}`" in page for name in names)

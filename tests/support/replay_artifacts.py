@@ -4,6 +4,7 @@ Tokens are drawn one by one from the exact distribution of the version that stan
 computed apart from the code that scores them again; some completions change versions on the way.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rollout.selfcheck.distribution_check import processed
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
-from antiphon.weights.snapshot import write_snapshot
+from antiphon.weights.snapshot import write_adapter, write_snapshot
 from tests.support.made_log import MadeLog
 
 VOCABULARY = 32
@@ -85,6 +86,7 @@ class TinyRun:
         records = Records(
             *(RUN_ID, self.config, self.run_dir, self.home, self.store.root, self.log, self.home),
             weights_file=lambda version: self._payloads.checked(made[version]),
+            adapter_file=self._payloads.adapter,
         )
         checkpoints = CheckpointStore(self.run_dir / "checkpoints", STEPS)
         trainer = Trainer(self.config, checkpoints)
@@ -113,7 +115,13 @@ class TinyRun:
         policy = Qwen3ForCausalLM.from_pretrained(self.config.model.path)
         policy.load_state_dict(trained.weights.copies(), strict=False)
         self._policies[trained.version] = policy.eval()
-        return write_snapshot(self._payloads, RUN_ID, trained.version, trained.weights)
+        manifest = write_snapshot(self._payloads, RUN_ID, trained.version, trained.weights)
+        if trained.version and (adapter := trained.weights.adapter()) is not None:
+            base = self._payloads.manifest(0).weights_digest
+            payload = write_adapter(self._payloads, manifest, base, adapter)
+            manifest = replace(manifest, payloads=(*manifest.payloads, payload))
+        self._payloads.put_manifest(manifest)
+        return manifest
 
     def _batch(self, step: int) -> BatchRef:
         rows = [self._row(step, place) for place in range(8)]

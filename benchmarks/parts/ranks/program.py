@@ -37,7 +37,7 @@ SAVED = 3
 
 
 def config_of(cell: dict[str, Any]) -> RunConfig:
-    """Return the configuration of a cell: ranks, stage, objective, dtype and threads."""
+    """Return the configuration of a cell: ranks, stage, objective, dtype, threads and rank of adapters."""
     learner = {
         "ranks": cell["ranks"],
         "zero_stage": cell["stage"],
@@ -47,6 +47,7 @@ def config_of(cell: dict[str, Any]) -> RunConfig:
         "warmup_steps": 0,
         "micro_batch_tokens": 512,
         "checkpoint_interval": 2,
+        "lora": {"rank": cell["lora"]},
     }
     return build_config(
         {
@@ -99,6 +100,8 @@ class NotingEngine(DeepSpeedEngine):
 
         state, found = self._engine.optimizer, []
         for parameter in self._engine.module.parameters():
+            if not parameter.requires_grad:
+                continue
             one = state.state[parameter]["exp_avg"] if self._stage == 0 else None
             found.append(safe_get_full_optimizer_state(parameter, "exp_avg") if one is None else one)
         return torch.cat([one.detach().double().flatten().cpu() for one in found])

@@ -46,6 +46,7 @@ from antiphon.services.learner.replay.base import base_model, load_version
 from antiphon.services.learner.replay.rollouts import RolloutScorer
 from antiphon.services.learner.step import Trainer, checkpoint_ranks, config_digest
 from antiphon.services.learner.training import TrainedStep
+from antiphon.weights.adapter import write_merged
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import write_snapshot
 
@@ -96,6 +97,8 @@ class Replayer:
         here = build_manifest(copy.config, copy.run_id, source_tree())
         _check_objective(copy, here.get("methods", {}).get("objective"))
         self._work = Path(tempfile.mkdtemp(prefix="antiphon-replay-"))
+        self._own_base = self._work / "model"
+        """Where version 0 lies as a model, if that is what the replay starts from."""
         self._batches = ArtifactStore(self._work / "batches")
         self._followers: Followers | None = None
         self._base: str | None = None
@@ -242,13 +245,16 @@ class Replayer:
         return True
 
     def _moved(self, config: RunConfig) -> RunConfig:
-        model = config.model.model_copy(update={"path": self._model()})
-        learner = config.learner.model_copy(update={"threads": self._threads})
+        path, lora = self._model(), config.learner.lora
+        model = config.model.model_copy(update={"path": path})
+        if path == str(self._own_base):  # version 0 has the adapter that the run started from
+            lora = lora.model_copy(update={"start": None})
+        learner = config.learner.model_copy(update={"threads": self._threads, "lora": lora})
         return config.model_copy(update={"model": model, "learner": learner})
 
     def _model(self) -> str:
         if self._base is None:
-            self._base = base_model(self._copy, self._work / "model", self._given)
+            self._base = base_model(self._copy, self._own_base, self._given)
         return self._base
 
     def _step(self, step: int) -> StepCheck:
@@ -381,8 +387,8 @@ def weights_of(
 ) -> Iterator[Path]:
     """Yield the safetensors file of a recorded version; one that is not kept is there until the end.
 
-    `tell` hears how many steps have to be repeated, how long that takes, and how far it is; the rest as for
-    `Replayer`.
+    A version with an adapter is merged from that. Of any other `tell` hears how many steps have to be
+    repeated, how long that takes, and how far it is; the rest as for `Replayer`.
 
     Raises:
         AntiphonError: when the replay cannot begin.
@@ -392,7 +398,13 @@ def weights_of(
         yield kept
         return
     tell(f"version {version} of {copy.run_id} is recorded by its digest alone; making it again")
+    adapter, base = copy.adapter(version), copy.weights(0)
     with tempfile.TemporaryDirectory(prefix="antiphon-version-") as folder:
+        path = Path(folder) / f"v{version:06d}.safetensors"
+        if adapter is not None and base is not None:
+            write_merged(base, adapter, version, copy.weights_digest(version), path)
+            yield path
+            return
         replayer = Replayer(copy, own_checkpoints=own_checkpoints)
         try:
             begun = replayer.start(version)
@@ -407,7 +419,7 @@ def weights_of(
                 more = f"; the other {left} take about {left * check.seconds:.0f} s" if left else ""
                 tell(f"step {step} repeated in {check.seconds:.1f} s{more}")
             assert replayer.held is not None
-            store, path = PayloadStore(Path(folder)), Path(folder) / f"v{version:06d}.safetensors"
+            store = PayloadStore(Path(folder))
             manifest = write_snapshot(store, copy.run_id, version, replayer.held.weights)
             os.replace(store.path(manifest.payloads[0].digest), path)
         finally:
