@@ -7,10 +7,12 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, dump_config
-from antiphon.system.processes import ChildProcess, stop_groups
+from antiphon.services.learner.ranks.group import leave
+from antiphon.system.processes import LEFT_GROUP, POLL_S, ChildProcess, stop_groups
 from antiphon.system.rank_places import rank_environment
 
 GRACE_S = 10.0
@@ -38,11 +40,23 @@ class Followers:
             for rank, place in enumerate(places)
             if rank
         ]
+        self._closing = threading.Event()
+        threading.Thread(target=self._watch, name="followers", daemon=True).start()
         self._before = {name: os.environ.get(name) for name in places[0]}
         os.environ.update(places[0])
 
+    def _watch(self) -> None:
+        """End this process when a rank fails, with what that one said: it may wait for it in a meeting."""
+        while not self._closing.wait(POLL_S):
+            for rank, process in enumerate(self.processes, 1):
+                if process.poll() not in (None, 0, LEFT_GROUP):
+                    said = f"rank {rank} of the learner: {process.last_words()}"
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    leave(said, 1)
+
     def close(self) -> None:
         """End them; rank 0 has ordered them to stop before."""
+        self._closing.set()
         stop_groups(self.processes, GRACE_S)
         for name, value in self._before.items():
             if value is None:
