@@ -391,10 +391,10 @@ class DeepSpeedEngine:
         engine = self._engine.checkpoint_engine
         write = type(engine).save
 
-        def save(state: Any, path: str, *args: Any, **named: Any) -> None:
+        def save(state_dict: Any, path: str, *args: Any, **named: Any) -> None:  # passed by name too
             failpoints.reach("learner.save")
             try:
-                write(engine, state, path, *args, **named)
+                write(engine, state_dict, path, *args, **named)
                 digests[str(Path(path).relative_to(folder))] = digest_file(Path(path), digested)
             except (OSError, RuntimeError) as error:  # torch's word for a full disk
                 problems.append(error)
