@@ -100,7 +100,8 @@ class NotingEngine(DeepSpeedEngine):
         super().__init__(config)
 
     def _apply(self) -> float:
-        self.held = max(self.held, counted_bytes() - self._before)
+        noted = 0 if self.gradient is None else self.gradient.nbytes
+        self.held = max(self.held, counted_bytes() - self._before - noted)
         norm = super()._apply()
         if self.gradient is None:
             self.gradient = self.first_moments() / (1 - self._optimizer.param_groups[0]["betas"][0])
@@ -216,6 +217,8 @@ def cells(folder: Path) -> None:
             },
             folder / f"found-{number}.pt",
         )
+        made.clear()
+        del trainer, held, weights, gradient  # the next cell counts what there is
 
 
 def timed(ranks: Ranks) -> list[float]:
