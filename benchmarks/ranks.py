@@ -7,6 +7,9 @@ cells are repeated whole and from their checkpoints. In bfloat16 the cosine of t
 same steps are timed, 2 ranks of one thread against one rank of two, with the share of rank 0's time that
 orders and figures take.
 
+Memory: all tensors of rank 0 right before an update, over the formula of core/ranks/memory.py; and the memory
+that loading a model of 200 MB takes at stage 3, in parts over whole.
+
 Kills: a run of 2 ranks under the supervisor; in each start one rank dies at a fail-point, or the supervisor
 is killed from outside. The run must end with the digests of one that nothing disturbs, no version may have
 two, and 5 s after a kill nothing may be left of the processes before.
@@ -24,8 +27,10 @@ from typing import Any
 
 import psutil
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
+from antiphon.core.capacity.model_shape import ModelShape
 from antiphon.system.rank_places import rank_environment
 
 OBJECTIVES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo")
@@ -39,7 +44,15 @@ BOTH = ("forward", "backward", "optimizer", "gather", "save")
 PLACES = {0: (*BOTH, "checkpoint.inside", "commit.before"), 1: (*BOTH, "idle")}
 """Fail-points of the learner at which each rank is killed."""
 SUPERVISOR = "supervisor"
-LIMITS = {"gradient_l2_worst": 1e-6, "norm_error_worst": 1e-6, "weights_l2_worst": 2e-5}
+LIMITS = {
+    "gradient_l2_worst": 1e-6,
+    "norm_error_worst": 1e-6,
+    "weights_l2_worst": 2e-5,
+    "memory_over_formula_worst": 1.05,
+    "load_peak_share": 0.7,
+}
+SHAPE = ModelShape(1024, 512, 2048, 12, 8, 4, 64, tied=True)
+"""Of the model that is loaded whole and in parts: 200 MB in float32."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bfloat16", type=int, default=1, help="0 leaves bfloat16 out")
     parser.add_argument("--adapters", type=int, default=16, help="rank of adapters; 0 leaves them out")
     parser.add_argument("--speed", type=int, default=1, help="rounds of the timed steps; 0 leaves them out")
+    parser.add_argument("--load", type=int, default=1, help="0 leaves the memory of loading out")
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--kill-stage", type=int, default=3)
     options = parser.parse_args(arguments)
@@ -59,12 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result |= compare(
             options.ranks, options.stages, options.objectives, bool(options.bfloat16), options.adapters
         )
+    if options.load:
+        result["load_peak_share"] = load_share()
     if options.speed:
         result |= speeds(options.stages, options.speed)
     if options.kills:
         result |= kill(options.kills, options.kill_stage)
     violated = [
-        f"{name} is {result[name]:.1e}, more than {most:.0e}"
+        f"{name} is {result[name]:.3g}, more than {most:.3g}"
         for name, most in LIMITS.items()
         if not result.get(name, 0.0) <= most
     ]
@@ -86,23 +102,56 @@ def cell(ranks: int, stage: int, objective: str, **others: Any) -> dict[str, Any
 
 def run_cells(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run cells of one number of ranks in the same processes, one after the other."""
-    world = cells[0]["ranks"]
     with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as name:
         folder = Path(name)
         (folder / "cells.json").write_text(json.dumps(cells))
-        command = [sys.executable, "-P", "-W", "ignore", "-m", PROGRAM, "cells", name]
-        processes = [
-            subprocess.Popen(command, env={**os.environ, **rank_environment(rank, world, folder / "meeting")})
-            for rank in range(world)
-        ]
-        try:
-            for process in processes:
-                if process.wait(CELLS_S):
-                    raise RuntimeError(f"a rank ended with status {process.returncode}")
-        finally:
-            for process in processes:
-                process.kill()
+        run_ranks("cells", folder, cells[0]["ranks"])
         return [torch.load(folder / f"found-{number}.pt") for number in range(len(cells))]
+
+
+def run_ranks(what: str, folder: Path, world: int) -> None:
+    """Run the program's `what` on ranks that meet in a folder, to its end."""
+    command = [sys.executable, "-P", "-W", "ignore", "-m", PROGRAM, what, str(folder)]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **rank_environment(rank, world, folder / "meeting")})
+        for rank in range(world)
+    ]
+    try:
+        for process in processes:
+            if process.wait(CELLS_S):
+                raise RuntimeError(f"a rank ended with status {process.returncode}")
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def load_share() -> float:
+    """Return what loading in parts takes of memory over what it takes whole, of the rank that takes most."""
+    peaks = []
+    with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as name:
+        folder = Path(name)
+        make_model(folder / "model")
+        for whole in (True, False):
+            (folder / "load.json").write_text(json.dumps({"ranks": 2, "whole": whole}))
+            run_ranks("load", folder, 2)
+            (folder / "meeting").unlink(missing_ok=True)
+            peaks.append(max(int((folder / f"peak-{rank}").read_text()) for rank in range(2)))
+    return round(peaks[1] / peaks[0], 3)
+
+
+def make_model(folder: Path) -> None:
+    """Save a model of SHAPE, its weights at random."""
+    config = Qwen3Config(
+        vocab_size=SHAPE.vocabulary,
+        hidden_size=SHAPE.hidden,
+        intermediate_size=SHAPE.intermediate,
+        num_hidden_layers=SHAPE.layers,
+        num_attention_heads=SHAPE.heads,
+        num_key_value_heads=SHAPE.cached_heads,
+        head_dim=SHAPE.head_size,
+        tie_word_embeddings=SHAPE.tied,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
 
 
 def compare(
@@ -114,7 +163,7 @@ def compare(
     kinds += [("bfloat16", objectives[0], 0)] if bfloat16 else []
     found = run_cells([cell(1, 0, objective, dtype=dtype, lora=lora) for dtype, objective, lora in kinds])
     bases = {kind: base for kind, base in zip(kinds, found, strict=True)}
-    worst = dict.fromkeys(LIMITS, 0.0)
+    worst = dict.fromkeys([*LIMITS][:4], 0.0)
     same, cosine, count = True, 1.0, 0
     for world in worlds:
         cells = [
@@ -126,6 +175,8 @@ def compare(
             count += 1
             base = bases[tuple(found_one["cell"][name] for name in ("dtype", "objective", "lora"))]
             same &= found_one["same"]
+            memory = found_one["memory_over_formula"]
+            worst["memory_over_formula_worst"] = max(worst["memory_over_formula_worst"], memory)
             ours, theirs = base["gradient"], found_one["gradient"]
             if found_one["cell"]["dtype"] == "bfloat16":
                 cosine = min(cosine, float(ours @ theirs / (ours.norm() * theirs.norm())))
@@ -137,8 +188,8 @@ def compare(
                     (base["weights"] - found_one["weights"]).norm() / base["weights"].norm()
                 ),
             }
-            print(found_one["cell"], apart, file=sys.stderr, flush=True)
-            worst = {name: max(worst[name], apart[name]) for name in worst}
+            print(found_one["cell"], apart, memory, file=sys.stderr, flush=True)
+            worst |= {name: max(worst[name], value) for name, value in apart.items()}
     return {
         "cells": count,
         **worst,

@@ -33,6 +33,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
             (
                 "examples/plan/eight-billion.yaml --offers examples/plan/rented-gpus.yaml",
                 "my.yaml loop.max_staleness=4 --run RUN --json",
+                "my.yaml --memory --gpu H100",
             ),
         ),
         "tune": Verb("[OPTIONS] PATH [OVERRIDES...]", ("examples/quickstart.yaml", "my.yaml --alone --json")),

@@ -9,7 +9,7 @@ and believes no other. Folders and files are their owner's alone.
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -48,12 +48,13 @@ class CheckpointStore:
         self.checked: Callable[[int], None] = lambda length: None
         """Called with the bytes of each piece of a file whose digest is made."""
 
-    def write(self, version: int, save: Callable[[Path], None]) -> None:
+    def write(self, version: int, save: Callable[[Path], Mapping[str, str] | None]) -> None:
         """Add a checkpoint, then drop all but the newest.
 
         Args:
             version: the version it holds; a checkpoint of that version is replaced.
-            save: writes the engine's files into the folder it is given.
+            save: writes the engine's files into the folder it is given, and returns the digests of those
+                that others digested, as ranks do theirs.
 
         Raises:
             UnavailableError: when the disk is full or cannot be written; the folder is removed.
@@ -64,9 +65,10 @@ class CheckpointStore:
                 shutil.rmtree(left, ignore_errors=True)
             make_private_folder(self.root)
             make_private_folder(incoming)
-            save(incoming)
+            listed = dict(save(incoming) or {})
             failpoints.reach("learner.checkpoint.inside")
-            listed = {name: digest_file(incoming / name, self.checked) for name in _files(incoming)}
+            for name in set(_files(incoming)) - listed.keys():
+                listed[name] = digest_file(incoming / name, self.checked)
             contents = json.dumps(listed, sort_keys=True).encode()
             write_atomically(incoming / _CONTENTS, contents)
             for path in incoming.rglob("*"):  # closed to others

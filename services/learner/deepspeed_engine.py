@@ -8,13 +8,14 @@ compiler. What is collective raises on all ranks or on none.
 
 import atexit
 import gc
+import json
 import logging
 import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 from antiphon.core.broadcast.probe import PROBE_TOKENS, probe_tokens
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LearnerSection
+from antiphon.core.digests import digest_file
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.core.ranks.memory import bucket_parameters, whole_parameters
@@ -33,7 +35,14 @@ from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.adapters import Adapters
 from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, probe_batch
-from antiphon.services.learner.policy import Policy, load_causal_model, published_names
+from antiphon.services.learner.policy import (
+    Policy,
+    check_kind,
+    empty_causal_model,
+    fill_parts,
+    load_causal_model,
+    published_names,
+)
 from antiphon.services.learner.ranks.group import ALIVE, Order, join
 from antiphon.system import failpoints
 from antiphon.weights.snapshot import Adapter, Weights, published_entries
@@ -137,17 +146,14 @@ class DeepSpeedEngine:
         deepspeed = _open_deepspeed()
         section = config.learner
         objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
-        with self._ranks.together():
-            # bfloat16 training keeps float32 masters, made from the weights handed over here.
-            causal_model = load_causal_model(
-                config.model.path, _TORCH_DTYPE[section.dtype], section.gradient_checkpointing
-            )
-            size = sum(parameter.numel() for parameter in causal_model.parameters())
-            self._names = published_names(causal_model)
-            self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
-            self._adapters: Adapters | None = None
-            if section.lora.rank:
-                seed = derive_seed("lora", config.run.seed)
+        causal_model = self._load(config)
+        size = sum(getattr(one, "ds_numel", one.numel()) for one in causal_model.parameters())
+        self._names = published_names(causal_model)
+        self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
+        self._adapters: Adapters | None = None
+        if section.lora.rank:
+            seed = derive_seed("lora", config.run.seed)
+            with self._ranks.together():
                 self._adapters = Adapters(
                     causal_model, section.lora, self._publish_dtype, config.model.path, seed
                 )
@@ -156,7 +162,9 @@ class DeepSpeedEngine:
         scored = min(PROBE_TOKENS, config.rollout.max_model_tokens - 2)
         self._probed = probe_tokens(causal_model.config.get_text_config().vocab_size, scored)
         self._dtype = section.dtype
-        policy = make_policy(causal_model, objective)
+        vectors = [one for one in causal_model.parameters() if len(getattr(one, "ds_shape", "  ")) == 1]
+        with deepspeed.zero.GatheredParameters(vectors):  # norms are tried
+            policy = make_policy(causal_model, objective)
         if section.stage == 3 and self._ranks.world > 1 and not policy.shares_rows:
             # A micro-batch has as many forward passes as blocks, and each of them gathers every layer.
             raise ConfigError(
@@ -173,11 +181,37 @@ class DeepSpeedEngine:
             weight_decay=section.weight_decay,
         )
         self._optimizer = optimizer
-        if section.stage == 3 and self._ranks.world > 1:
-            _number_from_zero()
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, config=_deepspeed_config(section, size)
         )
+
+    def _load(self, config: RunConfig) -> Any:
+        """Return the causal model; at stage 3 with several ranks no rank ever has all of its weights.
+
+        With adapters each loads all of them, which the engine parts afterwards.
+        """
+        path, section = config.model.path, config.learner
+        # bfloat16 training keeps float32 masters, made from the weights handed over here.
+        dtype, recomputed = _TORCH_DTYPE[section.dtype], section.gradient_checkpointing
+        if section.stage < 3 or self._ranks.world == 1 or section.lora.rank:
+            with self._ranks.together():
+                return load_causal_model(path, dtype, recomputed)
+        from deepspeed import zero
+        from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
+        from deepspeed.utils import groups
+
+        with self._ranks.together():
+            check_kind(path, dtype)
+        _number_from_zero()
+        with zero.Init(
+            data_parallel_group=groups._WORLD_GROUP,
+            config_dict_or_path=_deepspeed_config(section, 1),
+            tensor_overrides=[DeepSpeedTensorOverride.device],  # tables in float32 stay so
+        ):
+            causal_model = empty_causal_model(path, dtype, recomputed)
+        with self._ranks.together():
+            fill_parts(causal_model, path, self._ranks.rank)
+        return causal_model
 
     def update(
         self,
@@ -312,9 +346,10 @@ class DeepSpeedEngine:
             failpoints.reach("learner.gather")
             if left:
                 left.remove(name)
-            with _whole(tensors[name]) as found:
-                whole = found[0]
-                if adapters is not None and len(found) > 1:
+            with ExitStack() as stack:
+                with self._ranks.running():  # where it fails on one rank alone, the others would wait in it
+                    whole, *pair = found = stack.enter_context(_whole(tensors[name]))
+                if adapters is not None and pair:
                     whole = adapters.merged(name, found, pairs)
                 yield whole
 
@@ -325,18 +360,20 @@ class DeepSpeedEngine:
                 return
             self._ranks.order(Order.READ)
             nonlocal probed
-            # DeepSpeed keeps small tensors whole otherwise.
-            self._engine.optimizer.checkpoint_event_prologue()
+            with self._ranks.running():
+                # DeepSpeed keeps small tensors whole otherwise.
+                self._engine.optimizer.checkpoint_event_prologue()
             left[:] = [entry.name for entry in entries]
             try:
                 yield
             finally:
-                # The other ranks gather them all, whatever went wrong with one.
-                while left:
-                    with whole(left[0]):
-                        pass
-                self._engine.optimizer.checkpoint_event_epilogue()
-                probed = self._probe_logprobs()
+                with self._ranks.running():
+                    # The other ranks gather them all, whatever went wrong with one.
+                    while left:
+                        with whole(left[0]):
+                            pass
+                    self._engine.optimizer.checkpoint_event_epilogue()
+                    probed = self._probe_logprobs()
 
         def probe() -> Probe:
             return self._probe_of(self._probe_logprobs() if probed is None else probed)
@@ -352,20 +389,35 @@ class DeepSpeedEngine:
         with weights.reading():
             pass
 
-    def save(self, folder: Path, client_state: dict[str, Any]) -> None:
-        """Write weights, optimizer and `client_state` into `folder`; each rank its part.
+    def save(
+        self,
+        folder: Path,
+        client_state: dict[str, Any],
+        digested: Callable[[int], None] = lambda length: None,
+    ) -> dict[str, str]:
+        """Write weights, optimizer and `client_state` into `folder`; each rank writes and digests its part.
+
+        Args:
+            folder: of the checkpoint, the same for all ranks.
+            client_state: what `load` returns.
+            digested: gets the bytes of each piece of a file of this rank whose digest is made.
+
+        Returns:
+            The digests of all ranks' files by name, on rank 0; on others nothing.
 
         Raises:
             UnavailableError: when any rank cannot write its part.
         """
         problems: list[Exception] = []
+        digests: dict[str, str] = {}
         engine = self._engine.checkpoint_engine
         write = type(engine).save
 
-        def save(*args: Any, **named: Any) -> None:
+        def save(state_dict: Any, path: str, *args: Any, **named: Any) -> None:  # passed by name too
             failpoints.reach("learner.save")
             try:
-                write(engine, *args, **named)
+                write(engine, state_dict, path, *args, **named)
+                digests[str(Path(path).relative_to(folder))] = digest_file(Path(path), digested)
             except (OSError, RuntimeError) as error:  # torch's word for a full disk
                 problems.append(error)
 
@@ -382,6 +434,8 @@ class DeepSpeedEngine:
         finally:
             del engine.save, self._engine._copy_recovery_script
         self._ranks.agree(UnavailableError(str(problems[0])) if problems else None)
+        parts = self._ranks.texts(json.dumps(digests))
+        return {name: digest for part in parts for name, digest in json.loads(part).items()}
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Load what `save` wrote, and return its client state; its bytes must have been checked.

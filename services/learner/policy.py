@@ -6,22 +6,33 @@ with its own forward pass, instead of being trained wrongly. So is one that comp
 trains than while it samples: every dropout is set to 0, since an importance weight would be its noise.
 """
 
+import copy
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
 from antiphon.cpu.layers import quicken_linears, quicken_norms
 from antiphon.cpu.shared_rows import ATTENTION, SharedRows, common_lengths, share_rows
 from antiphon.models.codec import resolve_model_path
+from antiphon.models.directory import weight_files
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 
 _PROBE_TOKENS = 8
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By their names in safetensors."""
+_FEW_TOKENS = 64
+"""Of the vocabulary of a model that is only tried."""
 _PROBE_TOLERANCE = 1e-3
 _ROUNDED_TOLERANCE = 3e-2
 """Of bfloat16, whose last place is 2^-8."""
@@ -89,8 +100,14 @@ def _padded_states(model: Any, input_ids: torch.Tensor, shared: SharedRows) -> t
 def _share_attention(model: Any) -> bool:
     """Let a model compute each distinct position once, if its states then are what they were.
 
-    Attention over a window, or with other terms than softmax(query x key), is left as it is.
+    Attention over a window, or with other terms than softmax(query x key), is left as it is. Of a model whose
+    weights are in parts one of a single layer is tried, as it was before the weights were loaded.
     """
+    if not is_whole(model):
+        shares = _share_attention(_one_layer(model.config, model.dtype))
+        if shares:
+            model.set_attn_implementation(ATTENTION)
+        return shares
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if not getattr(model, "_supports_attention_backend", False) or kinds != {"full_attention"}:
         return False
@@ -128,24 +145,110 @@ def load_causal_model(path: str, dtype: torch.dtype, gradient_checkpointing: boo
         ConfigError: when there is no such model, a tensor of it is missing, or its logits are not a linear
             map of its hidden states.
     """
-    place = resolve_model_path(path)
     disable_progress_bar()
-    try:
+    with _load_errors(path):
         model, found = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+            resolve_model_path(path), dtype=dtype, attn_implementation="sdpa", output_loading_info=True
         )
-    except (OSError, ValueError) as error:
+    _check_missing(path, found["missing_keys"])
+    _silence_dropout(model)
+    _check_head(model, path)
+    return _ready(model, gradient_checkpointing)
+
+
+def check_kind(path: str, dtype: torch.dtype) -> None:
+    """Check a model as `load_causal_model` does, by one of a single layer, before its weights are made.
+
+    Raises:
+        ConfigError: as `load_causal_model`.
+    """
+    with _load_errors(path):
+        config = AutoConfig.from_pretrained(resolve_model_path(path))
+        model = _one_layer(config, dtype)
+    _check_head(model, path)
+
+
+def empty_causal_model(path: str, dtype: torch.dtype, gradient_checkpointing: bool) -> Any:
+    """Make the model of `model.path` without weights, where a context takes parameters as they are made."""
+    config = AutoConfig.from_pretrained(resolve_model_path(path))
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model.tie_weights()
+    _silence_dropout(model)
+    return _ready(model, gradient_checkpointing)
+
+
+def fill_parts(model: Any, path: str, rank: int) -> None:
+    """Read a rank's part of every weight: elements [rank * n, (rank + 1) * n) of the tensor, flat.
+
+    Args:
+        model: of `empty_causal_model`, whose parameters have their parts, n elements, as `ds_tensor`.
+        path: as configured.
+        rank: of this process.
+
+    Raises:
+        ConfigError: when a file cannot be read, or a tensor is in none.
+    """
+    parts = {name: parameter.ds_tensor for name, parameter in model.named_parameters()}
+    missing = set(parts)
+    for file in weight_files(Path(resolve_model_path(path))):
+        # Not mapped: the pages of a mapped file count as memory of this rank, which is to have a part alone.
+        with _load_errors(path), file.open("rb") as content:
+            header = int.from_bytes(content.read(8), "little")
+            entries = json.loads(content.read(header))
+            for name in parts.keys() & entries.keys():
+                dtype, (start, stop) = _DTYPES[entries[name]["dtype"]], entries[name]["data_offsets"]
+                size = parts[name].numel() * dtype.itemsize
+                start = min(start + rank * size, stop)
+                content.seek(8 + header + start)
+                if data := bytearray(content.read(min(size, stop - start))):
+                    own = torch.frombuffer(data, dtype=dtype)
+                    parts[name].data[: len(own)].copy_(own)
+                missing.discard(name)
+    _check_missing(path, missing)
+
+
+def is_whole(model: Any) -> bool:
+    """Return whether each rank has all of every weight."""
+    return not any(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+
+
+def _one_layer(config: Any, dtype: torch.dtype) -> Any:
+    """Return a model of a configuration with one layer, few tokens and weights at random."""
+    config = copy.deepcopy(config)
+    changed = {"num_hidden_layers": 1, "vocab_size": _FEW_TOKENS, "pad_token_id": None}
+    if kinds := getattr(config, "layer_types", None):
+        if len(set(kinds)) > 1:
+            changed["num_hidden_layers"] = len(kinds)  # each kind is tried
+        else:
+            changed["layer_types"] = kinds[:1]
+    config.update(changed)
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    _silence_dropout(model)
+    return model
+
+
+@contextmanager
+def _load_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"model.path={path} cannot be loaded: {' '.join(str(error).split())[:300]}; give the directory "
             "of a Hugging Face causal language model with its weights"
         ) from error
-    if missing := sorted(found["missing_keys"]):
+
+
+def _check_missing(path: str, missing: Collection[str]) -> None:
+    if missing:
         raise ConfigError(
-            f"model.path={path} lacks {len(missing)} tensors, {missing[0]} among them, which would be made "
+            f"model.path={path} lacks {len(missing)} tensors, {min(missing)} among them, which would be made "
             "up at random; copy the model again"
         )
-    _silence_dropout(model)
-    _check_head(model, path)
+
+
+def _ready(model: Any, gradient_checkpointing: bool) -> Any:
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

@@ -196,24 +196,24 @@ class Trainer(Training):
         return TrainedStep(self.version, engine.weights(), metrics, apart)
 
     def save(self) -> int:
-        def save(folder: Path) -> None:
+        def save(folder: Path) -> dict[str, str]:
             self.progress.counting("byte", lambda: _bytes_in(folder))
             (folder / _WORLD).write_text(json.dumps({"ranks": self.ranks.world, "plan": PLAN_VERSION}))
             self.ranks.order(Order.SAVE, self.version)
             with self.ranks.running():
-                self._save(folder)
+                return self._save(folder)
 
         self._held()
         self._checkpoints.write(self.version, save)
         return self.version
 
-    def _save(self, folder: Path) -> None:
+    def _save(self, folder: Path) -> dict[str, str]:
         state = {
             "version": self.version,
             "config_digest": config_digest(self._config),
             "torch_rng": torch.get_rng_state(),
         }
-        self._held().save(folder, state)
+        return self._held().save(folder, state, self.progress.add)
 
     def _check_world(self, version: int) -> None:
         """Check that a checkpoint is of as many ranks: each has the optimizer's state of its own part."""

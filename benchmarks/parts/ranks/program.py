@@ -2,26 +2,32 @@
 
 python -m antiphon.benchmarks.parts.ranks.program cells FOLDER     one group after the other, by cells.json
 python -m antiphon.benchmarks.parts.ranks.program train FOLDER     one run, which goes on where it was
+python -m antiphon.benchmarks.parts.ranks.program load FOLDER      a model, and no step
 """
 
+import gc
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from antiphon.benchmarks.parts.results import PROJECT
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
+from antiphon.core.ranks.memory import held_by_rank
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
+from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.ranks.group import Ranks, join
 from antiphon.services.learner.step import Trainer
 from antiphon.system import failpoints
@@ -84,11 +90,19 @@ def rows_of(step: int, groups: int = 6) -> list[BatchRow]:
 
 
 class NotingEngine(DeepSpeedEngine):
-    """Keeps the gradient of its first update, as Adam took it in."""
+    """Keeps the gradient of its first update, as Adam took it in, and the most bytes held before one."""
 
     gradient: torch.Tensor | None = None
+    held = 0
+
+    def __init__(self, config: RunConfig) -> None:
+        gc.collect()
+        self._before = counted_bytes()
+        super().__init__(config)
 
     def _apply(self) -> float:
+        noted = 0 if self.gradient is None else self.gradient.nbytes
+        self.held = max(self.held, counted_bytes() - self._before - noted)
         norm = super()._apply()
         if self.gradient is None:
             self.gradient = self.first_moments() / (1 - self._optimizer.param_groups[0]["betas"][0])
@@ -105,6 +119,49 @@ class NotingEngine(DeepSpeedEngine):
             one = state.state[parameter]["exp_avg"] if self._stage == 0 else None
             found.append(safe_get_full_optimizer_state(parameter, "exp_avg") if one is None else one)
         return torch.cat([one.detach().double().flatten().cpu() for one in found])
+
+
+def counted_bytes() -> int:
+    """Return the bytes of all tensors of this process, each memory once."""
+    found = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
+            for tensor in (one, one.grad if one.is_leaf else None):
+                if tensor is not None:
+                    found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+class WholeEngine(DeepSpeedEngine):
+    """Loads the model whole on each rank, as below stage 3."""
+
+    def _load(self, config: RunConfig) -> Any:
+        return load_causal_model(config.model.path, torch.float32, gradient_checkpointing=False)
+
+
+def load(folder: Path) -> None:
+    """Load the model in `folder` at stage 3, whole first if told so, and note the most memory it took."""
+    told = json.loads((folder / "load.json").read_text())
+    config = build_config(
+        {"model": {"path": str(folder / "model")}, "learner": {"ranks": told["ranks"], "zero_stage": 3}}
+    )
+    pin_numerics(1)
+    kind = WholeEngine if told["whole"] else DeepSpeedEngine
+    peaks: list[int] = []
+
+    class Measured(kind):  # type: ignore[misc, valid-type]
+        def _load(self, config: RunConfig) -> Any:
+            gc.collect()
+            Path("/proc/self/clear_refs").write_text("5")  # its highest mark begins at what it has now
+            before = psutil.Process().memory_info().rss
+            model = super()._load(config)
+            mark = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+            assert mark is not None
+            peaks.append(1024 * int(mark[1]) - before)
+            return model
+
+    Measured(config)
+    (folder / f"peak-{os.environ['RANK']}").write_text(str(peaks[0]))
 
 
 def cells(folder: Path) -> None:
@@ -141,6 +198,7 @@ def cells(folder: Path) -> None:
         control = sum(spent) / sum(seconds)
         tensors = held.weights.copies()
         weights = torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         tensors.clear()
         gradient, same = made[0].gradient, True
         for first in (SAVED, 0) if cell["again"] else ():
@@ -158,9 +216,12 @@ def cells(folder: Path) -> None:
                 "same": same,
                 "seconds": seconds,
                 "control_share": control,
+                "memory_over_formula": made[0].held / sum(held_by_rank(shapes, config.learner).values()),
             },
             folder / f"found-{number}.pt",
         )
+        made.clear()
+        del trainer, held, weights, gradient  # the next cell counts what there is
 
 
 def timed(ranks: Ranks) -> list[float]:
@@ -214,4 +275,4 @@ def train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"cells": cells, "train": train}[sys.argv[1]](Path(sys.argv[2]))
+    {"cells": cells, "train": train, "load": load}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,6 +1,10 @@
 """Ranks: the gradient of one rank, the same bits again, one verdict, and nothing left when one ends."""
 
+import json
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.errors import COMPLAINT, ConfigError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
@@ -87,6 +92,34 @@ def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bi
         Trainer(config_of(model), two.trainer._checkpoints).start(2)
 
 
+def test_a_rank_of_stage_3_loads_its_part_alone_and_digests_it(model: Path, tmp_path: Path) -> None:
+    alone = RankGroup(tmp_path / "one", config_of(model))
+    with alone:
+        start = alone.trainer.start(0).weights
+        digest, probe = start.digest(), start.probe()
+    config = config_of(model, learner__ranks=2, learner__zero_stage=3)
+    with RankGroup(tmp_path / "two", config) as two:
+        weights = two.trainer.start(0).weights
+        assert weights.digest() == digest
+        found = weights.probe()
+        assert probe is not None and found is not None
+        assert found.logprobs == pytest.approx(probe.logprobs, abs=1e-5)
+        two.trainer.save()
+        listed = json.loads((two.trainer._checkpoints.folder(0) / "contents.json").read_text())
+        ranks = {name: re.search(r"rank_(\d)", name) for name in listed}
+        assert {match[1] for match in ranks.values() if match} == {"0", "1"}
+        assert two.trainer._checkpoints.problem(0) is None
+    lacking = tmp_path / "lacking"
+    shutil.copytree(model, lacking)
+    tensors = load_file(lacking / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, lacking / "model.safetensors")
+    config = config_of(lacking, learner__ranks=2, learner__zero_stage=3)
+    words = r"lacks 1 tensors, model\.norm\.weight"
+    with RankGroup(tmp_path / "three", config) as three, pytest.raises(ConfigError, match=words):
+        three.trainer.start(0)
+
+
 @pytest.mark.parametrize("objective", ["grpo", "cispo", "topr:topr"])
 def test_the_norm_of_the_gradient_is_that_of_one_rank_whatever_divides_it(
     model: Path, tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch
@@ -149,3 +182,24 @@ def test_an_error_in_the_middle_of_a_reading_leaves_the_ranks_together(model: Pa
             checked.digest()
         assert held.weights.digest() == digest
         two.train(0, rows_of(0))
+
+
+def test_a_rank_that_ends_before_the_ranks_meet_is_quoted_at_once(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text(f"#!/bin/sh\necho '{COMPLAINT}there is no such disk'\nexit 3\n")
+    broken.chmod(0o700)
+    program = """
+import sys
+from pathlib import Path
+from antiphon.core.config import build_config
+from antiphon.services.learner.ranks.followers import Followers
+from antiphon.services.learner.ranks.group import join
+sys.executable = sys.argv[1]
+config = build_config({"learner": {"ranks": 2}, "services": {"start_timeout_s": 100.0}})
+followers = Followers(config, Path(sys.argv[2]), Path(sys.argv[2]))
+join(config)
+"""
+    command = [sys.executable, "-P", "-c", program, str(broken), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert f"{COMPLAINT}rank 1 of the learner: there is no such disk" in done.stderr
