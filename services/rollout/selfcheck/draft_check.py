@@ -133,9 +133,9 @@ def _known_distributions(engine: VllmEngine, prompt: tuple[int, ...]) -> dict[tu
         return _Known(logprobs, descending(logprobs))
 
     start = after()
-    known = {(token,): after(token) for token in start.order[:8].tolist()}
+    known: dict[tuple[int, ...], _Known] = {(token,): after(token) for token in start.order[:8].tolist()}
     pairs = sorted(
-        ((token, other) for (token,), one in known.items() for other in one.order[:4].tolist()),
+        ((token, other) for (token, *_), one in known.items() for other in one.order[:4].tolist()),
         key=lambda pair: -(start.logprobs[pair[0]] + known[pair[:1]].logprobs[pair[1]]),
     )
     return {**known, **{pair: after(*pair) for pair in pairs[:8]}}

@@ -32,8 +32,8 @@ BILLIONS = {
     "30B-A3B": 30.532,
 }
 """Parameters of each, as its publisher counts them."""
-SERVED = ("0.6B", "8B", "30B-A3B")
-"""Sizes that the engine is asked about: the head tied, the head apart, experts."""
+SERVED = ("0.6B", "8B")
+"""Sizes that the engine is asked about: the head tied, the head apart."""
 EXPERTS = dict(
     hidden_size=2048, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, num_experts=128,
     num_experts_per_tok=8, moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[],
@@ -136,13 +136,6 @@ def test_every_size_has_the_parameters_and_the_names_that_the_engine_takes(folde
         assert sum(map(prod, published.values())) == pytest.approx(billions * 1e9, rel=1e-3), name
         forms[name] = {re.sub(r"\.\d+\.", ".N.", tensor) for tensor in published}
         if name in SERVED:
-            taken = unpacked(engine[name], published)
-            assert sum(map(prod, taken.values())) == sum(map(prod, published.values())), name
-            # Experts lie in tensors of the engine's own form.
-            wanted, have = (
-                {tensor: shape for tensor, shape in every.items() if ".experts." not in tensor}
-                for every in (published, taken)
-            )
-            assert have == wanted, name
+            assert unpacked(engine[name], published) == published, name
     # The others have the names of one of these, for other numbers of layers.
-    assert all(any(form == forms[served] for served in SERVED) for form in forms.values())
+    assert all(any(forms[name] == forms[served] for served in SERVED) for name in DENSE)
