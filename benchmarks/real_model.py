@@ -111,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **start_of(home / "runs" / run_id),
             "rss_mb": max(resident_mb(look.resident) for look in job.looks),
             "replay_exact": replayed["steps_equal_share"] == 1.0,
-            "logprob_difference": replayed["largest_logprob_difference"],
+            "logprob_difference": float(
+                re.findall(r"difference ([\d.e-]+) nats", str(replayed["largest_logprob_difference"]))[0]
+            ),
             "export_whole": expected_tensors(exported) == expected_tensors(model),
             "chat_round_trip": chat_round_trip(model),
         }
@@ -126,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         violated.append(f"engine and learner differ by {result['logprob_difference']:.2g} nats")
     if result["law_power_found"] < 1.0:
         violated.append(f"of the planted faults only {result['found']} were found")
-    result = {name: round(value, 6) if isinstance(value, float) else value for name, value in result.items()}
+    result = {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in result.items()
+    }
     return finish(result, record=options.record, violated=violated, at_size=above(result, LIMITS))
 
 
