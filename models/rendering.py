@@ -10,6 +10,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from antiphon.core.config import RunConfig
@@ -17,9 +18,12 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.messages import Message, Reply, Tool, ToolCall
 from antiphon.models.chat_template import ChatTemplate, chat_templates
 from antiphon.models.codec import StopStrings, TextCodec, resolve_model_path
+from antiphon.models.directory import read_json
 
 OWN_TEMPLATE = "default"
 """What `model.renderer` calls the model's own chat template."""
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end_of_turn|>")
+"""End tokens that only models of conversations have."""
 NO_RENDERERS, DOWNLOADS = ("auto", "custom", OWN_TEMPLATE), "gpt-oss"
 """Names of the package that are not its renderers, and a renderer that is never tried: it fetches a file."""
 
@@ -388,6 +392,7 @@ def _chosen(
         return wanted, _build(wanted, codec, path, arguments)
     texts, specials = chat_templates(path)
     if not texts:
+        _check_plain(codec, path)
         return OWN_TEMPLATE, None
     if wanted == OWN_TEMPLATE or not turns:
         return OWN_TEMPLATE, ChatTemplate(codec, path, texts, specials, arguments)
@@ -404,6 +409,21 @@ def _chosen(
         f"no renderer writes conversations as the chat template of model.path={path} does; "
         f"{_advice(codec, path)}"
     )
+
+
+def _check_plain(codec: TextCodec, path: str) -> None:
+    """Check that prompts without any form are what a model's files ask for.
+
+    Raises:
+        ConfigError: when the model ends turns, and no template says how they begin.
+    """
+    found = [name for name in TURN_ENDS if codec.tokenizer.token_to_id(name) in codec.end_tokens]
+    if found and "chat_template" not in read_json(Path(path) / "tokenizer_config.json"):
+        raise ConfigError(
+            f"model.path={path} ends turns with {found[0]} but has no chat template; copy its publisher's "
+            "chat_template.jinja there, set model.renderer to that of the model's family, or set "
+            "chat_template to null in tokenizer_config.json to have prompts encoded plainly"
+        )
 
 
 def _alike(written: Any, template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:

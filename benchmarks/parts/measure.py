@@ -49,6 +49,8 @@ class Look(NamedTuple):
     """CPU seconds by what the processes are for (`system.cpu_time`)."""
     memory: Mapping[str, float]
     """Proportional memory in MiB, likewise."""
+    resident: Mapping[str, float]
+    """Resident memory in MiB, likewise: what several processes share counts for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class FamilyWatch:
     def _look(self) -> None:
         kinds, cpu = self._times.look(), 0.0
         memory_mib: dict[str, float] = {}
+        resident_mib: dict[str, float] = {}
         try:
             family = [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -112,14 +115,15 @@ class FamilyWatch:
         for process in family:
             try:
                 times = process.cpu_times()
-                memory = process.memory_full_info().pss / 2**20
+                memory = process.memory_full_info()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             kind = self._times.kinds.get(process.pid, "flow")
-            memory_mib[kind] = memory_mib.get(kind, 0.0) + memory
+            memory_mib[kind] = memory_mib.get(kind, 0.0) + memory.pss / 2**20
+            resident_mib[kind] = resident_mib.get(kind, 0.0) + memory.rss / 2**20
             # What its children that ended took is in it: a process that is replaced is not forgotten.
             cpu += times.user + times.system + times.children_user + times.children_system
-        self.looks.append(Look(time.perf_counter(), cpu, kinds, memory_mib))
+        self.looks.append(Look(time.perf_counter(), cpu, kinds, memory_mib, resident_mib))
 
     def close(self) -> tuple[Look, ...]:
         """Stop watching and return what was seen."""

@@ -4,7 +4,7 @@ It takes every path that a real Qwen3 takes, on two cores: 42.8 million paramete
 The tokenizer is Qwen's own byte-pair table, which the package dashscope holds (Apache-2.0); it is installed
 in the user's cache on first use, and nothing of it is kept here. The chat template is a plain ChatML.
 
-    scripts/make_thin_model FOLDER [--seed N]
+    scripts/thin-model FOLDER [--seed N]
 """
 
 import argparse

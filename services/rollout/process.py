@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -178,6 +179,7 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
     from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
     settings = engine.settings
+    begun, cpu = time.perf_counter(), time.thread_time()
     report = run_startup_check(engine)
     worst = max(report.distributions, key=lambda check: (not check.holds, check.z))
     _log.info(
@@ -187,6 +189,8 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
         distribution_z=round(worst.z, 2),
         bits_equal=report.bits_equal,
         drafts_hold=report.drafts_hold(bits=config.loop.mode == "fixed"),
+        seconds=round(time.perf_counter() - begun, 1),
+        cpu_seconds=round(time.thread_time() - cpu, 1),
     )
     if not report.distributions_hold:
         raise IntegrityError(

@@ -156,6 +156,15 @@ def test_a_chat_template_of_null_is_none(folder: Path) -> None:
     assert renderer_of(folder).encode_prompt("1+2=") == plain
 
 
+def test_a_chat_model_without_a_template_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MODEL.with_name("turns"), tmp_path / "model"))
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match=r"ends turns with <\|im_end\|> but has no chat template; copy "):
+        renderer_of(folder)
+    change(folder, "tokenizer_config.json", chat_template=None)
+    assert renderer_of(folder).encode_prompt("1+2") == renderer_of(folder).codec.encode("1+2")
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.core.capacity.cover import Redundancy
+from antiphon.core.capacity.estimate import MODELS
+from antiphon.core.capacity.offers import build_offers, load_offers
+from antiphon.core.capacity.planner import Planner
 from antiphon.core.config import load_config
 from antiphon.simulator.scenario import load_scenario
 
@@ -11,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(
     [*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples" / "own-objective").glob("*.yaml")]
 )
+TO_BEGIN_WITH = sorted((ROOT / "examples" / "models").glob("*.yaml"))
 SCENARIOS = {"preemption_storm.yaml"}
 
 
@@ -23,6 +28,16 @@ def test_an_example_can_be_loaded_and_every_key_in_it_acts(path: Path) -> None:
     assert config.idle_keys() == ()
     assert config.run.name == path.stem.replace("_", "-")
     assert (ROOT / config.model.path / "config.json").is_file()
+
+
+@pytest.mark.parametrize("path", TO_BEGIN_WITH, ids=lambda path: path.stem)
+def test_a_configuration_to_begin_with_is_loaded_and_planned(path: Path) -> None:
+    config = load_config(path)
+    assert config.idle_keys() == () and config.run.name == path.stem
+    assert config.model.path in MODELS
+    offers = load_offers(ROOT / "examples" / "plan" / "rented-gpus.yaml")
+    made = Planner(config, build_offers(offers.model_dump()), redundancy=Redundancy(0.95)).plan(None, None)
+    assert made.chosen.supply > 0 and made.run_usd > 0
 
 
 @pytest.mark.parametrize(("name", "objective"), [("clipped_updates", "dapo"), ("gspo", "gspo")])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from antiphon.api.engine import Engine, EngineOutput, EngineRequest
 from antiphon.core.records import SamplingParameters
+from antiphon.core.seeds import derive_seed
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -74,6 +75,11 @@ class DistributionCheck:
         )
 
 
+def draw_seed(seed: int, index: int) -> int:
+    """Return the seed of one of the check's draws; drafted or not, its first token is the same."""
+    return derive_seed("self-test", seed, index)
+
+
 def run_to_end(engine: Engine, requests: Sequence[EngineRequest]) -> list[EngineOutput]:
     """Sample requests on an idle engine; outputs in the order of the requests."""
     engine.add(requests)
@@ -83,12 +89,23 @@ def run_to_end(engine: Engine, requests: Sequence[EngineRequest]) -> list[Engine
     return [outputs[request.request_id] for request in requests]
 
 
-def processed(logprobs: Float64Array, sampling: SamplingParameters) -> Float64Array:
-    """Return the probabilities [V] left by temperature, top-k and top-p; written apart from the sampler."""
+def descending(values: Float64Array) -> IntArray:
+    """Return the places [V] of numbers, the largest first."""
+    order: IntArray = np.argsort(-values, kind="stable")
+    return order
+
+
+def processed(
+    logprobs: Float64Array, sampling: SamplingParameters, order: IntArray | None = None
+) -> Float64Array:
+    """Return the probabilities [V] left by temperature, top-k and top-p; written apart from the sampler.
+
+    `order` is that of the log-probabilities, for who knows it: it takes longer than all the rest.
+    """
     scaled = logprobs / sampling.temperature
     p = np.exp(scaled - scaled.max())
     p /= p.sum()
-    order = np.argsort(-p, kind="stable")[: sampling.top_k or len(p)]
+    order = (descending(p) if order is None else order)[: sampling.top_k or len(p)]
     mass = np.cumsum(p[order]) / p[order].sum()
     order = order[: int(np.searchsorted(mass, sampling.top_p)) + 1] if sampling.top_p < 1.0 else order
     kept: Float64Array = np.zeros_like(p)
@@ -134,7 +151,7 @@ def law_z(tokens: IntArray, probabilities: Float64Array, within: Float64Array) -
     p = probabilities
     found = [chi_square_z(np.bincount(tokens, minlength=len(p)).astype(np.float64), p)]
     ids = np.arange(len(p))
-    for order in (ids, np.argsort(_bits_reversed(ids), kind="stable"), np.argsort(-p, kind="stable")):
+    for order in (ids, np.argsort(_bits_reversed(ids), kind="stable"), descending(p)):
         below = np.empty_like(p)
         below[order] = np.cumsum(p[order]) - p[order]
         found.append(uniform_z(below[tokens] + within * p[tokens]))
@@ -152,9 +169,9 @@ def _bits_reversed(ids: IntArray) -> IntArray:
 class PreferredFirst:
     """One distribution [V], laid on the unit interval with a token of one's choice first."""
 
-    def __init__(self, probabilities: Float64Array) -> None:
-        """Order the tokens by probability, the largest first."""
-        order = np.argsort(-probabilities, kind="stable")
+    def __init__(self, probabilities: Float64Array, order: IntArray | None = None) -> None:
+        """Order the tokens by probability, the largest first; `order` is that, for who knows it."""
+        order = descending(probabilities) if order is None else order
         below = np.cumsum(probabilities[order]) - probabilities[order]
         self.probabilities = probabilities
         self._below = np.empty_like(below)

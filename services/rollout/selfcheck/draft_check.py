@@ -13,13 +13,16 @@ import numpy as np
 
 from antiphon.api.engine import EngineOutput, EngineRequest
 from antiphon.core.records import SamplingParameters
-from antiphon.core.seeds import derive_seed, generator
+from antiphon.core.seeds import generator
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.selfcheck.distribution_check import (
     LOGPROB_LIMIT,
     DistributionCheck,
     Float64Array,
+    IntArray,
     PreferredFirst,
+    descending,
+    draw_seed,
     processed,
     run_to_end,
     sampling_cases,
@@ -80,59 +83,80 @@ class DraftReport:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The engine's own distribution after a prefix."""
+
+    logprobs: Float64Array
+    """[V], nats."""
+    order: IntArray
+    """[V] tokens, the likeliest first."""
+
+
 def run_draft_check(
-    engine: VllmEngine, prompt: tuple[int, ...], requests: Sequence[EngineRequest], draws: int, seed: int
+    engine: VllmEngine,
+    prompt: tuple[int, ...],
+    firsts: Sequence[IntArray],
+    requests: Sequence[EngineRequest],
+    plain: Sequence[EngineOutput],
+    seed: int,
 ) -> DraftReport:
     """Check an idle engine that drafts; call inside its rehearsal.
 
     Args:
         engine: `engine.drafts` must be true; nothing may be in flight.
         prompt: token ids the distribution is checked after.
+        firsts: for each way of sampling, what the check's seeds draw after the prompt, [draws].
         requests: what the identity is checked on.
-        draws: requests sampled for each way of sampling.
+        plain: their answers without drafts.
         seed: seed of the check's own streams.
     """
     known = _known_distributions(engine, prompt)
     distributions, accepted = [], 0
-    for case in sampling_cases(engine.settings.dtype):
-        check, taken = _check_distribution(engine, prompt, case, known, draws, seed)
-        distributions.append(check)
-        accepted += taken
+    with engine.equal_rows_once():
+        for case, drawn in zip(sampling_cases(engine.settings.dtype), firsts, strict=True):
+            check, taken = _check_distribution(engine, prompt, case, known, drawn, seed)
+            distributions.append(check)
+            accepted += taken
     identity = None
     if engine.settings.sampler == "keyed":
-        identity, taken = _check_identity(engine, requests, seed)
+        identity, taken = _check_identity(engine, requests, plain, seed)
         accepted += taken
     return DraftReport(tuple(distributions), identity, accepted, engine.settings.dtype)
 
 
-def _known_distributions(engine: VllmEngine, prompt: tuple[int, ...]) -> dict[tuple[int, ...], Float64Array]:
-    """Return log-probabilities [V] after the likeliest beginnings of one and of two tokens."""
-    first = engine.distribution(prompt)
-    known: dict[tuple[int, ...], Float64Array] = {}
-    for token in np.argsort(-first, kind="stable")[:8].tolist():
-        known[(token,)] = engine.distribution((*prompt, token))
+def _known_distributions(engine: VllmEngine, prompt: tuple[int, ...]) -> dict[tuple[int, ...], _Known]:
+    """Return the distributions after the likeliest beginnings of one and of two tokens."""
+
+    def after(*prefix: int) -> _Known:
+        logprobs = engine.distribution((*prompt, *prefix))
+        return _Known(logprobs, descending(logprobs))
+
+    start = after()
+    known: dict[tuple[int, ...], _Known] = {(token,): after(token) for token in start.order[:8].tolist()}
     pairs = sorted(
-        ((token, other) for (token, *_), row in known.items() for other in np.argsort(-row)[:4].tolist()),
-        key=lambda pair: -(first[pair[0]] + known[pair[:1]][pair[1]]),
+        ((token, other) for (token, *_), one in known.items() for other in one.order[:4].tolist()),
+        key=lambda pair: -(start.logprobs[pair[0]] + known[pair[:1]].logprobs[pair[1]]),
     )
-    for pair in pairs[:8]:
-        known[pair] = engine.distribution((*prompt, *pair))
-    return known
+    return {**known, **{pair: after(*pair) for pair in pairs[:8]}}
 
 
 def _check_distribution(
     engine: VllmEngine,
     prompt: tuple[int, ...],
     case: SamplingParameters,
-    known: dict[tuple[int, ...], Float64Array],
-    draws: int,
+    known: dict[tuple[int, ...], _Known],
+    firsts: IntArray,
     seed: int,
 ) -> tuple[DistributionCheck, int]:
     randomness = generator("self-test-draft-law", seed)
     sampling = replace(case, max_tokens=3)
-    likeliest = {prefix: np.argsort(-row, kind="stable")[:3].tolist() for prefix, row in known.items()}
-    after = {prefix: PreferredFirst(processed(row, case)) for prefix, row in known.items()}
-    guesses: list[list[int]] = randomness.integers(engine.vocabulary_size, size=(draws, 2)).tolist()
+    likeliest = {prefix: one.order[:3].tolist() for prefix, one in known.items()}
+    after = {
+        prefix: PreferredFirst(processed(one.logprobs, case, one.order), one.order)
+        for prefix, one in known.items()
+    }
+    guesses: list[list[int]] = randomness.integers(engine.vocabulary_size, size=(len(firsts), 2)).tolist()
 
     def drafts(index: int, start: int) -> list[int]:
         # One third always the likeliest token, one third one of the three likeliest, the rest anything.
@@ -147,15 +171,14 @@ def _check_distribution(
     def script(request_id: str, so_far: list[int]) -> list[int]:
         return drafts(int(request_id.rpartition("-")[2]), so_far[0]) if len(so_far) == 1 else []
 
-    requests = [
-        EngineRequest(f"drafted-{i}", prompt, derive_seed("self-test-drafts", seed, i), sampling)
-        for i in range(draws)
-    ]
+    # Of one that begins otherwise nothing is known.
+    chosen = [index for index, token in enumerate(firsts.tolist()) if (token,) in known]
+    requests = [EngineRequest(f"drafted-{i}", prompt, draw_seed(seed, i), sampling) for i in chosen]
     with engine.scripted_drafts(script):
         outputs = run_to_end(engine, requests)
     points, impossible, error = [], 0, 0.0
-    within = randomness.random((draws, 2))
-    for index, output in enumerate(outputs):
+    within = randomness.random((len(firsts), 2))
+    for index, output in zip(chosen, outputs, strict=True):
         tokens = output.token_ids.tolist()
         for at in range(1, len(tokens)):
             exact = after.get(tuple(tokens[:at]))
@@ -176,30 +199,29 @@ def _check_distribution(
 
 
 def _check_identity(
-    engine: VllmEngine, requests: Sequence[EngineRequest], seed: int
+    engine: VllmEngine, requests: Sequence[EngineRequest], plain: Sequence[EngineOutput], seed: int
 ) -> tuple[IdentityCheck, int]:
-    engine.use_drafts(False)
-    plain = run_to_end(engine, requests)
-    engine.use_drafts(True)
     randomness = generator("self-test-draft-identity", seed)
     window, vocabulary = engine.settings.draft_tokens, engine.vocabulary_size
-    texts = {}
+    texts, places = {}, {}
     for index, output in enumerate(plain):
         right = output.token_ids.astype(np.int64)
         noise = randomness.integers(vocabulary, size=len(right) + window)
         wrong = randomness.random(len(right)) < (0.0, 0.3, 1.0)[index % 3]
         texts[output.request_id] = [*np.where(wrong, noise[: len(right)], right).tolist(), *noise.tolist()]
-    width = {output.request_id: 1 + index % window for index, output in enumerate(plain)}
+        places[output.request_id] = index
 
     def script(request_id: str, so_far: list[int]) -> list[int]:
-        return texts[request_id][len(so_far) : len(so_far) + width[request_id]]
+        begin, index = len(so_far), places[request_id]
+        if index % 3 == 2 and begin % 2:  # senseless drafts are computed for nothing: at every other place
+            return []
+        return texts[request_id][begin : begin + 1 + index % window]
 
     with engine.scripted_drafts(script):
         drafted = run_to_end(engine, requests)
         chosen = range(0, len(requests), max(1, len(requests) // 2))
         drafted += [run_to_end(engine, [requests[index]])[0] for index in chosen]
-    plain += [plain[index] for index in chosen]
-    return compare(plain, drafted), _accepted(drafted)
+    return compare([*plain, *(plain[index] for index in chosen)], drafted), _accepted(drafted)
 
 
 def compare(plain: Sequence[EngineOutput], drafted: Sequence[EngineOutput]) -> IdentityCheck:

@@ -23,6 +23,9 @@ from antiphon.services.rollout.selfcheck.distribution_check import (
     LOGPROB_LIMIT,
     DistributionCheck,
     Float64Array,
+    IntArray,
+    descending,
+    draw_seed,
     law_z,
     processed,
     run_to_end,
@@ -90,11 +93,10 @@ def run_startup_check(
     with engine.rehearsal():
         start = tuple(prompt) if prompt is not None else _widest_prompt(engine, seed)
         engine.use_drafts(False)
-        logprobs = engine.distribution(start)
-        distributions = tuple(
-            _check_distribution(engine, start, case, logprobs, draws, seed)
-            for case in sampling_cases(engine.settings.dtype)
-        )
+        cases, logprobs = sampling_cases(engine.settings.dtype), engine.distribution(start)
+        order = descending(logprobs)
+        with engine.equal_rows_once():
+            found = [_check_distribution(engine, start, one, logprobs, order, draws, seed) for one in cases]
         requests = _mixed_requests(engine, seed)
         chosen = requests[:: max(1, len(requests) // 4)]
         alone = [run_to_end(engine, [request])[0] for request in chosen]
@@ -102,12 +104,14 @@ def run_startup_check(
         engine.use_drafts(drafting)
         bits = compare(alone, [everyone[request.request_id] for request in chosen])
         continued = compare(alone, _continued(engine, chosen, alone))
-        drafts = run_draft_check(engine, start, requests, draws // 2, seed) if drafting else None
+        plain = [everyone[request.request_id] for request in requests]
+        firsts = [tokens[: draws // 2] for _, tokens in found]
+        drafts = run_draft_check(engine, start, firsts, requests, plain, seed) if drafting else None
         dtype = getattr(torch, engine.settings.dtype)
         keeps = _keeps_prefixes(engine, chosen) if engine.settings.prefix_caching else True
         uneven = max((uneven_share(*one, dtype, seed) for one in engine.products()), default=0.0)
     return StartupReport(
-        distributions=distributions,
+        distributions=tuple(check for check, _ in found),
         bits_equal=bits.bits_equal and not uneven,
         logprob_difference=bits.logprob_difference,
         continues=continued.bits_equal,
@@ -168,10 +172,8 @@ def _keeps_prefixes(engine: VllmEngine, requests: Sequence[EngineRequest]) -> bo
 
 def _widest_prompt(engine: VllmEngine, seed: int) -> tuple[int, ...]:
     randomness = generator("self-test-prompts", seed)
-    length = min(8, engine.settings.max_model_len // 2)
-    prompts = [
-        tuple(int(t) for t in randomness.integers(engine.vocabulary_size, size=length)) for _ in range(8)
-    ]
+    # Thousands of requests take it in.
+    prompts = [tuple(row) for row in randomness.integers(engine.vocabulary_size, size=(8, 2)).tolist()]
 
     def entropy(prompt: tuple[int, ...]) -> float:
         logprobs = engine.distribution(prompt)
@@ -185,20 +187,21 @@ def _check_distribution(
     prompt: tuple[int, ...],
     sampling: SamplingParameters,
     logprobs: Float64Array,
+    order: IntArray,
     draws: int,
     seed: int,
-) -> DistributionCheck:
-    seeds = [derive_seed("self-test", seed, i) for i in range(draws)]
-    requests = [EngineRequest(f"drawn-{i}", prompt, one, sampling) for i, one in enumerate(seeds)]
+) -> tuple[DistributionCheck, IntArray]:
+    """Return what was seen, and the tokens [draws] that were sampled with the seeds of the check."""
+    requests = [EngineRequest(f"drawn-{i}", prompt, draw_seed(seed, i), sampling) for i in range(draws)]
     outputs = run_to_end(engine, requests)
     tokens = np.array([output.token_ids[0] for output in outputs])
     reported = np.array([output.logprobs[0] for output in outputs], dtype=np.float64)
-    p = processed(logprobs, sampling)
+    p = processed(logprobs, sampling, order)
     drawn = p[tokens]
     possible = drawn > 0
     within = generator("self-test-within", seed).random(draws)
     z, degrees = law_z(tokens[possible], p, within[possible])
-    return DistributionCheck(
+    check = DistributionCheck(
         sampling=sampling,
         draws=draws,
         degrees=degrees,
@@ -207,6 +210,7 @@ def _check_distribution(
         logprob_error=float(np.abs(reported[possible] - np.log(drawn[possible])).max(initial=0.0)),
         logprob_limit=LOGPROB_LIMIT[engine.settings.dtype],
     )
+    return check, tokens
 
 
 def _mixed_requests(engine: VllmEngine, seed: int) -> list[EngineRequest]:
