@@ -209,7 +209,7 @@ class Tools:
         session = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
         await session.initialize()
         for tool in (await session.list_tools()).tools:
-            name = f"{server}_{tool.name}"
+            name = f"{server}_{tool.name}" if server else tool.name
             self._of[name] = session, tool.name
             parameters = getattr(tool, "inputSchema", None) or getattr(tool, "input_schema", {})
             function = {"name": name, "description": tool.description or "", "parameters": parameters}

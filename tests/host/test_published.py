@@ -72,13 +72,13 @@ def bets(name: str, turn: int, text: str) -> str:
     return "1"
 
 
-def calls(tool: str, arguments: str) -> Callable[[str, int, str], str]:
-    """Call a tool twice."""
+def calls(tool: str, arguments: str, last: str = "done", often: int = 2) -> Callable[[str, int, str], str]:
+    """Call a tool so often, then say something."""
     said = f'<tool_call>\n{{"name": "{tool}", "arguments": {arguments}}}\n</tool_call>'
-    return lambda name, turn, text: said if turn < 2 else "done"
+    return lambda name, turn, text: said if turn < often else last
 
 
-CALL_BACK = calls("back", '{"message": "1"}')("", 0, "")
+ADD = ("add", '{"a": 3, "b": 4}')
 V1 = ("verifiers-0.4", "verifiers", "--tokenizer", str(MODEL))
 V0 = ("verifiers-0.1", "verifiers")
 
@@ -94,9 +94,11 @@ V0 = ("verifiers-0.1", "verifiers")
         ((*V1, "small_kuhn"), lambda *_: "", 2, {-1.5, 0.5}, {1}),
         ((*V1, "small_counter"), calls("counter_bump", "{}"), 1, {1.0}, {3}),
         ((*V1, "small_counter"), calls("another", "{}"), 1, {0.0}, {3}),
+        ((*V1, "small_sums"), calls(*ADD, "7", often=1), 1, {0.0, 1.0}, {2}),
+        ((*V1, "small_sums"), calls(*ADD, "7"), 1, {0.0}, {3}),
         ((*V0, "small_v0"), repeats, 1, {0.5}, {2}),
         ((*V0, "small_v0"), lambda *_: "", 1, {0.0}, {2}),
-        ((*V0, "small_v0", "--args", '{"tool": true}'), calls("back", '{"message": "hello"}'), 1, {1.0}, {3}),
+        ((*V0, "small_v0", "--args", '{"tool": true}'), calls(*ADD, "7"), 1, {0.0, 1.0}, {3}),
         (("textarena", "textarena", "KuhnPoker-v0"), lambda *_: "[check]", 2, {-1.0, 0.0, 1.0}, {3}),
     ],
     ids=lambda value: "-".join(value[-1:]) if isinstance(value, tuple) else "",
@@ -127,7 +129,7 @@ def test_an_environment_is_played_and_its_report_accepted(
     [
         ((*V1, "small_kuhn"), bets, 2, 2.0, 1),
         ((*V0, "small_v0"), repeats, 1, 0.5, 2),
-        ((*V0, "small_v0", "--args", '{"tool": true}'), lambda *_: CALL_BACK, 1, 0.0, 3),
+        ((*V0, "small_v0", "--args", '{"tool": true}'), lambda *_: calls(*ADD)("", 0, ""), 1, 0.0, 3),
     ],
     ids=["v1", "v0", "v0-tool"],
 )
