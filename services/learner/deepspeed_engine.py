@@ -33,6 +33,7 @@ from antiphon.services.learner.packing import MicroBatch, probe_batch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
 from antiphon.services.learner.ranks.group import ALIVE, Order, join
 from antiphon.system import failpoints
+from antiphon.system.spared import without
 from antiphon.weights.snapshot import Weights, published_entries
 
 _TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -77,7 +78,8 @@ def _open_deepspeed() -> Any:
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
-    import deepspeed
+    with without("mlflow"):  # four fifths of the import, for a tuner that nothing here calls
+        import deepspeed
     from deepspeed.utils import groups, logger
 
     logger.setLevel(logging.ERROR)
