@@ -13,7 +13,7 @@ import pytest
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.run_overview import read_figures
 from tests.support.figure_views import check_views
-from tests.support.main_job import SMALL, Job, all_gone, check_batches, flow_run_states, make_home, typed
+from tests.support.main_job import SMALL, Job, all_gone, check_batches, command, flow_run_states, make_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -91,7 +91,7 @@ def test_interrupted_killed_and_finished_by_the_same_command(
     try:
         job.reach(2)
         with job.stopped("learner"):
-            living = typed(home, "status")
+            living = command(home, "status")
         assert living.returncode == 0 and re.search(r"^\d+ steps in [\d.,]+ s, ", living.stdout, re.MULTILINE)
         job.process.send_signal(signal.SIGINT)
         assert job.wait() == 130, job.everything()
@@ -102,7 +102,7 @@ def test_interrupted_killed_and_finished_by_the_same_command(
         job.close()
     kept = job.journal.events("step.committed")
     assert 2 <= len(kept) < STEPS
-    resting = typed(home, "status")
+    resting = command(home, "status")
     assert resting.returncode == 1 and "not running and not finished" in resting.stderr
     for line in read_figures(job.run_dir).lines():
         assert line in resting.stdout
