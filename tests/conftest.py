@@ -2,10 +2,12 @@
 
 import atexit
 import os
+import resource
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,44 @@ class ByFile(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
     """Use `ByFile` where files are handed out."""
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+class Processors:
+    """Tells which files took most CPU seconds, of the processes they waited for too, beside `--durations`.
+
+    Where the processors are busy throughout, it is these that make a run of all tests long.
+    """
+
+    def __init__(self) -> None:
+        self._before, self._files = 0.0, Counter[str]()
+
+    def pytest_collection_finish(self) -> None:
+        self._before = _cpu_seconds()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        before, self._before = self._before, _cpu_seconds()
+        report.cpu_s = self._before - before  # type: ignore[attr-defined]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._files[report.nodeid.partition("::")[0]] += getattr(report, "cpu_s", 0.0)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if shown := terminalreporter.config.getoption("durations"):
+            terminalreporter.section(f"most CPU seconds, {self._files.total():.0f} in all")
+            for file, taken in self._files.most_common(shown):
+                terminalreporter.write_line(f"{taken:8.2f}s {file}")
+
+
+def _cpu_seconds() -> float:
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Processors())
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,7 @@ from antiphon.services.learner.policy import (
 )
 from antiphon.services.learner.ranks.group import ALIVE, Order, join
 from antiphon.system import failpoints
+from antiphon.system.spared import without
 from antiphon.weights.snapshot import Adapter, Weights, published_entries
 
 _TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -87,7 +88,8 @@ def _open_deepspeed() -> Any:
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
-    import deepspeed
+    with without("mlflow"):  # four fifths of the import, for a tuner that nothing here calls
+        import deepspeed
     from deepspeed.utils import groups, logger
 
     logger.setLevel(logging.ERROR)

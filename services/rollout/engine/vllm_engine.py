@@ -51,6 +51,7 @@ from antiphon.services.rollout.engine.vllm_compat import (
     set_aside,
     spare_foreign_libraries,
     spare_held_blocks,
+    spare_unused_parts,
 )
 from antiphon.weights.snapshot import VerifiedWeights
 
@@ -620,6 +621,7 @@ def _stopped(live: _Live, stops: StopStrings) -> int | None:
 
 def _start_core(settings: EngineSettings) -> Any:
     spare_unused_libraries()
+    spare_unused_parts(compiles=not settings.eager)
     # Imported late: vLLM reads the environment on import and takes seconds.
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
