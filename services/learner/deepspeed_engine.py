@@ -148,6 +148,8 @@ class DeepSpeedEngine:
         deepspeed = _open_deepspeed()
         section = config.learner
         objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
+        if section.stage == 3:
+            _number_from_zero()
         causal_model = self._load(config)
         size = sum(getattr(one, "ds_numel", one.numel()) for one in causal_model.parameters())
         self._names = published_names(causal_model)
@@ -204,7 +206,6 @@ class DeepSpeedEngine:
 
         with self._ranks.together():
             check_kind(path, dtype)
-        _number_from_zero()
         with zero.Init(
             data_parallel_group=groups._WORLD_GROUP,
             config_dict_or_path=_deepspeed_config(section, 1),
