@@ -41,7 +41,7 @@ def spare_unused_parts(compiles: bool) -> None:
     """Import vLLM without what no engine of ours uses: a fifth of the CPU seconds that it takes.
 
     Audio is no business of ours, so its filters are left out (scipy.signal). Where no model is compiled, what
-    torch compiles with is left for anyone who needs it: vLLM 0.32 mends it on import, and torch 2.13 asks it at
+    torch compiles with is left for those who need it: vLLM 0.32 mends it on import, and torch 2.13 asks it at
     each function that is marked to be compiled for its settings, to show them to people.
     """
     if not compiles:
