@@ -363,6 +363,18 @@ WITH_HOSTS = Scenario(
     hosts=(Manner.HONEST, Manner.LYING, Manner.SILENT),
     faults=FaultMix(reward_kills=4, host_kills=2, last_s=60.0),
 )
+WITH_TWO_SEATS = WITH_HOSTS.model_copy(
+    update={
+        "run": {
+            **WITH_HOSTS.run,
+            "environment": {"seats": 2},
+            "evaluation": {"samples": 2},
+            "loop": {"group_size": 4, "prompts_per_step": 2},
+        },
+        "hosts": (Manner.HONEST, Manner.HONEST),
+        "faults": FaultMix(reward_kills=8, host_kills=2, last_s=60.0),
+    }
+)
 SCENARIO_OF: dict[Callable[[Patch], None], Scenario] = {
     who_hands_in_is_blamed: WITH_A_LIAR,
     groups_of_liars_train: WITH_A_LIAR,
@@ -372,7 +384,7 @@ SCENARIO_OF: dict[Callable[[Patch], None], Scenario] = {
     scorers_have_for_ever: WITH_DEAD_SCORERS,
     lies_of_hosts_are_believed: WITH_HOSTS,
     silent_hosts_keep_their_groups: WITH_HOSTS,
-    gateways_hear_of_no_end: WITH_HOSTS,
+    gateways_hear_of_no_end: WITH_TWO_SEATS,
     branches_share_a_seed: WITH_HOSTS,
 }
 """Where drawn runs seldom have what shows a mutation."""
@@ -385,7 +397,7 @@ SHOWN_BY: dict[Callable[[Patch], None], int] = {
     workers_give_orders: 2,
     workers_ask_without_limit: 11,
     who_hands_in_is_blamed: 27,
-    gateways_hear_of_no_end: 25,
+    gateways_hear_of_no_end: 4,
     beginnings_are_not_checked: 30,
     evaluations_go_on_with_newer_weights: 2,
     leases_are_anyones: 18,

@@ -166,7 +166,7 @@ def test_deploying_offers_every_flow_with_its_form(site: Site, client: SyncPrefe
     assert bound["title"] == "Staleness bound S, versions"
     assert bound["description"].startswith("Staleness bound S") and bound["default"] == 2
     loss = form["definitions"]["change_algorithm"]["properties"]["objective"]
-    assert "gspo" in loss["enum"]
+    assert "gspo" in loss["description"]
     plan = found["benchmark"].parameter_openapi_schema
     assert plan is not None
     seeds = plan["definitions"]["BenchmarkPlan"]["properties"]["seeds"]

@@ -187,7 +187,7 @@ CHANGES = [
     ({"payload": {"kind": "half"}}, "of kind 'half'"),
     ({"payload": {"encoding": "pickle"}}, "'pickle'"),
     ({"payload": {"parent": 3}}, "has the parent 3"),
-    ({"payload": {"kind": "patch", "parent": 7}}, "changes version 7"),
+    ({"payload": {"kind": "patch", "encoding": "zstd", "parent": 7}}, "changes version 7"),
     ({"run_id": "another run"}, "bytes instead of"),
     ({"probe": {"tokens": (3, 0)}}, "2 tokens and 2 log-probabilities"),
     ({"probe": {"tokens": (), "logprobs": ()}}, "0 tokens"),

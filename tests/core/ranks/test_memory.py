@@ -16,7 +16,13 @@ SMALL, LARGE = SHAPES["Qwen/Qwen3-0.6B"], SHAPES["Qwen/Qwen3-32B"]
 
 
 def _as_yaml(words: str) -> str:
-    return "".join(word.removeprefix("learner.").replace("=", ": ") + "\n" for word in words.split())
+    """Return changes of learner keys, of sections within it too, as YAML."""
+    lines = []
+    for word in words.split():
+        name, value = word.removeprefix("learner.").split("=")
+        section, _, key = name.rpartition(".")
+        lines.append(f"{section}: {{{key}: {value}}}\n" if section else f"{key}: {value}\n")
+    return "".join(lines)
 
 
 def config_of(**learner: Any) -> RunConfig:
