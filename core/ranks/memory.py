@@ -45,6 +45,12 @@ def adapter_of(learner: LearnerSection, tensors: Tensors) -> Tensors | None:
     return adapter_tensors(tensors, lora.rank, lora.targets) if lora is not None and lora.rank else None
 
 
+def trained_parameters(learner: LearnerSection, tensors: Tensors) -> int:
+    """Return how many parameters a configuration trains, and a checkpoint holds."""
+    adapter = adapter_of(learner, tensors)
+    return count(tensors if adapter is None else adapter)
+
+
 def bucket_parameters(parameters: int) -> int:
     """Return the parameters of a bucket: the usual ones take 2 GB of every rank, however small the model."""
     return min(max(parameters, 1), MOST_BUCKET)
