@@ -11,17 +11,17 @@ from antiphon.cli.arguments import Json
 from antiphon.core.capacity.cover import Redundancy
 from antiphon.core.capacity.estimate import find_gpu
 from antiphon.core.capacity.measured import Measured, measure
-from antiphon.core.capacity.model_shape import count
+from antiphon.core.capacity.model_shape import SHAPES, count
 from antiphon.core.capacity.offers import Offers, build_offers, load_offers
 from antiphon.core.capacity.planner import Assessment, Plan, Planner, staleness_warning
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, InfeasibleError
-from antiphon.core.ranks.memory import MemoryPlan, check_memory, plan_memory
+from antiphon.core.ranks.memory import MemoryPlan, check_memory, plan_memory, trained_parameters
 from antiphon.environments.registry import with_sizes
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.run_log import read_steps
 from antiphon.models.codec import model_folder
-from antiphon.models.directory import count_parameters, known_tensors
+from antiphon.models.directory import expected_tensors, known_tensors
 from antiphon.models.learning_rate import with_learning_rate
 from antiphon.runs.directory import home_directory, list_runs
 from antiphon.runs.finding import find_run
@@ -82,10 +82,12 @@ def plan(
         made = planner.plan(idle, budget)
     warning = staleness_warning(config, before)
     notes = [*made.notes, *([warning] if warning else [])]
-    folder = model_folder(config.model.path)
-    parameters = planner.parameters if folder is None else count_parameters(folder)
+    folder, known = model_folder(config.model.path), SHAPES.get(config.model.path)
+    tensors = expected_tensors(folder) if folder is not None else known.tensors() if known is not None else {}
+    parameters = count(tensors) or planner.parameters
     if parameters is not None:
-        need = disk_need(config, parameters, planner.tokens, ledger=config.record.dvc)
+        trained = trained_parameters(config.learner, tensors) if tensors else None
+        need = disk_need(config, parameters, planner.tokens, ledger=config.record.dvc, trained=trained)
         free = "" if offers is not None else f"; {free_bytes(home_directory()) / 1e9:,.1f} GB are free here"
         notes.append(f"{disk_words(need)}{free}")
     if source:
@@ -128,10 +130,11 @@ def memory_lines(made: MemoryPlan, parameters: int, gpus: bool, there: float | N
         found.append(f"{f'each {name}, of {number}':18s} {sum(parts.values()) / 1e9:,.2f} GB: {uses}")
     place = "the first GPU" if gpus else "this machine"
     has = "" if there is None else f" of {there / 1e9:,.1f}"
+    sent = f", {made.transfer / 1e9:,.3f} to a worker" if made.transfer < made.snapshot else ""
     return [
         *found,
         f"{place:18s} {made.fullest(gpus) / 1e9:,.2f}{has} GB",
-        f"a version          {made.snapshot / 1e9:,.2f} GB of the disk",
+        f"a version          {made.snapshot / 1e9:,.2f} GB of the disk{sent}",
         f"a checkpoint       {made.checkpoint / 1e9:,.2f} GB of the disk",
     ]
 

@@ -91,7 +91,12 @@ def recompute_note(version: int, config: RunConfig) -> dict[str, Any]:
 
 
 def disk_need(
-    config: RunConfig, parameters: float, completion_tokens: float, *, ledger: bool
+    config: RunConfig,
+    parameters: float,
+    completion_tokens: float,
+    *,
+    ledger: bool,
+    trained: float | None = None,
 ) -> dict[str, float]:
     """Return the bytes that a whole run leaves on its disk, by use.
 
@@ -100,6 +105,7 @@ def disk_need(
         parameters: of its model.
         completion_tokens: mean of a completion.
         ledger: the run has a ledger; without one it keeps the base, the best and the newest versions.
+        trained: those of the parameters that are trained; None: all.
 
     >>> from antiphon.core.config import build_config
     >>> config = build_config({"run": {"steps": 200}, "model": {"dtype": "float32"}})
@@ -118,7 +124,7 @@ def disk_need(
     weight_bytes = 4 if config.model.dtype == "float32" else 2
     return {
         "weights": min(kept + best, len(versions)) * weight_bytes * parameters,
-        "checkpoints": checkpoints * OPTIMIZER_BYTES * parameters,
+        "checkpoints": checkpoints * OPTIMIZER_BYTES * (parameters if trained is None else trained),
         "batches": groups * loop.group_size * completion_tokens * TOKEN_BYTES,
         "journal": float((groups + answers) * GROUP_BYTES),
     }

@@ -17,7 +17,7 @@ from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import UNIT_RANGE, Reply, RewardRange
-from antiphon.core.ranks.memory import check_memory
+from antiphon.core.ranks.memory import check_memory, trained_parameters
 from antiphon.core.seeds import conversation_seed, generator
 from antiphon.cpu.compiler import check_compiler
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
@@ -317,7 +317,8 @@ def check_disk(config: RunConfig, model: Path, home: Path, free: int) -> list[st
     """Return what is said of the disk that a run's records need: nothing below `LARGE_BYTES` of plenty."""
     tokens = config.sampling.max_tokens / 2.0
     ledger = ledger_project(config.record, home) is not None
-    need = disk_need(config, count_parameters(model), tokens, ledger=ledger)
+    trained = trained_parameters(config.learner, expected_tensors(model))
+    need = disk_need(config, count_parameters(model), tokens, ledger=ledger, trained=trained)
     needed = sum(need.values())
     if needed < min(LARGE_BYTES, free / 2.0):
         return []

@@ -8,7 +8,7 @@ from antiphon.core.errors import BlockedError
 from antiphon.core.reporting.alarms import WAITS_FOR_SPACE
 
 OPTIMIZER_BYTES = 16
-"""Bytes of a checkpoint per parameter: weights, their float32 master copy and AdamW's two moments."""
+"""Bytes of a checkpoint per trained parameter: weights, their float32 master copy and AdamW's two moments."""
 
 
 def space_needed(payload_bytes: int, checkpoint_bytes: int) -> int:
@@ -43,13 +43,13 @@ class SpaceFloor:
         """
         self._folder, self._least_bytes, self._free = folder, least_bytes, free
 
-    def check(self, version: int, payload_bytes: int, parameters: int, extra_bytes: int = 0) -> None:
+    def check(self, version: int, payload_bytes: int, trained: int, extra_bytes: int = 0) -> None:
         """Check that a version may be written; ask again while it may not.
 
         Args:
             version: the version.
             payload_bytes: its tensors.
-            parameters: their elements.
+            trained: parameters that a checkpoint holds.
             extra_bytes: that are to be written besides, such as a patch's.
 
         Raises:
@@ -57,7 +57,7 @@ class SpaceFloor:
         """
         needed = self._least_bytes
         if needed is None:
-            needed = space_needed(payload_bytes, self._checkpoint_bytes() or OPTIMIZER_BYTES * parameters)
+            needed = space_needed(payload_bytes, self._checkpoint_bytes() or OPTIMIZER_BYTES * trained)
         needed += extra_bytes
         free = self._free(self._folder)
         if free < needed:

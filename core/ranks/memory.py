@@ -11,8 +11,8 @@ holds, in bytes (Rajbhandari et al. 2020, "ZeRO", with DeepSpeed's own copies):
 | 3     | wP/N    | 4Q/N      | 12Q/N, or 8Q/N where the weights serve |
 
 and a bucket in which gradients are reduced. That is exact, and is compared with what a rank holds. While it
-computes there are besides, by estimate: activations, the logits of a micro-batch, and at stage 3 the weights
-that are whole for the moment.
+computes there are besides, by estimate: activations, logits and the head's gradient, and at stage 3 the
+weights that are whole for the moment.
 """
 
 import json
@@ -31,6 +31,8 @@ MOST_KEPT_WHOLE = 100_000
 """Parameters of a tensor that every rank may keep whole at stage 3, as norms are."""
 MOST_PROPOSED = 64
 """Ranks that are proposed at most."""
+MOST_LOGITS = 2048 * 4096
+"""That a rank holds at once: liger-kernel computes the loss in pieces of 2048 positions and 4096 tokens."""
 MOST_LIVE = 1_000_000_000
 """Parameters that stage 3 keeps whole at a time: DeepSpeed's default."""
 PROCESS_BYTES = 1e9
@@ -43,6 +45,12 @@ def adapter_of(learner: LearnerSection, tensors: Tensors) -> Tensors | None:
     """Return the tensors of the adapter that a configuration trains; None where it trains the model."""
     lora = getattr(learner, "lora", None)
     return adapter_tensors(tensors, lora.rank, lora.targets) if lora is not None and lora.rank else None
+
+
+def trained_parameters(learner: LearnerSection, tensors: Tensors) -> int:
+    """Return how many parameters a configuration trains, and a checkpoint holds."""
+    adapter = adapter_of(learner, tensors)
+    return count(tensors if adapter is None else adapter)
 
 
 def bucket_parameters(parameters: int) -> int:
@@ -68,7 +76,7 @@ def held_by_rank(
     stage, ranks = learner.stage, learner.ranks
     width = 2 if learner.dtype == "bfloat16" else 4
     everything = {**tensors, **(adapter or {})}
-    total, trained = count(everything), count(adapter or tensors)
+    total, trained = count(everything), count(tensors if adapter is None else adapter)
     weights, gradients, optimizer = float(width * total), 4.0 * trained, 8.0 * trained
     bucket = float((4 if stage < 3 else width) * bucket_parameters(total)) if stage else 0.0
     if stage:
@@ -94,11 +102,10 @@ def used_by_rank(
     recomputed = learner.gradient_checkpointing
     positions = learner.micro_batch_tokens
     kept = shape.layers * width * shape.hidden + layer if recomputed else shape.layers * layer
-    used = {
-        "activations": float(positions * kept),
-        "logits": float(positions * shape.vocabulary * (width + 8)),
-        "process": PROCESS_BYTES,
-    }
+    logits = min(positions * shape.vocabulary, MOST_LOGITS) * (width + 16)
+    if adapter is None:  # the head's gradient, in float32 and as it is handed on
+        logits += (6 if width == 2 else 4) * shape.vocabulary * shape.hidden
+    used = {"activations": float(positions * kept), "logits": float(logits), "process": PROCESS_BYTES}
     if learner.stage == 3 and learner.ranks > 1:
         used["whole layers"] = float(width * min(count(tensors) + count(adapter or {}), MOST_LIVE))
     return used
@@ -136,6 +143,8 @@ class MemoryPlan:
     """On this machine."""
     snapshot: float
     """Of one version on the disk."""
+    transfer: float
+    """Of one version to a worker that has version 0."""
     checkpoint: float
 
     def fullest(self, gpus: bool) -> float:
@@ -168,11 +177,17 @@ def _plan(
     learner: LearnerSection,
     adapter: Tensors | None,
 ) -> MemoryPlan:
-    trained = count(adapter or tensors)
+    trained = count(tensors if adapter is None else adapter)
     rank, engine = held_by_rank(tensors, learner, adapter), held_by_engine(tensors, config)
     if shape is not None:
         rank |= used_by_rank(tensors, shape, learner, adapter)
         engine |= used_by_engine(shape, config)
+    if adapter is not None and learner.stage == 3 and learner.ranks > 1:
+        # Each loads all of the model before the engine divides it.
+        whole = (2 if learner.dtype == "bfloat16" else 4) * count(tensors) + rank.get("process", 0.0)
+        rank["loading"] = max(0.0, whole - sum(rank.values()))
+    # A version of adapters is the whole policy, and they.
+    published = 2.0 if config.model.dtype == "bfloat16" else 4.0
     # Of a checkpoint: the weights as they compute, two moments, and a master copy where there is one.
     width = 14 if learner.dtype == "bfloat16" else 16 if 0 < learner.stage < 3 else 12
     return MemoryPlan(
@@ -180,7 +195,8 @@ def _plan(
         engine,
         learner.ranks,
         config.rollout.workers,
-        float((2 if config.model.dtype == "bfloat16" else 4) * trained),
+        published * (count(tensors) + count(adapter or {})),
+        published * trained,
         float(width * trained),
     )
 

@@ -6,7 +6,6 @@ version is announced, while the next step may train.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from contextlib import closing
 
@@ -15,6 +14,7 @@ import structlog
 from antiphon.api.manifest import auto_chunk_bytes, full_payload
 from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.broadcast.patches import MOST_SHARE
+from antiphon.core.capacity.model_shape import Tensors, count
 from antiphon.core.errors import AntiphonError, BlockedError, ContractError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
 from antiphon.net.security.keys import SigningKey
@@ -65,12 +65,14 @@ class SnapshotPublisher(Publishing):
         space: SpaceFloor | None = None,
         choice: PayloadChoice | None = None,
         recorded: Callable[[], int | None] = lambda: None,
+        trained: Callable[[Tensors], int] = count,
     ) -> None:
         """Write into the origin's store, where the newest `snapshots_kept` announced versions stay.
 
         Chunks have `chunk_bytes`, or what suits the payload. Without a `signer` manifests are not signed.
         No snapshot is begun below the floor of `space`. `choice` says what is made of a snapshot for
-        workers elsewhere. `recorded` returns the newest version that the run's records need no more.
+        workers elsewhere. `recorded` returns the newest version that the run's records need no more, and
+        `trained` how many parameters of a model are trained.
         """
         self._run_id = run_id
         self._payloads = payloads
@@ -78,7 +80,7 @@ class SnapshotPublisher(Publishing):
         self._snapshots_kept = snapshots_kept
         self._signer = signer
         self._space = space
-        self._choice, self._recorded = choice, recorded
+        self._choice, self._recorded, self._trained = choice, recorded, trained
         self._said_left_out = False
         self.progress = ProgressCounter()
 
@@ -136,8 +138,8 @@ class SnapshotPublisher(Publishing):
 
     def _check_space(self, version: int, entries: tuple[TensorEntry, ...], patch_bytes: int = 0) -> None:
         if self._space is not None:
-            parameters = sum(math.prod(entry.shape) for entry in entries)
-            self._space.check(version, sum(entry.length for entry in entries), parameters, patch_bytes)
+            trained = self._trained({entry.name: entry.shape for entry in entries})
+            self._space.check(version, sum(entry.length for entry in entries), trained, patch_bytes)
 
     def _add_payloads(self, manifest: SnapshotManifest, choice: PayloadChoice) -> None:
         """Make what the choice says of a version that was written, and list it with that.

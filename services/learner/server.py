@@ -11,6 +11,7 @@ from typing import Any
 from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import Learner
 from antiphon.core.config import RunConfig
+from antiphon.core.ranks.memory import trained_parameters
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.cursors import recorded_version
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
@@ -84,6 +85,7 @@ def open_learner(
         SpaceFloor(run_dir, config.record.free_bytes),
         payload_choice(config.broadcast, remote, config.learner.threads * config.learner.ranks),
         recorded=partial(recorded_version, run_dir),
+        trained=partial(trained_parameters, config.learner),
     )
     checkpoints = CheckpointStore(
         run_dir / "checkpoints",

@@ -197,6 +197,7 @@ def test_prompts_that_take_longer_than_the_start_may_are_named_with_their_second
         ([], 60, 30e6, "make room, or keep fewer weights"),
         ([], 60_000, 1e12, "GB of records at the end: weights"),
         (["record.weights=last"], 60, 300e6, ""),
+        (["record.weights=last", "learner.lora.rank=4"], 60, 100e6, ""),
     ],
 )
 def test_the_disk_that_records_need_is_said_before_the_start(

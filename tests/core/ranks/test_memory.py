@@ -5,24 +5,13 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
 from antiphon.core.capacity.model_shape import SHAPES, ModelShape, adapter_tensors, count, shape_of
-from antiphon.core.config import RunConfig, build_config
+from antiphon.core.config import RunConfig, apply_override, build_config
 from antiphon.core.errors import InfeasibleError
 from antiphon.core.ranks.memory import check_memory, held_by_rank, plan_memory
 
 SMALL, LARGE = SHAPES["Qwen/Qwen3-0.6B"], SHAPES["Qwen/Qwen3-32B"]
-
-
-def _as_yaml(words: str) -> str:
-    """Return changes of learner keys, of sections within it too, as YAML."""
-    lines = []
-    for word in words.split():
-        name, value = word.removeprefix("learner.").split("=")
-        section, _, key = name.rpartition(".")
-        lines.append(f"{section}: {{{key}: {value}}}\n" if section else f"{key}: {value}\n")
-    return "".join(lines)
 
 
 def config_of(**learner: Any) -> RunConfig:
@@ -96,9 +85,42 @@ def test_an_adapter_trains_little_of_the_model() -> None:
     assert count(adapter) / count(SMALL.tensors()) == pytest.approx(0.017, abs=1e-3)
     chosen = adapter_tensors(SMALL.tensors(), 16, ("q_proj", "v_proj"))
     assert len(chosen) == 4 * SMALL.layers
+    # Whatever they are called: all matrices of layers, but no router, norm, embedding or head.
+    at = "transformer.h.0"
+    named = {f"{at}.{name}.weight": (8, 4) for name in ("attention.query", "mlp.c_fc", "mlp.gate")}
+    others = {"model.embed_tokens.weight": (8, 4), "lm_head.weight": (8, 4), f"{at}.norm.weight": (4,)}
+    found = adapter_tensors(named | others, 2)
+    assert {name.removeprefix(f"{at}.") for name in found} == {
+        f"{module}.lora_{letter}" for module in ("attention.query", "mlp.c_fc") for letter in "AB"
+    }
     learner = config_of(dtype="bfloat16").learner
+    none = held_by_rank(SMALL.tensors(), learner, {})
+    assert none["gradients"] == none["optimizer"] == 0
     held = held_by_rank(SMALL.tensors(), learner, adapter)
     assert held["gradients"] == 4 * count(adapter) and held["optimizer"] == 12 * count(adapter)
+
+
+def test_logits_are_held_in_pieces_and_a_frozen_head_has_no_gradient() -> None:
+    tensors = SMALL.tensors()
+    longer, adapted = {"micro_batch_tokens": 1 << 20}, {"lora": {"rank": 16}}
+    trained, long, frozen = (
+        plan_memory(config_of(**tree), tensors, SMALL).rank["logits"] for tree in ({}, longer, adapted)
+    )
+    assert trained == long == frozen + 4 * SMALL.vocabulary * SMALL.hidden
+
+
+def test_with_adapters_each_rank_of_stage_3_has_the_whole_model_while_it_loads() -> None:
+    tensors = LARGE.tensors()
+    config = config_of(dtype="bfloat16", ranks=8, zero_stage=3, lora={"rank": 16})
+    assert sum(plan_memory(config, tensors, None).rank.values()) == 2 * count(tensors)
+
+
+def test_a_version_of_adapters_is_whole_on_the_disk_and_sent_as_they_are() -> None:
+    tensors = SMALL.tensors()
+    adapted, whole = (plan_memory(config_of(lora={"rank": rank}), tensors, None) for rank in (16, 0))
+    assert whole.snapshot == whole.transfer == 2 * count(tensors)
+    assert adapted.snapshot == whole.snapshot + adapted.transfer
+    assert adapted.transfer == 2 * count(adapter_tensors(tensors, 16))
 
 
 def test_what_does_not_fit_is_refused_with_changes_that_do() -> None:
@@ -108,7 +130,10 @@ def test_what_does_not_fit_is_refused_with_changes_that_do() -> None:
     changes = re.findall(r"((?:learner\.\S+ )+)\(([\d.]+) GB\)", str(refused.value))
     assert 1 <= len(changes) <= 3
     for words, size in changes:
-        changed = config_of(dtype="bfloat16", **yaml.safe_load(_as_yaml(words)))
+        tree: dict[str, Any] = {"learner": {"dtype": "bfloat16"}}
+        for word in words.split():
+            apply_override(tree, word)
+        changed = config_of(**tree["learner"])
         check_memory(changed, tensors, LARGE, 80e9, gpus=True)
         fullest = plan_memory(changed, tensors, LARGE).fullest(gpus=True)
         assert math.isclose(fullest, float(size) * 1e9, rel_tol=0.01)

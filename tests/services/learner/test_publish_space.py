@@ -1,5 +1,6 @@
 """A snapshot is begun only above the floor of free space; below it nothing is written, and asked again."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.config_sections import LearnerSection, LoraSection
 from antiphon.core.errors import BlockedError
+from antiphon.core.ranks.memory import trained_parameters
 from antiphon.core.reporting.alarms import short_of_space
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.publish import SnapshotPublisher
@@ -68,6 +71,16 @@ def test_the_newest_checkpoint_is_measured_where_there_is_one(tmp_path: Path) ->
         write(made, ProgressCounter())
     disk.free_bytes = 8 << 20
     write(made, ProgressCounter())
+
+
+def test_a_checkpoint_of_adapters_is_reckoned_by_what_they_train(tmp_path: Path) -> None:
+    learner = LearnerSection(lora=LoraSection(rank=2))
+    space = SpaceFloor(tmp_path, None, lambda folder: 1 << 20)
+    trained = partial(trained_parameters, learner)
+    made = SnapshotPublisher("r", PayloadStore(tmp_path / "p"), None, 8, space=space, trained=trained)
+    weights = weights_of({"model.layers.0.self_attn.q_proj.weight": torch.zeros(300, 300)})
+    digest = read_weights(TrainedStep(3, weights, {}), made, ProgressCounter(), writes=True)[0]
+    assert made.stored() == {3: digest}
 
 
 @given(floor=st.integers(0, 1 << 40), free=st.integers(0, 1 << 40))
