@@ -22,7 +22,7 @@ from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
 from torch.nn import functional
 
 from antiphon.core.algorithm import AlgorithmSection
-from antiphon.services.learner.own_objective import own_objective, token_losses
+from antiphon.services.learner.own_objective import OwnLoss, own_objective, token_losses
 from antiphon.services.learner.packing import MicroBatch
 
 LOG_RATIO_LIMIT = 20.0
@@ -91,7 +91,11 @@ class Objective:
         """
         self._algorithm = algorithm
         self.temperature = temperature or 1.0
-        self._own = own_objective(algorithm.objective) if algorithm.own_objective else None
+        self._own: OwnLoss | None = None
+        self.source = ""
+        """The digest of the user's function, where it is one."""
+        if algorithm.own_objective:
+            self._own, self.source = own_objective(algorithm.objective)
         name = "dapo" if self._own else algorithm.objective
         low, high = algorithm.clips
         self.options: dict[str, Any] = {

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.environments.outside import import_named, tried
+from antiphon.system.packages import package_facts
 
 OwnLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """`function(logprobs, behaviour_logprobs, advantages, mask)` returns the loss of each token, [R, T].
@@ -32,16 +33,19 @@ _TOLERANCE = 1e-4
 
 
 @cache
-def own_objective(reference: str) -> OwnLoss:
-    """Return the user's function that `algorithm.objective` names, tried out.
+def own_objective(reference: str) -> tuple[OwnLoss, str]:
+    """Return the user's function that `algorithm.objective` names, tried out, and the digest of its source.
+
+    The digest is of what was imported: an edit later trains nothing in this process.
 
     Raises:
         ConfigError: when there is none, or it breaks the contract.
     """
     called = f"algorithm.objective={reference}"
+    digest = package_facts(reference).get("digest", "")
     function: OwnLoss = import_named(called, reference, "function")
     tried(called, "it", lambda: _check(function))
-    return function
+    return function, digest
 
 
 def token_losses(

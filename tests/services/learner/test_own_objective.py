@@ -16,7 +16,8 @@ from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.replay.steps import Replayer, replay_run
-from antiphon.services.learner.step import Trainer
+from antiphon.services.learner.step import Trainer, config_digest
+from antiphon.system.packages import Package
 from tests.services.learner.test_objective import MAX_TOKENS, Toy, gradients, make_rows, totals_of
 from tests.support.replay_artifacts import STEPS, TinyRun, make_config, save_model
 
@@ -158,10 +159,16 @@ def test_a_run_with_one_replays_exactly_and_not_with_another_source(
         assert replay_run(replayer, range(STEPS), rollouts=False).steps_equal_share == 1.0
     finally:
         replayer.close()
+    trained = config_digest(run.config)
+    own_objective.cache_clear()
+    monkeypatch.setattr(Package, "release", "mine 2.0")
+    assert config_digest(run.config) == trained
     written(GOOD + "  # again")
+    assert config_digest(run.config) == trained, "what was edited meanwhile did not train"
     with pytest.raises(
         ConfigError, match=rf"{name} of source \w+, but the one here has \w+; put that source"
     ):
         Replayer(copy)
+    own_objective.cache_clear()  # as in another process
     with pytest.raises(ConfigError, match=r"or another source of algorithm\.objective"):
         Trainer(run.config, CheckpointStore(run.run_dir / "checkpoints", STEPS)).start(STEPS)
