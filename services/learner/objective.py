@@ -176,13 +176,14 @@ class Objective:
         return self.share(loss, len(batch.advantages), totals), found
 
     def _own_loss(
-        self, logprobs: torch.Tensor, batch: LossBatch, totals: UpdateTotals
+        self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals
     ) -> tuple[torch.Tensor, TokenMetrics]:
         """Return what `loss` does, by the user's function."""
         assert self._own is not None
         learner, advantage = logprobs.detach(), batch.advantages[:, None]
         beyond = ((learner - batch.behaviour_logprobs) * batch.mask).abs() > LOG_RATIO_LIMIT
-        mask = batch.mask.masked_fill(beyond, 0.0)
+        # A dummy would train by what of the loss does not go with the advantage.
+        mask = batch.mask.masked_fill(beyond, 0.0) if batch.rows else torch.zeros_like(batch.mask)
         losses, gradient = token_losses(self._own, learner, batch.behaviour_logprobs, batch.advantages, mask)
         # As liger divides: by the tokens of the whole update, of which each rank has its part.
         count = LigerFusedLinearPPOBase._compute_dapo_normalizer(mask, num_items_in_batch=totals.tokens)

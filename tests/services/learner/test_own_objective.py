@@ -14,7 +14,7 @@ from antiphon.runs.preflight import check_methods
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
-from antiphon.services.learner.packing import make_micro_batches
+from antiphon.services.learner.packing import Packing, make_micro_batches
 from antiphon.services.learner.replay.steps import Replayer, replay_run
 from antiphon.services.learner.step import Trainer, config_digest
 from antiphon.system.packages import Package
@@ -105,6 +105,16 @@ def test_a_token_that_no_policy_could_move_so_far_counts_for_nothing(written) ->
         toy.hidden(batch), toy.head, batch, totals_of([batch]), None
     )
     assert torch.isfinite(loss) and found.altered.sum() == 1 and found.applied[0, 0] == 0.0
+
+
+def test_a_dummy_trains_nothing_by_what_does_not_go_with_the_advantage(written) -> None:
+    algorithm = AlgorithmSection(objective=written("return (logprobs - behaviour_logprobs).square()"))
+    dummy, toy = Packing(make_rows(4), 1, 1000).make(None), Toy()
+    loss, found = Objective(algorithm, MAX_TOKENS, 1.0).loss(
+        toy.hidden(dummy), toy.head, dummy, UpdateTotals(4, 9.0), None
+    )
+    assert float(loss.detach()) == 0.0 and not any(one.any() for one in gradients(toy, [loss]))
+    assert not found.applied.any() and not found.clipped.any()
 
 
 @pytest.mark.parametrize(
