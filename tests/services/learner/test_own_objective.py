@@ -117,12 +117,23 @@ def test_a_dummy_trains_nothing_by_what_does_not_go_with_the_advantage(written) 
     assert not found.applied.any() and not found.clipped.any()
 
 
+def test_a_sequence_of_which_nothing_counts_has_no_gradient_where_the_loss_is_a_mean(written) -> None:
+    name = written("return -logprobs * advantages[:, None] / mask.sum(1, keepdim=True)")
+    (batch,), toy = make_micro_batches(make_rows(4), 1, 1000), Toy()
+    batch.behaviour_logprobs[0] = -60.0
+    loss, found = Objective(AlgorithmSection(objective=name), MAX_TOKENS, 1.0).loss(
+        toy.hidden(batch), toy.head, batch, totals_of([batch]), None
+    )
+    assert torch.isfinite(loss) and all(one.isfinite().all() for one in gradients(toy, [loss]))
+    assert not found.applied[0].any() and found.applied[1].any()
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
         (
             "return logprobs.mean()",
-            r"returned \[\] for logprobs of shape \[5, 6\]; return the loss of each token",
+            r"returned \[\] for logprobs of shape \[6, 7\]; return the loss of each token",
         ),
         ("return 1.0", "returned float for logprobs"),
         ("return advantages[:, None] * mask", "returned a loss without a gradient"),
