@@ -79,10 +79,10 @@ class _Detached(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func is not torch.Tensor.detach:
+        if func not in (torch.Tensor.detach, torch.detach):
             return found
         self.kept.append(found.clone())
-        return found if self._again is None else next(self._again)
+        return found if self._again is None else next(self._again).clone()  # it may be written into
 
 
 def _check(function: OwnLoss) -> None:

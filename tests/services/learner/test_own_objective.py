@@ -128,6 +128,12 @@ def test_a_sequence_of_which_nothing_counts_has_no_gradient_where_the_loss_is_a_
     assert not found.applied[0].any() and found.applied[1].any()
 
 
+@pytest.mark.parametrize("held", ["torch.detach(gap).exp()", "gap.detach().exp_()"])
+def test_whichever_way_something_is_detached_it_is_held_fixed(written, held: str) -> None:
+    body = f"gap = logprobs - behaviour_logprobs\nheld = {held}"
+    own_objective(written(f"{body}\nreturn -held * advantages[:, None] * logprobs"))
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
