@@ -325,12 +325,12 @@ def _check_objective(copy: ReplayCopy, here: Mapping[str, str] | None) -> None:
     Raises:
         ConfigError: when it has another one, or is not here.
     """
-    recorded = copy.manifest.get("methods", {}).get("objective")
-    if recorded is not None and recorded["digest"] != (here or {}).get("digest"):
+    recorded = copy.manifest.get("methods", {}).get("objective", {}).get("digest")
+    if recorded is not None and recorded != (here or {}).get("digest"):
         now = "is not here" if not here else f"has {here['digest'][:12]}"
         raise ConfigError(
             f"{copy.run_id} was trained with algorithm.objective={copy.config.algorithm.objective} of source "
-            f"{recorded['digest'][:12]}, but the one here {now}; put that source in PYTHONPATH"
+            f"{recorded[:12]}, but the one here {now}; put that source in PYTHONPATH"
         )
 
 

@@ -1,13 +1,14 @@
 """What a run keeps for good: a value that is as ever is not written, and another one is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.run_state import REWARD_RANGE, range_of
-from antiphon.services.coordinator.journal.pinned import check_same_run, pinned_values
+from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
 
 USUAL, WIDE = (0.0, 1.0), (-2.5, 3.0)
 
@@ -29,6 +30,25 @@ def test_what_is_not_usual_is_kept() -> None:
 
 def test_how_a_host_is_started_may_change() -> None:
     assert "environment.host_command" not in pinned_values(config())
+
+
+def test_a_function_of_ones_own_is_compared_where_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = build_config({"algorithm": {"objective": "one_loss:loss"}})
+
+    def pinned() -> dict[str, str]:
+        return pinned_values(asked, input_files(asked))
+
+    away = pinned()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "one_loss.py").write_text("def loss(): ...\n")
+    here = pinned()
+    check_same_run("run-1", here, away)
+    check_same_run("run-1", away, here)
+    (tmp_path / "one_loss.py").write_text("def loss(): return 1.0\n")
+    with pytest.raises(ConfigError, match=r"the digest of algorithm\.objective's files=\w+ differs"):
+        check_same_run("run-1", here, pinned())
 
 
 @pytest.mark.parametrize(
