@@ -293,6 +293,7 @@ async def serve_gateway(
         HostEnvironment(config.environment),
         {"train": config.loop.group_size, "heldout": config.evaluation.samples},
         vocabulary=arithmetic.VOCABULARY,
+        max_tokens=config.sampling.max_tokens,
         host_timeout_s=config.gateway.host_timeout_s,
         forget_s=2.0 * config.services.stall_timeout_s,
         now=clock(),

@@ -113,12 +113,10 @@ def environment_facts(section: EnvironmentSection) -> dict[str, str]:
 
 
 def method_facts(algorithm: AlgorithmSection) -> dict[str, dict[str, str]]:
-    """Return what records say of the packages of the user's own objective and advantage.
-
-    Nothing is known of one that is not here.
-    """
+    """Return what records say of the packages of the user's own objective and advantage, of those here."""
     named = {"objective": algorithm.objective, "advantage": algorithm.advantage or ""}
-    return {field: package_facts(name) for field, name in named.items() if ":" in name}
+    found = {field: package_facts(name) for field, name in named.items() if ":" in name}
+    return {field: facts for field, facts in found.items() if facts}
 
 
 def digest_of(files: Sequence[Path]) -> str:

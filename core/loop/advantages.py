@@ -85,6 +85,8 @@ def own_advantages(
     Raises:
         ConfigError: when it fails, or returns something else than a finite number for each.
     """
+    if not counted:
+        return []
     among, group = np.concatenate(counted), np.repeat(np.arange(len(counted)), [len(x) for x in counted])
     found = np.zeros(len(among))
     numbers = np.unique(group[among], return_inverse=True)[1]

@@ -17,6 +17,8 @@ CALL_S = 60.0
 LONGEST_PAUSE_S = 5.0
 LIMITS = {"turns": "environment.max_turns", "tokens": "maximum context length"}
 """What stands in the gateway's sentence when a trajectory has reached a limit of the run."""
+REPORT = "; report it"
+"""How that sentence ends: a judge's model may say the rest, too."""
 
 
 class HostError(Exception):
@@ -37,8 +39,13 @@ class LimitError(RefusedError):
 
 
 def limit_in(why: str) -> str | None:
-    """Return the limit that a trajectory has reached by a sentence of the gateway, if that says so."""
-    return next((limit for limit, said in LIMITS.items() if said in why), None)
+    """Return the limit that a trajectory has reached by a sentence of the gateway, if that says so.
+
+    >>> limit_in("This model's maximum context length is 8192 tokens.")
+    >>> limit_in("the trajectory has its environment.max_turns=8 turns; report it")
+    'turns'
+    """
+    return next((limit for limit, said in LIMITS.items() if said in why and REPORT in why), None)
 
 
 class Gateway:

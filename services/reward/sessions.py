@@ -65,7 +65,8 @@ class SeatReport(BaseModel):
     branches: tuple[tuple[TokenId, ...], ...] = ()
     """Of each context that was used the tokens up to its end."""
     limit: Literal["turns", "tokens"] | None = None
-    """The limit of the run that ended it, as the host was told, perhaps by a gateway before this one."""
+    """The limit of the run that ended it, as the host was told, perhaps by a gateway before this one; it
+    counts where the row is near it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Sessions:
         group_sizes: dict[str, int],
         *,
         vocabulary: int,
+        max_tokens: int,
         host_timeout_s: float,
         forget_s: float,
         now: float,
@@ -189,12 +191,13 @@ class Sessions:
             environment: what the configuration says of it.
             group_sizes: samples of a group by split.
             vocabulary: every token id is smaller.
+            max_tokens: of a turn.
             host_timeout_s: longest silence of a host; then it loses its groups.
             forget_s: after this without a word of the coordinator a group is forgotten.
             now: the time.
         """
         self._environment, self._sizes = environment, group_sizes
-        self._vocabulary, self._host_timeout_s = vocabulary, host_timeout_s
+        self._vocabulary, self._max_tokens, self._host_timeout_s = vocabulary, max_tokens, host_timeout_s
         self._forget_s, self._begun_s = forget_s, now
         self._takes = int(now * 1000)  # those of processes before this one have smaller numbers
         self._groups: dict[str, _Group] = {}
@@ -308,6 +311,12 @@ class Sessions:
             return None
         raise Refused(409, f"there is no trajectory {name[:80]!r}; its group is over, or was never given")
 
+    def too_long(self, name: str) -> None:
+        """Hear that a request for a trajectory was refused before it was made tokens of."""
+        for session in self.held():
+            if session.name == name.partition("@")[0]:
+                session.limit = FinishReason.TOKENS
+
     def request(self, name: str, context: Sequence[int] | IntArray, now: float) -> SampledTurn | None:
         """Return the turn that was sampled after `context`; None: it is being sampled, ask again later.
 
@@ -380,7 +389,7 @@ class Sessions:
         said = f"host {host}: {reason}" if reason else failure
         for seat, session in left:
             session.verdict = 0.0 if said else seat.reward, said
-            if seat.limit is not None:
+            if seat.limit is not None and self._near(seat.limit, session.known):
                 session.limit = FinishReason(seat.limit)
             self._end_if_said(group, session)
         return reason
@@ -487,6 +496,17 @@ class Sessions:
         )
         session.answers[known.row_digest] = answer
         self.outbox.append(answer)
+
+    def _near(self, limit: str, known: TurnToAnswer | None) -> bool:
+        """Return whether a row is where a request can have gone beyond a limit, as its host says.
+
+        What that request had is not known after a restart: of tokens a whole turn must no longer fit.
+        """
+        if known is None:
+            return False
+        if limit == FinishReason.TURNS:
+            return len(known.observed) >= known.limits.turns
+        return known.token_ids.size + self._max_tokens >= known.limits.longest(known.breaks)
 
     def _problem(self, seat: SeatReport, session: Trajectory) -> str:
         """Say why a report of a trajectory that waits for its end is not believed; "" where it is."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from antiphon_env_host import gateway as gateway_module
 from antiphon_env_host import hosting
 from antiphon_env_host.__main__ import _parser, _program
 from antiphon_env_host.games import OpenEnv, Talk, TextArena
@@ -333,7 +334,8 @@ def test_no_task_is_in_both_splits(size: int, index: int, split: str) -> None:
 
 
 def test_the_examples_of_its_modules_are_right() -> None:
-    assert doctest.testmod(hosting).attempted and not doctest.testmod(hosting).failed
+    for module in (gateway_module, hosting):
+        assert doctest.testmod(module).attempted and not doctest.testmod(module).failed
 
 
 class _Game:

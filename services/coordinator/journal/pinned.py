@@ -15,8 +15,10 @@ from antiphon.services.coordinator.journal.store import StoreTotals
 from antiphon.system.packages import environment_facts, method_facts
 
 MODEL_FILES = "the digest of model.path's files"
-START_FILES = "the digest of learner.lora.start's files"
 """As `ENVIRONMENT_FILES`, what a run keeps for good besides its configuration, where the files are here."""
+START_FILES = "the digest of learner.lora.start's files"
+METHOD_FILES = {name: f"the digest of algorithm.{name}'s files" for name in ("objective", "advantage")}
+"""The same of the user's own functions, by their fields."""
 UNPINNED = {
     REWARD_RANGE: "[0.0, 1.0]",
     "evaluation.samples": "1",
@@ -40,7 +42,7 @@ def input_files(config: RunConfig) -> dict[str, str]:
         if all(path.is_file() for path in files):
             found[START_FILES] = digest_bytes("".join(map(digest_file, files)).encode())
     for field, facts in method_facts(config.algorithm).items():
-        found[f"the digest of algorithm.{field}'s files"] = facts.get("digest", "")
+        found[METHOD_FILES[field]] = facts["digest"]
     return found | ({ENVIRONMENT_FILES: package["digest"]} if package else {})
 
 
@@ -70,8 +72,9 @@ def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str
     Raises:
         ConfigError: when one differs.
     """
+    where_known = (MODEL_FILES, START_FILES, ENVIRONMENT_FILES, REWARD_RANGE, *METHOD_FILES.values())
     for name, value in (UNPINNED | dict(before)).items():
-        if name in (MODEL_FILES, START_FILES, ENVIRONMENT_FILES, REWARD_RANGE) and name not in now:
+        if name in where_known and name not in now:
             continue  # not on this machine, or not asked for
         if name == "loop.order" and json.loads(value) in RETIRED_ORDERS:
             value = json.dumps(ORDER_OF_RETIRED)

@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.replay_checks import (
     CPU,
     LogprobCheck,
@@ -42,6 +42,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
 from antiphon.services.learner.ranks.followers import Followers
+from antiphon.services.learner.ranks.group import join
 from antiphon.services.learner.replay.base import base_model, load_version
 from antiphon.services.learner.replay.rollouts import RolloutScorer
 from antiphon.services.learner.step import Trainer, checkpoint_ranks, config_digest
@@ -131,6 +132,7 @@ class Replayer:
             ConfigError: when the base model cannot be loaded, or a checkpoint belongs to another
                 configuration.
             IntegrityError: when what was restored is not the recorded version.
+            UnavailableError: when the other ranks do not come.
         """
         return self._timed("seconds", self._start, first)
 
@@ -177,6 +179,11 @@ class Replayer:
         if self._config.learner.ranks > 1:
             self._followers = Followers(self._config, checkpoints.root, self._batches.root, moved)
         self._trainer = Trainer(self._config, checkpoints, lambda config: DeepSpeedEngine(moved))
+        try:
+            join(self._config)
+        except RuntimeError as error:  # torch's word for ranks that did not come
+            said = " ".join(str(error).split())[:200]
+            raise UnavailableError(f"the ranks of the learner did not meet: {said}") from error
         try:
             held = self._trainer.start(version)
         except RuntimeError as error:  # torch's word for tensors of other shapes
@@ -325,12 +332,12 @@ def _check_objective(copy: ReplayCopy, here: Mapping[str, str] | None) -> None:
     Raises:
         ConfigError: when it has another one, or is not here.
     """
-    recorded = copy.manifest.get("methods", {}).get("objective")
-    if recorded is not None and recorded["digest"] != (here or {}).get("digest"):
+    recorded = copy.manifest.get("methods", {}).get("objective", {}).get("digest")
+    if recorded is not None and recorded != (here or {}).get("digest"):
         now = "is not here" if not here else f"has {here['digest'][:12]}"
         raise ConfigError(
             f"{copy.run_id} was trained with algorithm.objective={copy.config.algorithm.objective} of source "
-            f"{recorded['digest'][:12]}, but the one here {now}; put that source in PYTHONPATH"
+            f"{recorded[:12]}, but the one here {now}; put that source in PYTHONPATH"
         )
 
 

@@ -48,6 +48,25 @@ def test_the_adapter_that_a_run_starts_from_stays_as_it_was(
     check_same_run("run-1", before, pinned_values(started, input_files(started)))  # not on this machine
 
 
+def test_a_function_of_ones_own_is_compared_where_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = build_config({"algorithm": {"objective": "one_loss:loss"}})
+
+    def pinned() -> dict[str, str]:
+        return pinned_values(asked, input_files(asked))
+
+    away = pinned()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "one_loss.py").write_text("def loss(): ...\n")
+    here = pinned()
+    check_same_run("run-1", here, away)
+    check_same_run("run-1", away, here)
+    (tmp_path / "one_loss.py").write_text("def loss(): return 1.0\n")
+    with pytest.raises(ConfigError, match=r"the digest of algorithm\.objective's files=\w+ differs"):
+        check_same_run("run-1", here, pinned())
+
+
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [

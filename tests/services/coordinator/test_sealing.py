@@ -96,6 +96,17 @@ def test_an_advantage_of_ones_own_sees_all_groups_of_a_batch_and_what_counts_of_
     assert [row.advantage for row in rows] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("filtered", [(), ("g0",)], ids=["a skipped step", "nothing that differs"])
+def test_a_batch_without_groups_has_no_advantage_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filtered: tuple[str, ...]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    config, store = load_config(EXAMPLES / "reinforce_pp.yaml"), ArtifactStore(tmp_path)
+    plan = SealPlan(0, (), tuple(sampled(name, (1.0,) * 4)[0] for name in filtered))
+    sealed = seal_batch(plan, {}, Tally(), config, store)
+    assert (sealed.trajectories, sealed.groups_filtered) == (0, len(filtered))
+
+
 def test_what_environments_say_of_rewards_is_in_means_and_timings_and_in_no_batch(tmp_path: Path) -> None:
     (told, by_told), (silent, _) = sampled("g0", (1.0, 1.0, 0.0, 1.0)), sampled("g1", (1.0,) * 4)
     config, store = build_config({}), ArtifactStore(tmp_path)

@@ -14,9 +14,10 @@ from antiphon.runs.preflight import check_methods
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
-from antiphon.services.learner.packing import make_micro_batches
+from antiphon.services.learner.packing import Packing, make_micro_batches
 from antiphon.services.learner.replay.steps import Replayer, replay_run
-from antiphon.services.learner.step import Trainer
+from antiphon.services.learner.step import Trainer, config_digest
+from antiphon.system.packages import Package
 from tests.services.learner.test_objective import MAX_TOKENS, Toy, gradients, make_rows, totals_of
 from tests.support.replay_artifacts import STEPS, TinyRun, make_config, save_model
 
@@ -106,12 +107,39 @@ def test_a_token_that_no_policy_could_move_so_far_counts_for_nothing(written) ->
     assert torch.isfinite(loss) and found.altered.sum() == 1 and found.applied[0, 0] == 0.0
 
 
+def test_a_dummy_trains_nothing_by_what_does_not_go_with_the_advantage(written) -> None:
+    algorithm = AlgorithmSection(objective=written("return (logprobs - behaviour_logprobs).square()"))
+    dummy, toy = Packing(make_rows(4), 1, 1000).make(None), Toy()
+    loss, found = Objective(algorithm, MAX_TOKENS, 1.0).loss(
+        toy.hidden(dummy), toy.head, dummy, UpdateTotals(4, 9.0), None
+    )
+    assert float(loss.detach()) == 0.0 and not any(one.any() for one in gradients(toy, [loss]))
+    assert not found.applied.any() and not found.clipped.any()
+
+
+def test_a_sequence_of_which_nothing_counts_has_no_gradient_where_the_loss_is_a_mean(written) -> None:
+    name = written("return -logprobs * advantages[:, None] / mask.sum(1, keepdim=True)")
+    (batch,), toy = make_micro_batches(make_rows(4), 1, 1000), Toy()
+    batch.behaviour_logprobs[0] = -60.0
+    loss, found = Objective(AlgorithmSection(objective=name), MAX_TOKENS, 1.0).loss(
+        toy.hidden(batch), toy.head, batch, totals_of([batch]), None
+    )
+    assert torch.isfinite(loss) and all(one.isfinite().all() for one in gradients(toy, [loss]))
+    assert not found.applied[0].any() and found.applied[1].any()
+
+
+@pytest.mark.parametrize("held", ["torch.detach(gap).exp()", "gap.detach().exp_()"])
+def test_whichever_way_something_is_detached_it_is_held_fixed(written, held: str) -> None:
+    body = f"gap = logprobs - behaviour_logprobs\nheld = {held}"
+    own_objective(written(f"{body}\nreturn -held * advantages[:, None] * logprobs"))
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
         (
             "return logprobs.mean()",
-            r"returned \[\] for logprobs of shape \[5, 6\]; return the loss of each token",
+            r"returned \[\] for logprobs of shape \[6, 7\]; return the loss of each token",
         ),
         ("return 1.0", "returned float for logprobs"),
         ("return advantages[:, None] * mask", "returned a loss without a gradient"),
@@ -158,10 +186,16 @@ def test_a_run_with_one_replays_exactly_and_not_with_another_source(
         assert replay_run(replayer, range(STEPS), rollouts=False).steps_equal_share == 1.0
     finally:
         replayer.close()
+    trained = config_digest(run.config)
+    own_objective.cache_clear()
+    monkeypatch.setattr(Package, "release", "mine 2.0")
+    assert config_digest(run.config) == trained
     written(GOOD + "  # again")
+    assert config_digest(run.config) == trained, "what was edited meanwhile did not train"
     with pytest.raises(
         ConfigError, match=rf"{name} of source \w+, but the one here has \w+; put that source"
     ):
         Replayer(copy)
+    own_objective.cache_clear()  # as in another process
     with pytest.raises(ConfigError, match=r"or another source of algorithm\.objective"):
         Trainer(run.config, CheckpointStore(run.run_dir / "checkpoints", STEPS)).start(STEPS)

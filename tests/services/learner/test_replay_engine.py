@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from antiphon.cli import app as cli
+from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
 from antiphon.services.learner.checkpoints import CheckpointStore
+from antiphon.services.learner.replay import steps
 from antiphon.services.learner.step import Trainer
 from antiphon.weights.snapshot import weights_digest
 from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
@@ -126,6 +128,17 @@ def test_a_checkpoint_of_another_model_is_refused(replay, copy: Path) -> None:
     code, _, complaint = replay("--step", "3")
     assert code == 1 and "the checkpoint of version 2 has weights" in complaint
     assert "was recorded with" in complaint
+
+
+def test_ranks_that_do_not_meet_are_not_said_to_be_another_model(
+    replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join(config: RunConfig) -> None:
+        raise RuntimeError("timed out after 3 s,\nwaiting for clients")
+
+    monkeypatch.setattr(steps, "join", join)
+    _, _, complaint = replay("--step", "3")
+    assert "the ranks of the learner did not meet: timed out after 3 s, waiting for clients" in complaint
 
 
 def test_another_base_model_is_refused(replay, tmp_path: Path) -> None:

@@ -138,6 +138,20 @@ def test_a_chat_goes_on_from_the_tokens_that_were_sampled(gateway: Served) -> No
     assert more["prompt_token_ids"][: len(branch)] == branch and row.breaks == [len(before)]
 
 
+def test_a_text_that_is_too_long_ends_a_trajectory_at_its_limit_of_tokens(gateway: Served) -> None:
+    gateway.take()
+    names, rows, path = ("g0/0", "g0/1"), gateway.coordinator.rows, "/v1/chat/completions"
+    for name in names:
+        gateway.ok(path, CHAT | {"antiphon_trajectory": name})
+    long = {"messages": [{"role": "user", "content": "a" * (CHARACTERS * 3000 + 1)}]}
+    assert gateway.refused(path, long | {"antiphon_trajectory": names[0]}).endswith("; report it")
+    seats = [{"trajectory": name, "reward": 1.0, "branches": [rows[name].tokens]} for name in names]
+    report = {"host": "h1", "group": "g0", "episode": 0, "seats": seats}
+    assert gateway.ok("/antiphon/v1/report", report)["accepted"]
+    reasons = [over.finish_reason for name in names if (over := rows[name].over)]
+    assert reasons == [FinishReason.TOKENS, FinishReason.ENVIRONMENT]
+
+
 def test_tools_are_called_and_answered(model: str, tmp_path: Path, rows_of: Rows) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": N}}\n</tool_call>'
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -454,7 +468,13 @@ def quiet_gateway(config: RunConfig, codec: TextCodec) -> Gateway:
     """Return a gateway without sockets; its time stands still."""
     environment, sizes = HostEnvironment(config.environment), {"train": 4, "heldout": 2}
     sessions = Sessions(
-        environment, sizes, vocabulary=codec.vocabulary_size, host_timeout_s=60.0, forget_s=60.0, now=0.0
+        environment,
+        sizes,
+        vocabulary=codec.vocabulary_size,
+        max_tokens=config.sampling.max_tokens,
+        host_timeout_s=60.0,
+        forget_s=60.0,
+        now=0.0,
     )
     return Gateway(config, sessions, codec, "there is none", lambda: 0.0)
 

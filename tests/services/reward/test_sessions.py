@@ -4,7 +4,7 @@ that was sampled is sampled again, and each trajectory gets the reward that its 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -36,6 +36,7 @@ def sessions_at(now: float, **changes: Any) -> Sessions:
         environment(**changes),
         {"train": GROUP, "heldout": SEATS},
         vocabulary=1000,
+        max_tokens=64,
         host_timeout_s=TIMEOUT_S,
         forget_s=FORGET_S,
         now=now,
@@ -398,7 +399,7 @@ def test_a_gateway_that_starts_again_has_no_host_wait_for_what_is_over(
 @pytest.mark.parametrize(
     ("more", "words", "reason"),
     [
-        (3000, "maximum context length is 3000", FinishReason.TOKENS),
+        (990, "maximum context length is 3000", FinishReason.TOKENS),
         (1, r"environment\.max_turns=8", FinishReason.TURNS),
     ],
 )
@@ -435,7 +436,10 @@ def test_a_context_beyond_the_limits_is_refused_and_the_report_ends_the_trajecto
     assert unasked is not None and unasked.failure == "it ended before anything was sampled"
 
 
-def test_an_agent_that_shortens_its_context_goes_on_and_ends_as_any_other() -> None:
+@pytest.mark.parametrize("limit", [None, "turns", "tokens"])
+def test_an_agent_that_shortens_its_context_ends_as_any_other_whatever_its_host_says(
+    limit: Literal["turns", "tokens"] | None,
+) -> None:
     world = World(1)
     for name in world.rows:
         world.ask(name)
@@ -447,7 +451,7 @@ def test_an_agent_that_shortens_its_context_goes_on_and_ends_as_any_other() -> N
         world.settle()
         world.ask(name)
     seats = [
-        SeatReport(trajectory=name, reward=1.0, branches=(tuple(world.rows[name].tokens),))
+        SeatReport(trajectory=name, reward=1.0, branches=(tuple(world.rows[name].tokens),), limit=limit)
         for name in ("g0/0", "g0/1")
     ]
     assert world.sessions.report("h", "g0", 0, seats, 0.0) == ""

@@ -135,6 +135,28 @@ def test_the_norm_of_the_gradient_is_that_of_one_rank_whatever_divides_it(
     assert norms[1] == pytest.approx(norms[0], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (False, "there is no module half_loss"),
+        (True, r"half_loss:loss has source \w{12} on rank 0, but \w{12} on rank 1; put the same"),
+    ],
+)
+def test_an_objective_that_a_rank_lacks_or_has_otherwise_hangs_nobody(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, words: str
+) -> None:
+    code = "def loss(logprobs, behaviour_logprobs, advantages, mask):\n    return -logprobs * mask\n"
+    for folder, text in (("here", code), ("there", f"{code}# again\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "half_loss.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    if there:
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "there"))
+    config = config_of(model, learner__ranks=2, algorithm__objective="half_loss:loss")
+    with RankGroup(tmp_path / "two", config) as group, pytest.raises(ConfigError, match=words):
+        group.trainer.start(0)
+
+
 @pytest.fixture(scope="module")
 def two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
     """Two ranks for the tests below, each of which has them begin again: they take seconds to start."""
