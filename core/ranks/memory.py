@@ -11,8 +11,8 @@ holds, in bytes (Rajbhandari et al. 2020, "ZeRO", with DeepSpeed's own copies):
 | 3     | wP/N    | 4Q/N      | 12Q/N, or 8Q/N where the weights serve |
 
 and a bucket in which gradients are reduced. That is exact, and is compared with what a rank holds. While it
-computes there are besides, by estimate: activations, the logits of a micro-batch, and at stage 3 the weights
-that are whole for the moment.
+computes there are besides, by estimate: activations, logits and the head's gradient, and at stage 3 the
+weights that are whole for the moment.
 """
 
 import json
@@ -31,6 +31,8 @@ MOST_KEPT_WHOLE = 100_000
 """Parameters of a tensor that every rank may keep whole at stage 3, as norms are."""
 MOST_PROPOSED = 64
 """Ranks that are proposed at most."""
+MOST_LOGITS = 2048 * 4096
+"""That a rank holds at once: liger-kernel computes the loss in pieces of 2048 positions and 4096 tokens."""
 MOST_LIVE = 1_000_000_000
 """Parameters that stage 3 keeps whole at a time: DeepSpeed's default."""
 PROCESS_BYTES = 1e9
@@ -100,11 +102,10 @@ def used_by_rank(
     recomputed = learner.gradient_checkpointing
     positions = learner.micro_batch_tokens
     kept = shape.layers * width * shape.hidden + layer if recomputed else shape.layers * layer
-    used = {
-        "activations": float(positions * kept),
-        "logits": float(positions * shape.vocabulary * (width + 8)),
-        "process": PROCESS_BYTES,
-    }
+    logits = min(positions * shape.vocabulary, MOST_LOGITS) * (width + 16)
+    if adapter is None:  # the head's gradient, in float32 and as it is handed on
+        logits += (6 if width == 2 else 4) * shape.vocabulary * shape.hidden
+    used = {"activations": float(positions * kept), "logits": float(logits), "process": PROCESS_BYTES}
     if learner.stage == 3 and learner.ranks > 1:
         used["whole layers"] = float(width * min(count(tensors) + count(adapter or {}), MOST_LIVE))
     return used

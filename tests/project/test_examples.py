@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.capacity.cover import Redundancy
-from antiphon.core.capacity.estimate import MODELS
+from antiphon.core.capacity.estimate import MODELS, find_gpu
+from antiphon.core.capacity.model_shape import SHAPES
 from antiphon.core.capacity.offers import build_offers, load_offers
 from antiphon.core.capacity.planner import Planner
 from antiphon.core.config import load_config
+from antiphon.core.ranks.memory import check_memory
 from antiphon.simulator.scenario import load_scenario
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +18,8 @@ EXAMPLES = sorted(
     [*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples" / "own-objective").glob("*.yaml")]
 )
 TO_BEGIN_WITH = sorted((ROOT / "examples" / "models").glob("*.yaml"))
+CARDS = {"qwen3-0.6b": "RTX4090", "qwen3-8b-node": "H100"}
+"""With the memory that the files name."""
 SCENARIOS = {"preemption_storm.yaml"}
 
 
@@ -38,6 +42,8 @@ def test_a_configuration_to_begin_with_is_loaded_and_planned(path: Path) -> None
     offers = load_offers(ROOT / "examples" / "plan" / "rented-gpus.yaml")
     made = Planner(config, build_offers(offers.model_dump()), redundancy=Redundancy(0.95)).plan(None, None)
     assert made.chosen.supply > 0 and made.run_usd > 0
+    shape = SHAPES[config.model.path]
+    check_memory(config, shape.tensors(), shape, find_gpu(CARDS[path.stem]).memory_bytes, gpus=True)
 
 
 @pytest.mark.parametrize(("name", "objective"), [("clipped_updates", "dapo"), ("gspo", "gspo")])

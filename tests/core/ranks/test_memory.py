@@ -5,18 +5,13 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
 from antiphon.core.capacity.model_shape import SHAPES, ModelShape, adapter_tensors, count, shape_of
-from antiphon.core.config import RunConfig, build_config
+from antiphon.core.config import RunConfig, apply_override, build_config
 from antiphon.core.errors import InfeasibleError
 from antiphon.core.ranks.memory import check_memory, held_by_rank, plan_memory
 
 SMALL, LARGE = SHAPES["Qwen/Qwen3-0.6B"], SHAPES["Qwen/Qwen3-32B"]
-
-
-def _as_yaml(words: str) -> str:
-    return "".join(word.removeprefix("learner.").replace("=", ": ") + "\n" for word in words.split())
 
 
 def config_of(**learner: Any) -> RunConfig:
@@ -95,6 +90,15 @@ def test_an_adapter_trains_little_of_the_model() -> None:
     assert held["gradients"] == 4 * count(adapter) and held["optimizer"] == 12 * count(adapter)
 
 
+def test_logits_are_held_in_pieces_and_a_frozen_head_has_no_gradient() -> None:
+    tensors = SMALL.tensors()
+    longer, adapted = {"micro_batch_tokens": 1 << 20}, {"lora": {"rank": 16}}
+    trained, long, frozen = (
+        plan_memory(config_of(**tree), tensors, SMALL).rank["logits"] for tree in ({}, longer, adapted)
+    )
+    assert trained == long == frozen + 4 * SMALL.vocabulary * SMALL.hidden
+
+
 def test_what_does_not_fit_is_refused_with_changes_that_do() -> None:
     config, tensors = config_of(dtype="bfloat16"), LARGE.tensors()
     with pytest.raises(InfeasibleError, match=r"are needed on a GPU, which has 80\.0 GB") as refused:
@@ -102,7 +106,10 @@ def test_what_does_not_fit_is_refused_with_changes_that_do() -> None:
     changes = re.findall(r"((?:learner\.\S+ )+)\(([\d.]+) GB\)", str(refused.value))
     assert 1 <= len(changes) <= 3
     for words, size in changes:
-        changed = config_of(dtype="bfloat16", **yaml.safe_load(_as_yaml(words)))
+        tree: dict[str, Any] = {"learner": {"dtype": "bfloat16"}}
+        for word in words.split():
+            apply_override(tree, word)
+        changed = config_of(**tree["learner"])
         check_memory(changed, tensors, LARGE, 80e9, gpus=True)
         fullest = plan_memory(changed, tensors, LARGE).fullest(gpus=True)
         assert math.isclose(fullest, float(size) * 1e9, rel_tol=0.01)
