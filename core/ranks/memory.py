@@ -180,6 +180,10 @@ def _plan(
     if shape is not None:
         rank |= used_by_rank(tensors, shape, learner, adapter)
         engine |= used_by_engine(shape, config)
+    if adapter is not None and learner.stage == 3 and learner.ranks > 1:
+        # Each loads all of the model before the engine divides it.
+        whole = (2 if learner.dtype == "bfloat16" else 4) * count(tensors) + rank.get("process", 0.0)
+        rank["loading"] = max(0.0, whole - sum(rank.values()))
     # Of a checkpoint: the weights as they compute, two moments, and a master copy where there is one.
     width = 14 if learner.dtype == "bfloat16" else 16 if 0 < learner.stage < 3 else 12
     return MemoryPlan(

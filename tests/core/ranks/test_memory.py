@@ -99,6 +99,12 @@ def test_logits_are_held_in_pieces_and_a_frozen_head_has_no_gradient() -> None:
     assert trained == long == frozen + 4 * SMALL.vocabulary * SMALL.hidden
 
 
+def test_with_adapters_each_rank_of_stage_3_has_the_whole_model_while_it_loads() -> None:
+    tensors = LARGE.tensors()
+    config = config_of(dtype="bfloat16", ranks=8, zero_stage=3, lora={"rank": 16})
+    assert sum(plan_memory(config, tensors, None).rank.values()) == 2 * count(tensors)
+
+
 def test_what_does_not_fit_is_refused_with_changes_that_do() -> None:
     config, tensors = config_of(dtype="bfloat16"), LARGE.tensors()
     with pytest.raises(InfeasibleError, match=r"are needed on a GPU, which has 80\.0 GB") as refused:
