@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from antiphon.core.config_sections import LoraSection
 from antiphon.core.errors import ConfigError
+from antiphon.models.codec import model_folder
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
@@ -60,6 +61,11 @@ def _is_fused(name: str, target: str, shape: Sequence[int]) -> bool:
     place = name.removesuffix(".weight").split(".")
     parts = {*place, *place[-1].split("_")}
     return len(shape) > 2 and (target in parts or target.removesuffix("_proj") in parts)
+
+
+def start_folder(start: str) -> Path:
+    """Return the folder that `learner.lora.start` means, found as that of `model.path` is."""
+    return model_folder(start) or Path(start)
 
 
 def check_start(

@@ -57,7 +57,7 @@ def resolve_model_path(path: str) -> str:
 
 
 def model_folder(path: str) -> Path | None:
-    """Return the folder on this machine that `model.path` means, or None when there is none."""
+    """Return the folder on this machine that `model.path` or `learner.lora.start` means; None without one."""
     try:
         found = Path(resolve_model_path(path))
     except ConfigError:

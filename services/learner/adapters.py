@@ -5,14 +5,21 @@ alone). Published are whole weights, merged as weights/adapter.py says, and what
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from antiphon.core.config_sections import LoraSection
-from antiphon.models.adapters import ADAPTER_WEIGHTS, DOWN, PREFIX, UP, check_start, chosen_linears
+from antiphon.models.adapters import (
+    ADAPTER_WEIGHTS,
+    DOWN,
+    PREFIX,
+    UP,
+    check_start,
+    chosen_linears,
+    start_folder,
+)
 from antiphon.weights.adapter import CACHED_ROWS, merge_into
 
 _OWN = "default"
@@ -92,7 +99,7 @@ def linears_of(causal_model: Any) -> list[str]:
 def _merge_start(
     causal_model: Any, section: LoraSection, shapes: Mapping[str, tuple[int, ...]], base_path: str
 ) -> None:
-    folder = Path(str(section.start))
+    folder = start_folder(str(section.start))
     scale = check_start(folder, section, shapes, base_path)
     tensors = load_file(folder / ADAPTER_WEIGHTS)
     weights = dict(causal_model.named_parameters())

@@ -16,7 +16,7 @@ from pathlib import Path
 from antiphon.core.config_sections import LoraSection
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
-from antiphon.models.adapters import check_start, chosen_linears
+from antiphon.models.adapters import check_start, chosen_linears, start_folder
 from antiphon.models.directory import check_tensors, expected_tensors
 from antiphon.system.files import write_atomically
 from antiphon.system.processes import output_of
@@ -52,7 +52,7 @@ def check_weights(model_dir: Path, lora: LoraSection | None = None) -> None:
     if lora is not None and lora.rank:
         chosen_linears(lora.targets, found["linears"], asked)
         if lora.start is not None:
-            check_start(Path(lora.start), lora, asked, str(model_dir))
+            check_start(start_folder(lora.start), lora, asked, str(model_dir))
 
 
 def main() -> None:

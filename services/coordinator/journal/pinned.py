@@ -4,15 +4,18 @@ import json
 from collections.abc import Mapping
 
 from antiphon.core.config import ORDER_OF_RETIRED, RETIRED_ORDERS, RunConfig
+from antiphon.core.digests import digest_bytes, digest_file
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.loop.run_state import ENVIRONMENT_FILES, REWARD_RANGE, RunState
 from antiphon.core.messages import UNIT_RANGE, RewardRange
+from antiphon.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, start_folder
 from antiphon.models.codec import model_folder
 from antiphon.models.directory import model_digest
 from antiphon.services.coordinator.journal.store import StoreTotals
 from antiphon.system.packages import environment_facts, method_facts
 
 MODEL_FILES = "the digest of model.path's files"
+START_FILES = "the digest of learner.lora.start's files"
 """As `ENVIRONMENT_FILES`, what a run keeps for good besides its configuration, where the files are here."""
 UNPINNED = {
     REWARD_RANGE: "[0.0, 1.0]",
@@ -31,6 +34,11 @@ def input_files(config: RunConfig) -> dict[str, str]:
     """
     model, package = model_folder(config.model.path), environment_facts(config.environment)
     found = {} if model is None else {MODEL_FILES: model_digest(model)}
+    start = config.learner.lora.start
+    if start is not None:
+        files = [start_folder(start) / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+        if all(path.is_file() for path in files):
+            found[START_FILES] = digest_bytes("".join(map(digest_file, files)).encode())
     for field, facts in method_facts(config.algorithm).items():
         found[f"the digest of algorithm.{field}'s files"] = facts.get("digest", "")
     return found | ({ENVIRONMENT_FILES: package["digest"]} if package else {})
@@ -63,7 +71,7 @@ def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str
         ConfigError: when one differs.
     """
     for name, value in (UNPINNED | dict(before)).items():
-        if name in (MODEL_FILES, ENVIRONMENT_FILES, REWARD_RANGE) and name not in now:
+        if name in (MODEL_FILES, START_FILES, ENVIRONMENT_FILES, REWARD_RANGE) and name not in now:
             continue  # not on this machine, or not asked for
         if name == "loop.order" and json.loads(value) in RETIRED_ORDERS:
             value = json.dumps(ORDER_OF_RETIRED)

@@ -1,13 +1,14 @@
 """What a run keeps for good: a value that is as ever is not written, and another one is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.run_state import REWARD_RANGE, range_of
-from antiphon.services.coordinator.journal.pinned import check_same_run, pinned_values
+from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
 
 USUAL, WIDE = (0.0, 1.0), (-2.5, 3.0)
 
@@ -29,6 +30,22 @@ def test_what_is_not_usual_is_kept() -> None:
 
 def test_how_a_host_is_started_may_change() -> None:
     assert "environment.host_command" not in pinned_values(config())
+
+
+def test_the_adapter_that_a_run_starts_from_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_text("as it was")
+    started = build_config({"learner": {"lora": {"rank": 4, "start": "~"}}})
+    before = pinned_values(started, input_files(started))
+    check_same_run("run-1", before, pinned_values(started, input_files(started)))
+    (tmp_path / "adapter_model.safetensors").write_text("another one")
+    with pytest.raises(ConfigError, match=r"digest of learner\.lora\.start's files=.* differs from"):
+        check_same_run("run-1", before, pinned_values(started, input_files(started)))
+    (tmp_path / "adapter_config.json").unlink()
+    check_same_run("run-1", before, pinned_values(started, input_files(started)))  # not on this machine
 
 
 @pytest.mark.parametrize(
