@@ -130,10 +130,11 @@ def memory_lines(made: MemoryPlan, parameters: int, gpus: bool, there: float | N
         found.append(f"{f'each {name}, of {number}':18s} {sum(parts.values()) / 1e9:,.2f} GB: {uses}")
     place = "the first GPU" if gpus else "this machine"
     has = "" if there is None else f" of {there / 1e9:,.1f}"
+    sent = f", {made.transfer / 1e9:,.3f} to a worker" if made.transfer < made.snapshot else ""
     return [
         *found,
         f"{place:18s} {made.fullest(gpus) / 1e9:,.2f}{has} GB",
-        f"a version          {made.snapshot / 1e9:,.2f} GB of the disk",
+        f"a version          {made.snapshot / 1e9:,.2f} GB of the disk{sent}",
         f"a checkpoint       {made.checkpoint / 1e9:,.2f} GB of the disk",
     ]
 

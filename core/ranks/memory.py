@@ -143,6 +143,8 @@ class MemoryPlan:
     """On this machine."""
     snapshot: float
     """Of one version on the disk."""
+    transfer: float
+    """Of one version to a worker that has version 0."""
     checkpoint: float
 
     def fullest(self, gpus: bool) -> float:
@@ -184,6 +186,8 @@ def _plan(
         # Each loads all of the model before the engine divides it.
         whole = (2 if learner.dtype == "bfloat16" else 4) * count(tensors) + rank.get("process", 0.0)
         rank["loading"] = max(0.0, whole - sum(rank.values()))
+    # A version of adapters is the whole policy, and they.
+    published = 2.0 if config.model.dtype == "bfloat16" else 4.0
     # Of a checkpoint: the weights as they compute, two moments, and a master copy where there is one.
     width = 14 if learner.dtype == "bfloat16" else 16 if 0 < learner.stage < 3 else 12
     return MemoryPlan(
@@ -191,7 +195,8 @@ def _plan(
         engine,
         learner.ranks,
         config.rollout.workers,
-        float((2 if config.model.dtype == "bfloat16" else 4) * trained),
+        published * (count(tensors) + count(adapter or {})),
+        published * trained,
         float(width * trained),
     )
 

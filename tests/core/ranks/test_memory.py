@@ -105,6 +105,14 @@ def test_with_adapters_each_rank_of_stage_3_has_the_whole_model_while_it_loads()
     assert sum(plan_memory(config, tensors, None).rank.values()) == 2 * count(tensors)
 
 
+def test_a_version_of_adapters_is_whole_on_the_disk_and_sent_as_they_are() -> None:
+    tensors = SMALL.tensors()
+    adapted, whole = (plan_memory(config_of(lora={"rank": rank}), tensors, None) for rank in (16, 0))
+    assert whole.snapshot == whole.transfer == 2 * count(tensors)
+    assert adapted.snapshot == whole.snapshot + adapted.transfer
+    assert adapted.transfer == 2 * count(adapter_tensors(tensors, 16))
+
+
 def test_what_does_not_fit_is_refused_with_changes_that_do() -> None:
     config, tensors = config_of(dtype="bfloat16"), LARGE.tensors()
     with pytest.raises(InfeasibleError, match=r"are needed on a GPU, which has 80\.0 GB") as refused:
