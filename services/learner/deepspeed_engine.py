@@ -413,11 +413,16 @@ class DeepSpeedEngine:
         """
         problems: list[Exception] = []
         digests: dict[str, str] = {}
+        # DeepSpeed leaves out one name of each frozen tensor, and a tied head has two.
+        named = self._engine.module.named_parameters(remove_duplicate=False)
+        frozen = {name for name, one in named if not one.requires_grad}
         engine = self._engine.checkpoint_engine
         write = type(engine).save
 
         def save(state_dict: Any, path: str, *args: Any, **named: Any) -> None:  # passed by name too
             failpoints.reach("learner.save")
+            for name in frozen & state_dict.get("module", {}).keys():
+                del state_dict["module"][name]
             try:
                 write(engine, state_dict, path, *args, **named)
                 digests[str(Path(path).relative_to(folder))] = digest_file(Path(path), digested)

@@ -55,6 +55,12 @@ def test_version_0_is_the_base_and_the_others_change_the_targets_alone(run: Tiny
     assert changed == {"q_proj", "down_proj"}
 
 
+def test_a_checkpoint_holds_adapters_alone_though_the_head_is_tied(run: TinyRun) -> None:
+    (file,) = (run.run_dir / "checkpoints" / f"v{STEPS:08d}").rglob("*model_states.pt")
+    held = torch.load(file, weights_only=False)["module"]
+    assert held and all("lora_" in name for name in held)
+
+
 def test_a_version_that_is_not_kept_is_merged_not_trained_again(
     run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
