@@ -352,7 +352,7 @@ class DeepSpeedEngine:
             with ExitStack() as stack:
                 with self._ranks.running():  # where it fails on one rank alone, the others would wait in it
                     whole, *pair = found = stack.enter_context(_whole(tensors[name]))
-                if adapters is not None and pair:
+                if adapters is not None and pair and self._ranks.rank == 0:  # the others read nothing
                     whole = adapters.merged(name, found, pairs)
                 yield whole
 
