@@ -110,7 +110,7 @@ def adapter_tensors(tensors: Tensors, rank: int, targets: Collection[str] = ()) 
     Args:
         tensors: of the model.
         rank: of the adapter.
-        targets: names of modules, such as q_proj; empty for all linear ones within layers.
+        targets: names of modules, such as q_proj; empty for all within layers but routers of experts.
 
     >>> adapter_tensors({"model.layers.0.self_attn.q_proj.weight": (8, 4)}, 2)
     {'model.layers.0.self_attn.q_proj.lora_A': (2, 4), 'model.layers.0.self_attn.q_proj.lora_B': (8, 2)}
@@ -118,8 +118,10 @@ def adapter_tensors(tensors: Tensors, rank: int, targets: Collection[str] = ()) 
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in tensors.items():
         module = name.removesuffix(".weight")
-        last = module.rpartition(".")[2]
-        if len(shape) == 2 and (last in targets if targets else last.endswith("_proj")):
+        place = module.split(".")
+        # Embedding and head are in no numbered layer.
+        chosen = place[-1] in targets if targets else any(map(str.isdigit, place)) and place[-1] != "gate"
+        if len(shape) == 2 and module != name and chosen:
             found |= {f"{module}.lora_A": (rank, shape[1]), f"{module}.lora_B": (shape[0], rank)}
     return found
 

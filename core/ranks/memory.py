@@ -76,7 +76,7 @@ def held_by_rank(
     stage, ranks = learner.stage, learner.ranks
     width = 2 if learner.dtype == "bfloat16" else 4
     everything = {**tensors, **(adapter or {})}
-    total, trained = count(everything), count(adapter or tensors)
+    total, trained = count(everything), count(tensors if adapter is None else adapter)
     weights, gradients, optimizer = float(width * total), 4.0 * trained, 8.0 * trained
     bucket = float((4 if stage < 3 else width) * bucket_parameters(total)) if stage else 0.0
     if stage:
@@ -177,7 +177,7 @@ def _plan(
     learner: LearnerSection,
     adapter: Tensors | None,
 ) -> MemoryPlan:
-    trained = count(adapter or tensors)
+    trained = count(tensors if adapter is None else adapter)
     rank, engine = held_by_rank(tensors, learner, adapter), held_by_engine(tensors, config)
     if shape is not None:
         rank |= used_by_rank(tensors, shape, learner, adapter)

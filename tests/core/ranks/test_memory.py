@@ -85,7 +85,17 @@ def test_an_adapter_trains_little_of_the_model() -> None:
     assert count(adapter) / count(SMALL.tensors()) == pytest.approx(0.017, abs=1e-3)
     chosen = adapter_tensors(SMALL.tensors(), 16, ("q_proj", "v_proj"))
     assert len(chosen) == 4 * SMALL.layers
+    # Whatever they are called: all matrices of layers, but no router, norm, embedding or head.
+    at = "transformer.h.0"
+    named = {f"{at}.{name}.weight": (8, 4) for name in ("attention.query", "mlp.c_fc", "mlp.gate")}
+    others = {"model.embed_tokens.weight": (8, 4), "lm_head.weight": (8, 4), f"{at}.norm.weight": (4,)}
+    found = adapter_tensors(named | others, 2)
+    assert {name.removeprefix(f"{at}.") for name in found} == {
+        f"{module}.lora_{letter}" for module in ("attention.query", "mlp.c_fc") for letter in "AB"
+    }
     learner = config_of(dtype="bfloat16").learner
+    none = held_by_rank(SMALL.tensors(), learner, {})
+    assert none["gradients"] == none["optimizer"] == 0
     held = held_by_rank(SMALL.tensors(), learner, adapter)
     assert held["gradients"] == 4 * count(adapter) and held["optimizer"] == 12 * count(adapter)
 
