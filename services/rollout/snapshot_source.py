@@ -183,7 +183,7 @@ class SnapshotSource(WeightSource):
                     version for version, found in known.items() if self._store.has(full_payload(found).digest)
                 ]
                 version, payload = choose_payloads(held, manifest.version, offered)[0]
-                if not await self._take(known[version], payload, known):
+                if not await self._take(known[version], payload, known, manifest.version):
                     aside.add(payload.digest)
         finally:
             self._using = []
@@ -235,16 +235,25 @@ class SnapshotSource(WeightSource):
         return _parents(found)
 
     async def _take(
-        self, manifest: SnapshotManifest, payload: Payload, known: Mapping[int, SnapshotManifest]
+        self, manifest: SnapshotManifest, payload: Payload, known: dict[int, SnapshotManifest], wanted: int
     ) -> bool:
-        """Take one payload of the chain; False where it cannot be had or used, and others are to be tried.
+        """Take one payload of the chain to the `wanted` version; False where others are to be tried.
+
+        An earlier version that cannot be had is taken out of the `known` ones.
 
         Raises:
             UnavailableError: when it broke off in the middle: the rest comes at the next attempt.
             IntegrityError: as `fetch`, of the full payload.
         """
         if (payload.kind, payload.encoding) == ("full", "raw"):
-            await self._transport.fetch(manifest, payload, self._arrived)
+            try:
+                await self._transport.fetch(manifest, payload, self._arrived)
+            except (UnavailableError, IntegrityError) as error:
+                if manifest.version == wanted:
+                    raise
+                _log.warning("payload.unfetched", **_named(manifest, payload), reason=str(error))
+                del known[manifest.version]
+                return False
             await asyncio.to_thread(self._store.put_manifest, manifest)  # what adapters change is kept by it
             return True
         before = self.bytes_fetched

@@ -288,6 +288,25 @@ def test_a_snapshot_that_does_not_come_is_given_up_well_before_the_worker_is(tmp
     loop.run(body())
 
 
+def test_a_late_worker_takes_a_whole_version_where_nobody_holds_the_base(tmp_path: Path) -> None:
+    made, manifests = publisher(PayloadStore(tmp_path / "origin")), []
+    for version in range(2):
+        made.write(version, adapted(version, torch.bfloat16), lambda length: None)
+        manifests.append(made.manifest(version, "origin:1"))
+    store = PayloadStore(tmp_path / "worker")
+    transport = Copies(PayloadStore(tmp_path / "origin"), store)
+    transport.away = {full_payload(manifests[0]).digest}
+    source = SnapshotSource(store, RunConfig(), transport=transport)
+
+    async def find(version: int) -> SnapshotManifest | None:
+        return manifests[version]
+
+    with capture_logs() as logs:
+        asyncio.run(source.fetch(manifests[1], find))
+    assert transport.taken == [(1, None)] and [said["version"] for said in logs] == [0]
+    assert weights_digest(source.open(manifests[1])) == manifests[1].weights_digest
+
+
 def test_a_late_worker_takes_the_base_once_and_then_adapters_alone(tmp_path: Path) -> None:
     origin, store = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "worker")
     made, manifests = publisher(origin), []
