@@ -128,7 +128,9 @@ def test_memory_is_told_and_refused_before_anything_starts(capsys: pytest.Captur
     assert execute(["plan", path, "--memory", "--gpu", "H100", "--json"]) == 3
     found = capsys.readouterr()
     assert json.loads(found.out)["needed_bytes"] > 80e9
-    assert "are needed on a GPU, which has 80.0 GB; less is needed with learner.lora.rank=16 " in found.err
+    assert (
+        "needed on a GPU, which has 80.0 GB; less is needed with learner.lora.rank=16 learner." in found.err
+    )
     assert execute(["plan", path, "--memory", "model.path=nobody/knows"]) == 3
     assert "nothing is known of model.path=nobody/knows" in capsys.readouterr().err
     assert execute(["plan", "examples/quickstart.yaml", "--memory"]) == 0
