@@ -283,6 +283,7 @@ def _plan_elastic(
 
 
 _LAST = (True, True, 0)
+"""Of a training group whose conversations have not begun."""
 
 
 def _first(group: GroupState) -> tuple[bool, bool, int]:

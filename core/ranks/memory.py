@@ -43,8 +43,8 @@ ADAPTER_RANK = 16
 
 def adapter_of(learner: LearnerSection, tensors: Tensors) -> Tensors | None:
     """Return the tensors of the adapter that a configuration trains; None where it trains the model."""
-    lora = getattr(learner, "lora", None)
-    return adapter_tensors(tensors, lora.rank, lora.targets) if lora is not None and lora.rank else None
+    lora = learner.lora
+    return adapter_tensors(tensors, lora.rank, lora.targets) if lora.rank else None
 
 
 def trained_parameters(learner: LearnerSection, tensors: Tensors) -> int:
@@ -166,18 +166,7 @@ def plan_memory(config: RunConfig, tensors: Tensors, shape: ModelShape | None) -
         shape: what it computes with; None leaves out all that is estimated.
     """
     learner = config.learner
-    adapter = adapter_of(learner, tensors)
-    return _plan(config, tensors, shape, learner, adapter)
-
-
-def _plan(
-    config: RunConfig,
-    tensors: Tensors,
-    shape: ModelShape | None,
-    learner: LearnerSection,
-    adapter: Tensors | None,
-) -> MemoryPlan:
-    trained = count(tensors if adapter is None else adapter)
+    adapter, trained = adapter_of(learner, tensors), trained_parameters(learner, tensors)
     rank, engine = held_by_rank(tensors, learner, adapter), held_by_engine(tensors, config)
     if shape is not None:
         rank |= used_by_rank(tensors, shape, learner, adapter)
@@ -236,18 +225,20 @@ def proposals(
     what ranks say to each other; none of them contains another. Further ranks help only where each has a GPU
     of its own. Where nothing fits, it is what needs least.
     """
-    learner, adapter = config.learner, adapter_of(config.learner, tensors)
+    learner = config.learner
     most = max(learner.ranks, MOST_PROPOSED if gpus else 1)
     all_ranks = [ranks for ranks in (learner.ranks << power for power in range(10)) if ranks <= most]
-    can_adapt = adapter is None and "lora" in LearnerSection.model_fields
     again = [False] if learner.gradient_checkpointing else [False, True]
     found: list[tuple[tuple[int, ...], str, float]] = []
-    for ranks, adapts, recomputes in product(all_ranks, [False, True] if can_adapt else [False], again):
+    for ranks, adapts, recomputes in product(
+        all_ranks, [False] if learner.lora.rank else [False, True], again
+    ):
         for stage in [learner.zero_stage, *(range(learner.stage + 1, 4) if ranks > 1 else ())]:
             values = {"ranks": ranks, "zero_stage": stage}
             values |= {"gradient_checkpointing": True} if recomputes else {}
-            trained = adapter_tensors(tensors, ADAPTER_RANK) if adapts else adapter
-            made = _plan(config, tensors, shape, learner.model_copy(update=values), trained)
+            lora = learner.lora.model_copy(update={"rank": ADAPTER_RANK}) if adapts else learner.lora
+            changed = learner.model_copy(update={**values, "lora": lora})
+            made = plan_memory(config.model_copy(update={"learner": changed}), tensors, shape)
             words = [f"learner.lora.rank={ADAPTER_RANK}"] if adapts else []
             words += [
                 f"learner.{name}={json.dumps(value)}"
