@@ -180,6 +180,7 @@ class Gateway(Hosting):
             name = f"{said.group_id}/{said.sample_index}"
             if self._sending.get(name) == said.row_digest:
                 del self._sending[name]
+            self.sessions.journalled(said)
             self._change(said.group_id)
 
     def heard(self, status: RunStatus, unfinished: Sequence[str]) -> None:

@@ -104,6 +104,8 @@ class Trajectory:
     """Which of the run's limits a request went beyond."""
     verdict: tuple[float, str] | None = None
     """Reward and failure, once they are said."""
+    journalled: bool = False
+    """The coordinator has its end from this process."""
 
     @property
     def open(self) -> bool:
@@ -370,7 +372,7 @@ class Sessions:
             before, reason = group.reports[episode]
             return reason if before == tuple(seats) else refuse(f"{where} was reported otherwise before")
         sessions = [one for one in group.samples if one.name in names]
-        # What was over before this process was reported, and counted, then.
+        # What was over before this process was reported then.
         left = [one for one in zip(seats, sessions, strict=True) if not one[1].over_before]
         if not left:
             return ""
@@ -382,9 +384,6 @@ class Sessions:
         reason = "" if failure else next(filter(None, (self._problem(*one) for one in left)), "")
         if reason:
             refuse(reason)
-        elif len(left) == len(seats):
-            counts.failed += bool(failure)
-            counts.reported += not failure
         group.reports[episode] = tuple(seats), reason
         said = f"host {host}: {reason}" if reason else failure
         for seat, session in left:
@@ -393,6 +392,26 @@ class Sessions:
                 session.limit = FinishReason(seat.limit)
             self._end_if_said(group, session)
         return reason
+
+    def journalled(self, answer: TurnAnswer) -> None:
+        """Hear that the coordinator has an answer: a report counts for its host once all its ends are there.
+
+        A host whose gateway dies before that reports again, to the next one.
+        """
+        group, seats = self._groups.get(answer.group_id), self._environment.seats
+        if group is None or answer.finish_reason is None:
+            return
+        session, episode = group.samples[answer.sample_index], answer.sample_index // seats
+        if session.journalled or answer.row_digest not in session.answers:  # or it began again since
+            return
+        session.journalled = True
+        sessions = group.samples[episode * seats : (episode + 1) * seats]
+        _, reason = group.reports.get(episode, ((), "it has failed"))
+        if not reason and all(one.journalled or one.over_before for one in sessions):
+            counts = self.hosts.setdefault(answer.host or UNKNOWN, HostCounts())
+            failed = any(one.verdict is not None and one.verdict[1] for one in sessions)
+            counts.failed += failed
+            counts.reported += not failed
 
     def tick(self, now: float) -> None:
         """Take groups from hosts that were silent for too long, and forget those that nobody asks about."""

@@ -124,6 +124,7 @@ class World:
             row = self.rows[f"{answer.group_id}/{answer.sample_index}"]
             if row.over is None and row.question().row_digest == answer.row_digest:
                 row.hear(answer)
+            self.sessions.journalled(answer)
 
     def take(self) -> None:
         self.hosts += 1
@@ -325,6 +326,7 @@ def test_reports_that_are_no_ones_change_nothing(played: tuple[World, str, Play]
     assert world.sessions.outbox == []
     assert report(host, "g0", 0, seats, world.now) == ""
     assert report(host, "g0", 0, seats, world.now) == ""
+    world.settle()
     worse = [changed(one, reward=0.0, error="no") for one in seats]
     assert "was reported otherwise" in str(report(host, "g0", 0, worse, world.now))
     counts = world.sessions.hosts[host]
@@ -539,7 +541,27 @@ def test_an_episode_of_which_the_gateway_lost_an_end_gets_it_when_its_host_repor
     world.settle()
     over = world.rows["g0/1"].over
     assert over is not None and (over.reward, over.failure) == (play.report()[1].reward, "")
-    assert world.sessions.hosts["other"].reported == 0, "the process before has counted it"
+    assert world.sessions.hosts["other"].reported == 1, "no process before has counted it"
+
+
+def test_an_episode_is_counted_once_though_its_host_reports_it_to_two_gateways(
+    played: tuple[World, str, Play],
+) -> None:
+    world, host, play = played
+    counts, world.loses = world.sessions.hosts, 1
+    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
+    world.settle()  # the gateway dies before the coordinator hears
+    assert counts[host].reported == 0
+    world.restart()
+    world.sessions.hosts = counts
+    for name in play.names:
+        world.ask(name)
+    assert world.sessions.report(host, "g0", 0, play.report(), world.now) == ""
+    world.settle()
+    assert counts[host].reported == 1
+    for _ in range(2):
+        world.ask(play.names[0])
+    assert counts[host].reported == 1
 
 
 def test_a_seat_that_is_left_of_an_episode_is_compared_with_its_row(
