@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.benchmarks.parts import small_host
 from antiphon.lineage.hosts import read_gateway
-from tests.support.main_job import SMALL, Job, check_batches, command, make_home
+from tests.support.main_job import SMALL, Job, check_batches, make_home, typed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 STEPS, SEATS = 3, 2
@@ -70,7 +70,7 @@ def test_a_run_trains_on_what_a_host_says_and_loses_nothing_when_hosts_and_the_g
         assert len(gateway.hosts) >= 2
         assert sum(one.reported for one in gateway.hosts.values()) >= STEPS * 8 * 4 // SEATS
         assert not any(one.refused or one.failed for one in gateway.hosts.values())
-        again = command(job.home, "replay", job.run_dir.name, "--step", "0", timeout_s=200.0)
+        again = typed(job.home, "replay", job.run_dir.name, "--step", "0")
         assert again.returncode == 0 and "bit for bit" in again.stdout, again.stderr
     finally:
         job.close()

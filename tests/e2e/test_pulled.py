@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dvc import dvc
-from tests.support.main_job import MAIN_STEPS, Job, command, make_home, typed
+from tests.support.main_job import MAIN_STEPS, Job, make_home, typed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -52,7 +52,7 @@ def test_what_was_pulled_is_a_run_like_any_other(first: Path, job: Job, tmp_path
     files = int(verified.split(" files")[0])
     assert files > 5 * MAIN_STEPS and f"of ledger {run} are as recorded" in verified
     assert "policy v1" in said(second, "lineage", run, "v1")
-    replayed = command(second, "replay", "--step", "0", timeout_s=200.0)  # the only run there is
+    replayed = typed(second, "replay", "--step", "0")  # the only run there is
     assert replayed.returncode == 0 and "bit for bit" in replayed.stdout, replayed.stderr
     assert not (second / "runs").exists(), "neither needs more than the ledger"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.main_job import PROJECT, Job, command, make_home
+from tests.support.main_job import PROJECT, Job, make_home, typed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.long(in_ci=True), pytest.mark.timeout(600)]
 
@@ -47,7 +47,7 @@ def test_a_worker_killed_in_each_of_two_runs_changes_no_bit(tmp_path: Path) -> N
         assert sum(turns) > len(turns) / 2, "hardly any row has a second turn"
         found.append([(commit["batch_digest"], commit["weights_digest"]) for commit in commits])
     assert found[0] == found[1]  # so one replay shows both
-    replayed = command(job.home, "replay", "--rollouts", timeout_s=240.0)
+    replayed = typed(job.home, "replay", "--rollouts")
     assert replayed.returncode == 0, replayed.stderr
     assert f"{STEPS} of {STEPS} steps" in replayed.stdout and "100.0000% of " in replayed.stdout
     assert len({weights for _, weights in found[0]}) == STEPS, "some step changed nothing"
