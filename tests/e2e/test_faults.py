@@ -5,72 +5,44 @@ import os
 import re
 import signal
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.run_overview import read_figures
 from tests.support.figure_views import check_views
-from tests.support.main_job import SMALL, Job, all_gone, check_batches, command, flow_run_states, make_home
+from tests.support.main_job import (
+    SMALL,
+    Job,
+    all_gone,
+    check_batches,
+    command,
+    flow_run_states,
+    make_home,
+    typed,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
 STALENESS = 2
-STEPS = 12
-"""Enough that no interruption below comes after the end: what takes long has the learner stopped."""
-QUIET = ("record.mlflow=false", "record.dvc=false")
+STEPS = 22
+"""Enough that nothing below comes after the end: what takes long has the learner stopped."""
 
 
-@pytest.fixture(scope="module")
-def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """A finished run whose services were each killed once, at different moments."""
-    home = make_home(tmp_path_factory.mktemp("killed"))
+def test_interrupted_killed_and_finished_by_the_same_command_though_every_service_dies(
+    tmp_path: Path,
+) -> None:
+    home = make_home(tmp_path)
     overrides = [
-        "run.steps=12",
+        f"run.steps={STEPS}",
         f"loop.max_staleness={STALENESS}",
         "learner.checkpoint_interval=3",
         "coordinator.heartbeat_s=0.5",
+        "record.dvc=false",
         *SMALL,
-        *QUIET,
     ]
-    job = Job(home, overrides)
-    try:
-        for name, committed in (("reward", 1), ("worker-0", 3), ("coordinator", 6), ("learner", 8)):
-            job.reach(committed)
-            job.kill_service(name)
-        assert job.wait() == 0, job.everything()
-        yield job
-    finally:
-        job.close()
-
-
-@pytest.mark.long(in_ci=True)
-def test_a_run_outlives_the_death_of_every_service(survivor: Job) -> None:
-    outcome = json.loads((survivor.run_dir / "outcome.json").read_text())
-    assert outcome["restarts"] == {"coordinator": 1, "learner": 1, "reward": 1, "worker-0": 1}
-    commits = survivor.journal.events("step.committed")
-    assert [commit["step"] for commit in commits] == list(range(12))
-    assert outcome["weights_digest"] == commits[-1]["weights_digest"]
-    assert all_gone(survivor.home)
-
-
-@pytest.mark.long(in_ci=True)
-def test_no_group_is_trained_twice_through_all_that(survivor: Job) -> None:
-    check_batches(survivor.batches(), STALENESS)
-    sealed = survivor.journal.events("batch.sealed")
-    assert [batch["step"] for batch in sealed] == list(range(12))
-    # A lost worker's groups were offered again, and its successor has another id.
-    assert [w["worker_id"] for w in survivor.journal.events("worker.registered")][:1] == ["worker-0-1"]
-    assert "worker-0-2" in [w["worker_id"] for w in survivor.journal.events("worker.registered")]
-
-
-def test_interrupted_killed_and_finished_by_the_same_command(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    home = make_home(tmp_path_factory.mktemp("stopped"))
-    overrides = [f"run.steps={STEPS}", f"loop.max_staleness={STALENESS}", "record.dvc=false", *SMALL]
 
     job = Job(home, overrides)
     try:  # while engines start, which do not listen
@@ -102,7 +74,7 @@ def test_interrupted_killed_and_finished_by_the_same_command(
         job.close()
     kept = job.journal.events("step.committed")
     assert 2 <= len(kept) < STEPS
-    resting = command(home, "status")
+    resting = typed(home, "status")
     assert resting.returncode == 1 and "not running and not finished" in resting.stderr
     for line in read_figures(job.run_dir).lines():
         assert line in resting.stdout
@@ -121,17 +93,28 @@ def test_interrupted_killed_and_finished_by_the_same_command(
     assert len(kept) < STEPS
 
     job = Job(home, overrides)
-    try:
+    try:  # each service is killed once, at different moments
+        for place, name in enumerate(("reward", "worker-0", "coordinator", "learner")):
+            job.reach(len(kept) + 1 + 2 * place)
+            job.kill_service(name)
         assert job.wait() == 0, job.everything()
         assert all_gone(home)
     finally:
         job.close()
+    outcome = json.loads((job.run_dir / "outcome.json").read_text())
+    assert outcome["restarts"] == {"coordinator": 1, "learner": 1, "reward": 1, "worker-0": 1}
     assert flow_run_states(job)[-1] == "COMPLETED"
-    figures = check_views(job, tmp_path_factory.mktemp("views"))
-    assert figures.steps == STEPS and figures.breaks == 2
+    figures = check_views(job, tmp_path)
+    assert figures.steps == STEPS and figures.breaks == 3
     assert_the_seconds_add_up(job, figures)
-    assert [commit["step"] for commit in job.journal.events("step.committed")] == list(range(STEPS))
+    commits = job.journal.events("step.committed")
+    assert commits[: len(kept)] == kept and outcome["weights_digest"] == commits[-1]["weights_digest"]
+    for kind in ("batch.sealed", "step.committed"):
+        assert [event["step"] for event in job.journal.events(kind)] == list(range(STEPS))
     check_batches(job.batches(), STALENESS)
+    # The groups of a lost worker were offered again: its successor has another id.
+    workers = [event["worker_id"] for event in job.journal.events("worker.registered")]
+    assert workers[0] == "worker-0-1" and len(set(workers)) == len(workers) >= 4, workers
 
 
 def assert_the_seconds_add_up(job: Job, figures: RunFigures) -> None:
