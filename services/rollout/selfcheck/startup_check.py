@@ -135,7 +135,7 @@ def uneven_share(
         pairs = zip(rows.split(size), whole.split(size), strict=True)
         return sum(int(torch.count_nonzero(product(part) != same)) for part, same in pairs)
 
-    return max(map(changed, ROWS)) / whole.numel()
+    return float(max(map(changed, ROWS)) / whole.numel())
 
 
 def _continued(
