@@ -12,6 +12,7 @@ from antiphon.cli.app import execute
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.documents.replay_copy import find_copy
 from antiphon.lineage.export import ADAPTER_BASE, check_adapter_base
+from antiphon.runs import preflight
 from antiphon.runs.preflight import check_model
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.replay.steps import Replayer, replay_run, weights_of
@@ -82,8 +83,9 @@ def test_peft_opens_an_exported_adapter_and_computes_what_the_merged_weights_do(
 
 
 def test_an_exported_adapter_says_for_which_weights_it_was_made(
-    run: TinyRun, adapter: Path, tmp_path: Path
+    run: TinyRun, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(preflight, "end_tokens_by_file", lambda model: {})  # it has no tokenizer
     model, dtype = Path(run.config.model.path), run.config.model.dtype
     lora = {**LORA, "start": str(adapter)}
     started = make_config(model, learner__lora=lora, rollout__max_model_tokens=64)
