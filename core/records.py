@@ -528,3 +528,5 @@ class StepCommit:
     published: bool = False
     """Whether the version is (to be) published as a snapshot."""
     times: RunTimes | None = None  # of the run, when the coordinator took it; None before that
+    exactness: str = ""
+    """Where the step repeats bit for bit, such as `exact on CPU x 2`; empty for `exact here`."""

@@ -188,6 +188,8 @@ def step_line(
         "batch": None,
         "timings": {**timings, "at": at, "workers": dict(workers or {}), **(commit.plan or {})},
     }
+    if commit.exactness:
+        line["exactness"] = commit.exactness
     if times is not None:
         line["timings"] |= dataclasses.asdict(times)
     if batch is not None:

@@ -445,7 +445,7 @@ class SnapshotManifest(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., origin: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class StepCommit(_message.Message):
-    __slots__ = ("step", "version", "weights_digest", "batch_digest", "metrics", "published", "times")
+    __slots__ = ("step", "version", "weights_digest", "batch_digest", "metrics", "published", "times", "exactness")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +460,7 @@ class StepCommit(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     step: int
     version: int
     weights_digest: str
@@ -467,7 +468,8 @@ class StepCommit(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     published: bool
     times: RunTimes
-    def __init__(self, step: _Optional[int] = ..., version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., batch_digest: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., published: _Optional[bool] = ..., times: _Optional[_Union[RunTimes, _Mapping]] = ...) -> None: ...
+    exactness: str
+    def __init__(self, step: _Optional[int] = ..., version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., batch_digest: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., published: _Optional[bool] = ..., times: _Optional[_Union[RunTimes, _Mapping]] = ..., exactness: _Optional[str] = ...) -> None: ...
 
 class RunTimes(_message.Message):
     __slots__ = ("wall_s", "startup_s", "break_s", "breaks")

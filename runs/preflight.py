@@ -27,10 +27,12 @@ from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import environment_of
 from antiphon.environments.scoring.messages import Failed, Turn, Verdict
+from antiphon.lineage.export import check_adapter_base
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.records import make_sinks
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote_place import RemoteStore
+from antiphon.models.adapters import start_folder
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import (
     check_pointers,
@@ -348,9 +350,13 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
     """Check a model folder against its own configuration and the run's, and return what is worth a note.
 
     Raises:
-        ConfigError: when a tensor is missing, superfluous or of another shape, or the context is too short.
+        ConfigError: when a tensor is missing, superfluous or of another shape, the adapter to start from was
+            made for another model, or the context is too short.
     """
     check_weights(model, config.learner.lora)
+    start, notes = config.learner.lora.start, list[str]()
+    if start is not None:
+        notes += check_adapter_base(start_folder(start), model, config.model.dtype)
     wanted, positions = config.rollout.max_model_tokens, most_positions(model)
     if positions is not None and wanted > positions:
         raise ConfigError(
@@ -360,8 +366,10 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
     named = end_tokens_by_file(model)
     if len({frozenset(tokens) for tokens in named.values()}) > 1:
         said = ", ".join(f"{list(tokens)} in {name}" for name, tokens in named.items())
-        return [f"the files of model.path name different end tokens ({said}); each of them ends an answer"]
-    return []
+        notes.append(
+            f"the files of model.path name different end tokens ({said}); each of them ends an answer"
+        )
+    return notes
 
 
 def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float) -> None:

@@ -9,7 +9,7 @@ Legend: R rows (one per request, or drafts + 1 per request), B requests, V vocab
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -96,8 +96,12 @@ class RowSampling:
         return self._map(lambda column: column.repeat_interleave(times))
 
     def part(self, start: int, stop: int) -> "RowSampling":
-        """Return the sampling of rows [start, stop)."""
-        return self._map(lambda column: column[start:stop])
+        """Return the sampling of rows [start, stop), which are spared what none of them needs."""
+        part = self._map(lambda column: column[start:stop])
+        if part.greedy is None:
+            return part
+        greedy = part.greedy if bool(part.greedy.any()) else None
+        return replace(part, greedy=greedy, all_greedy=bool(part.greedy.all()))
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "RowSampling":
         def changed(column: torch.Tensor | None) -> torch.Tensor | None:

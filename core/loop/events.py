@@ -282,6 +282,7 @@ class StepCommitted(JournalEvent):
     published: bool
     at_s: float | None = None
     plan: dict[str, float] | None = None  # what the capacity model expected then, beside what was measured
+    exactness: str = ""
 
 
 @_event("snapshot.announced")

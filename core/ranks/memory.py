@@ -3,22 +3,24 @@
 Of P parameters, of which Q are trained, on N ranks, with w bytes each while computing (2 in bfloat16), a rank
 holds, in bytes (Rajbhandari et al. 2020, "ZeRO", with DeepSpeed's own copies):
 
-| stage | weights | gradients | AdamW's moments and master copy        |
-|-------|---------|-----------|----------------------------------------|
-| 0     | wP      | 4Q        | 8Q                                     |
-| 1     | wP      | 4Q        | 12Q/N                                  |
-| 2     | wP      | 4Q/N      | 12Q/N                                  |
-| 3     | wP/N    | 4Q/N      | 12Q/N, or 8Q/N where the weights serve |
+| stage | weights | gradients | AdamW's moments and master copy |
+|-------|---------|-----------|---------------------------------|
+| 0     | wP      | 4Q        | 8Q                              |
+| 1     | wP      | 4Q        | 12Q/N                           |
+| 2     | wP      | 4Q/N      | 12Q/N                           |
+| 3     | wP/N    | 4Q/N      | 12Q/N                           |
 
-and a bucket in which gradients are reduced. That is exact, and is compared with what a rank holds. While it
-computes there are besides, by estimate: activations, logits and the head's gradient, and at stage 3 the
-weights that are whole for the moment.
+and gradients on their way: in a bucket while ranks reduce them; for the update, when activations are gone, in
+one piece. That is exact, and is compared with what a rank holds when it holds most. While it computes there
+are besides, by estimate: activations, logits and the head's gradient, and at stage 3 the weights that are
+whole for the moment.
 """
 
 import json
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 
 from antiphon.core.capacity.model_shape import ModelShape, Tensors, adapter_tensors, count
 from antiphon.core.config import RunConfig
@@ -34,7 +36,7 @@ MOST_PROPOSED = 64
 MOST_LOGITS = 2048 * 4096
 """That a rank holds at once: liger-kernel computes the loss in pieces of 2048 positions and 4096 tokens."""
 MOST_LIVE = 1_000_000_000
-"""Parameters that stage 3 keeps whole at a time: DeepSpeed's default."""
+"""Parameters that stage 3 keeps whole, and those that it updates, at a time: DeepSpeed's defaults."""
 PROCESS_BYTES = 1e9
 """Libraries of a rank or an engine, or its CUDA context, by estimate."""
 ADAPTER_RANK = 16
@@ -66,7 +68,7 @@ def whole_parameters(parameters: int) -> int:
 def held_by_rank(
     tensors: Tensors, learner: LearnerSection, adapter: Tensors | None = None
 ) -> dict[str, float]:
-    """Return the bytes that one rank holds from step to step, by use, before an update.
+    """Return the bytes that one rank holds at most, by use, besides what it computes.
 
     Args:
         tensors: of the model.
@@ -75,19 +77,36 @@ def held_by_rank(
     """
     stage, ranks = learner.stage, learner.ranks
     width = 2 if learner.dtype == "bfloat16" else 4
-    everything = {**tensors, **(adapter or {})}
-    total, trained = count(everything), count(tensors if adapter is None else adapter)
-    weights, gradients, optimizer = float(width * total), 4.0 * trained, 8.0 * trained
-    bucket = float((4 if stage < 3 else width) * bucket_parameters(total)) if stage else 0.0
-    if stage:
-        # Of float32 weights stage 3 has no other master copy.
-        optimizer = (12.0 if stage < 3 or width == 2 else 8.0) * trained / ranks
-    if stage > 1:
-        gradients /= ranks
-    if stage == 3:
-        small = sum(n for n in map(math.prod, everything.values()) if n <= whole_parameters(total))
-        weights = weights / ranks + (width * small if ranks > 1 else 0)
-    return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "bucket": bucket}
+    everything, chosen = {**tensors, **(adapter or {})}, tensors if adapter is None else adapter
+    total, trained = count(everything), count(chosen)
+    held = {"weights": float(width * total), "gradients": 4.0 * trained, "optimizer": 8.0 * trained}
+    if not stage:
+        return held
+    part, bucket = 4.0 * trained / ranks, float(width * bucket_parameters(trained))
+    held["optimizer"] = 3 * part
+    moving, update = bucket, 0.0
+    if stage == 1 and width == 2:  # all at once: as computed, then as sent besides
+        moving = update = 2.0 * trained
+    elif stage == 1:
+        update = max(0.0, part - bucket)
+    elif stage == 2:  # a bucket is copied; then, in float32, a part besides the sum's, each of whole tensors
+        held["gradients"] = part if width == 2 else 4.0 * _touched(chosen, ranks)
+        moving += bucket if width == 2 else max(bucket, held["gradients"])
+    else:
+        small = sum(n for n in map(math.prod, everything.values()) if n <= whole_parameters(count(tensors)))
+        kept = width * small if ranks > 1 else 0.0
+        held["weights"] = held["weights"] / ranks + kept
+        # Small tensors are parted too while there is an update.
+        held["gradients"], update = part, max(0.0, min(part, 4.0 * MOST_LIVE) - kept)
+    return held | {"gradients on their way": moving, "update": update}
+
+
+def _touched(tensors: Tensors, ranks: int) -> int:
+    """Return the parameters of all tensors that one rank's part touches, of the rank with most."""
+    stops = list(accumulate(map(math.prod, tensors.values()), initial=0))
+    part = max(1, -(-stops[-1] // ranks))
+    ends = [bisect_left(stops, min(part * (rank + 1), stops[-1])) for rank in range(ranks)]
+    return max(stops[end] - stops[bisect_right(stops, part * rank) - 1] for rank, end in enumerate(ends))
 
 
 def used_by_rank(
@@ -103,8 +122,8 @@ def used_by_rank(
     positions = learner.micro_batch_tokens
     kept = shape.layers * width * shape.hidden + layer if recomputed else shape.layers * layer
     logits = min(positions * shape.vocabulary, MOST_LOGITS) * (width + 16)
-    if adapter is None:  # the head's gradient, in float32 and as it is handed on
-        logits += (6 if width == 2 else 4) * shape.vocabulary * shape.hidden
+    if adapter is None:  # the head's gradient, in float32 and as it is handed on, where nothing holds all
+        logits += (6 if width == 2 and learner.stage > 1 else 4) * shape.vocabulary * shape.hidden
     used = {"activations": float(positions * kept), "logits": float(logits), "process": PROCESS_BYTES}
     if learner.stage == 3 and learner.ranks > 1:
         used["whole layers"] = float(width * min(count(tensors) + count(adapter or {}), MOST_LIVE))
@@ -170,6 +189,7 @@ def plan_memory(config: RunConfig, tensors: Tensors, shape: ModelShape | None) -
     rank, engine = held_by_rank(tensors, learner, adapter), held_by_engine(tensors, config)
     if shape is not None:
         rank |= used_by_rank(tensors, shape, learner, adapter)
+        rank["update"] = max(0.0, rank.get("update", 0.0) - rank["activations"] - rank["logits"])
         engine |= used_by_engine(shape, config)
     if adapter is not None and learner.stage == 3 and learner.ranks > 1:
         # Each loads all of the model before the engine divides it.

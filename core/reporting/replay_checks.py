@@ -16,9 +16,21 @@ import numpy.typing as npt
 from antiphon.core.errors import ConfigError
 
 LOGPROB_TOLERANCE = 1e-5
-"""Nats by which a re-scored log-probability may differ: float32 rounding of two implementations."""
+"""Nats by which a re-scored log-probability may differ: float32 rounding of two implementations' logits."""
 LOGPROB_SHARE = 0.99
 """Least share within the tolerance: rounding leaves a few of a thousand outside, other weights most."""
+
+
+def logprob_tolerance(vocabulary: int) -> float:
+    """Return the tolerance for a distribution over this many tokens, whose exponentials are added in float32.
+
+    A sum of n numbers is off by about sqrt(n) times half a unit in the last place, relative (Higham and Mary
+    2019, "A new approach to probabilistic rounding error analysis"), and so is its logarithm, absolute.
+
+    >>> f"{logprob_tolerance(64):.2g}, {logprob_tolerance(151_936):.2g}"
+    '1e-05, 3.3e-05'
+    """
+    return LOGPROB_TOLERANCE + float(vocabulary**0.5) * 2.0**-24
 
 
 CPU = "CPU"
@@ -78,7 +90,7 @@ class LogprobCheck:
     step: int
     tokens: int
     within: int
-    """Tokens whose log-probability lies within `LOGPROB_TOLERANCE`."""
+    """Tokens whose log-probability lies within the tolerance."""
     largest: float
     """Largest difference, nats; infinite for a token that its distribution rules out."""
     where: str
@@ -87,9 +99,11 @@ class LogprobCheck:
     """Tokens whose version has no weights in the record; counted in `tokens`, never as within."""
     kept_cache: int = 0
     """Tokens sampled over a kept cache, whose logprobs no clean pass gives; `tokens` does not count them."""
+    tolerance: float = LOGPROB_TOLERANCE
+    """Nats."""
 
     def words(self) -> str:
-        said = f"step {self.step}: {self.within} of {self.tokens} logprobs within {LOGPROB_TOLERANCE:g}"
+        said = f"step {self.step}: {self.within} of {self.tokens} logprobs within {self.tolerance:.2g}"
         if self.tokens > self.unscored:
             said += f", largest difference {self.largest:.3g} nats at {self.where}"
         if self.unscored:
@@ -149,6 +163,7 @@ def compare_logprobs(
     places: Sequence[str],
     versions: Sequence[npt.NDArray[np.int64]],
     kept_cache: Sequence[npt.NDArray[np.bool_]],
+    tolerance: float = LOGPROB_TOLERANCE,
 ) -> LogprobCheck:
     """Compare the log-probabilities of a batch, token by token; every sequence has one entry per trajectory.
 
@@ -159,6 +174,7 @@ def compare_logprobs(
         places: what the trajectory is called.
         versions: [T], the version that sampled each token; -1 of observed ones, which are not compared.
         kept_cache: [T], whether it did so over a kept cache; such tokens are not compared.
+        tolerance: of `logprob_tolerance`.
     """
     sizes = [len(one) for one in recorded]
     old, new = (np.concatenate([*parts, []], dtype=np.float64) for parts in (recorded, scored))
@@ -173,9 +189,10 @@ def compare_logprobs(
         place = int(np.searchsorted(np.cumsum(sizes), worst, side="right"))
         token, largest = worst - sum(sizes[:place]), float(gap[worst])
         where = f"token {token} of {places[place]}, sampled by version {int(versions[place][token])}"
-    within = int(((gap >= 0) & (gap <= LOGPROB_TOLERANCE)).sum())
+    within = int(((gap >= 0) & (gap <= tolerance)).sum())
     unscored = int((asked & ~known).sum())
-    return LogprobCheck(step, int(asked.sum()), within, largest, where, unscored, int(kept.sum()))
+    over = int(kept.sum())
+    return LogprobCheck(step, int(asked.sum()), within, largest, where, unscored, over, tolerance)
 
 
 def choose_steps(recorded: int, planned: int, first: int | None, last: int | None) -> range:
@@ -289,7 +306,7 @@ class ReplaySummary:
         share, worst = self.logprobs_equal_share or 0.0, self.worst_logprob
         place = "" if worst is None else f"; {worst.words()}"
         return (
-            f"only {share:.4%} of the logprobs of {self.run_id} lie within {LOGPROB_TOLERANCE:g} nats of the "
+            f"only {share:.4%} of the logprobs of {self.run_id} lie within the tolerance of the "
             f"record, where {LOGPROB_SHARE:.1%} are expected{place}"
         )
 
@@ -305,7 +322,7 @@ class ReplaySummary:
         if share is not None and worst is not None:
             tokens = sum(check.tokens for check in self.logprobs)
             said.append(
-                f"{share:.4%} of {tokens} logprobs within {LOGPROB_TOLERANCE:g} nats, largest difference "
+                f"{share:.4%} of {tokens} logprobs within {worst.tolerance:.2g} nats, largest difference "
                 f"{worst.largest:.3g} in step {worst.step} at {worst.where}, in {self.score_seconds:.1f} s"
             )
         return said

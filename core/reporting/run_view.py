@@ -291,6 +291,7 @@ class RunView:
             metrics={sys.intern(name): value for name, value in data["metrics"].items()},
             published=bool(data.get("published")),
             times=self._clock.times(),
+            exactness=str(data.get("exactness", "")),
         )
         known = StepFacts(commit, at, **facts)
         self.steps.append(known)

@@ -48,7 +48,7 @@ BATCH_FACTS = (
     "samples_digest",
 )
 """What a batch's document repeats of its profile."""
-VERSION_FACTS = ("step", "version", "weights_digest", "batch_digest", "metrics")
+VERSION_FACTS = ("step", "version", "weights_digest", "batch_digest", "metrics", "exactness")
 """What a version's document takes from the run log's line."""
 LEAST_DIGITS = 4
 """Hex digits a digest must be named by."""

@@ -186,15 +186,17 @@ class DeepSpeedEngine:
         if section.compiled:
             compile_blocks(causal_model)
         self.learning_rate = section.learning_rate or rate_by_size(size, adapters=self._adapters is not None)
+        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            [parameter for parameter in policy.parameters() if parameter.requires_grad],
+            trained,
             lr=self.learning_rate,
             betas=(section.beta1, section.beta2),
             weight_decay=section.weight_decay,
         )
         self._optimizer = optimizer
+        reduced = sum(getattr(one, "ds_numel", one.numel()) for one in trained)
         self._engine, *_ = deepspeed.initialize(
-            model=policy, optimizer=optimizer, config=_deepspeed_config(section, size)
+            model=policy, optimizer=optimizer, config=_deepspeed_config(section, size, reduced)
         )
 
     def _load(self, config: RunConfig) -> Any:
@@ -216,7 +218,7 @@ class DeepSpeedEngine:
             check_kind(path, dtype)
         with zero.Init(
             data_parallel_group=groups._WORLD_GROUP,
-            config_dict_or_path=_deepspeed_config(section, 1),
+            config_dict_or_path=_deepspeed_config(section, 1, 1),
             tensor_overrides=[DeepSpeedTensorOverride.device],  # tables in float32 stay so
         ):
             causal_model = empty_causal_model(path, dtype, recomputed)
@@ -505,8 +507,8 @@ def pin_numerics(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def _deepspeed_config(section: LearnerSection, size: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for a model of `size` parameters."""
+def _deepspeed_config(section: LearnerSection, size: int, trained: int) -> dict[str, Any]:
+    """Return DeepSpeed's configuration for a model of `size` parameters, some of them trained."""
     tree: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -517,7 +519,7 @@ def _deepspeed_config(section: LearnerSection, size: int) -> dict[str, Any]:
             "stage": section.stage,
             "overlap_comm": False,
             "stage3_gather_16bit_weights_on_model_save": True,
-            "reduce_bucket_size": bucket_parameters(size),
+            "reduce_bucket_size": bucket_parameters(trained),
             "stage3_prefetch_bucket_size": bucket_parameters(size),
             "stage3_param_persistence_threshold": whole_parameters(size),
         },

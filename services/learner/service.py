@@ -272,6 +272,7 @@ class LearnerService(Learner):
                     batch_digest=batch.digest,
                     metrics={**metrics, **batch_metrics(batch)},
                     published=self._published(trained.version),
+                    exactness=trained.exactness,
                 )
             commit = self._uncommitted
             progress.begin(f"committing step {step}", "answer of the coordinator")

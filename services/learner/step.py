@@ -23,6 +23,7 @@ from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.learning_rate import rate_share
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.ranks.plan import PLAN_VERSION
+from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import LeftOut, read_batch
@@ -159,9 +160,10 @@ class Trainer(Training):
         limits, of_turn = self._config.turn_limits, self._config.sampling.max_tokens
         turns = any(not row.finish_reason.ends_turn for row in rows)
         longest = min(limits.turns * of_turn, limits.tokens) if turns else None
-        # Later updates clip against the weights the step began with; the first one holds them.
-        proximal: list[list[torch.Tensor] | None] = [None]
-        for packing in updates[1:]:
+        # Later updates clip against the weights the step began with; the first one holds them, and the user's
+        # own objective is given none.
+        proximal: list[list[torch.Tensor] | None] = [None] * (len(updates) if algorithm.own_objective else 1)
+        for packing in updates[len(proximal) :]:
             old = []
             for batch in packing.of_rank(ranks.rank):
                 old.append(engine.logprobs(batch))
@@ -193,7 +195,9 @@ class Trainer(Training):
         metrics["train_s"] = time.perf_counter() - begun
         # Only the first update sees the weights that the step began with.
         apart = drifts(figures[0]) if seen else {}
-        return TrainedStep(self.version, engine.weights(), metrics, apart)
+        said = exact_on(device_name(), ranks.world)
+        exactness = "" if said == exact_on(CPU, 1) else said
+        return TrainedStep(self.version, engine.weights(), metrics, apart, exactness)
 
     def save(self) -> int:
         def save(folder: Path) -> dict[str, str]:
@@ -244,6 +248,11 @@ class Trainer(Training):
         if self._engine is None or self.version < 0:
             raise IntegrityError("the learner holds no version; call restore first")
         return self._engine
+
+
+def device_name() -> str:
+    """Return the kind of device that ranks train on here."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else CPU
 
 
 def checkpoint_ranks(folder: Path) -> int:

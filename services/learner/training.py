@@ -26,6 +26,8 @@ class TrainedStep:
     metrics: dict[str, float]
     drifts: Mapping[str, tuple[SampleStatistics, ...]] = field(default_factory=dict)
     """By group: how far the workers' logprobs were from the learner's, where both had the same weights."""
+    exactness: str = ""
+    """As in `StepCommit`."""
 
 
 class Training(Protocol):

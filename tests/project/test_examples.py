@@ -18,7 +18,7 @@ EXAMPLES = sorted(
     [*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples" / "own-objective").glob("*.yaml")]
 )
 TO_BEGIN_WITH = sorted((ROOT / "examples" / "models").glob("*.yaml"))
-CARDS = {"qwen3-0.6b": "RTX4090", "qwen3-8b-node": "H100"}
+CARDS = {"qwen3-0.6b": "RTX4090", "qwen3-4b-lora": "L40S", "qwen3-8b-node": "H100"}
 """With the memory that the files name."""
 SCENARIOS = {"preemption_storm.yaml"}
 

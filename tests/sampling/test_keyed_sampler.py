@@ -277,6 +277,21 @@ def test_batch_and_order_play_no_part(seed, order, size):
     assert torch.equal(logprobs_apart, logprobs[some])
 
 
+def test_rows_drawn_one_by_one_are_spared_what_only_greedy_ones_need(monkeypatch):
+    """Above a chunk each row stands alone, where those beside it ask for nothing."""
+    logits, u = torch.randn(4, 2048), torch.full((4,), 0.5, dtype=torch.float64)
+    rows = RowSampling(greedy=torch.tensor([True, False, False, True]))
+    together = draw(logits, u, rows)
+    monkeypatch.setattr(ks, "CHUNK", 2048)
+    taken, picked = [], []
+    take, invert = ks._take_most_probable, ks._invert
+    monkeypatch.setattr(ks, "_take_most_probable", lambda x: taken.append(len(x)) or take(x))
+    monkeypatch.setattr(ks, "_invert", lambda w, n: picked.append(len(w)) or invert(w, n))
+    apart = draw(logits, u, rows)
+    assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))
+    assert len(taken) == len(picked) == 2
+
+
 def test_off_the_cpu_memory_is_bounded_whatever_the_number_of_rows():
     worked_on = []
 

@@ -99,7 +99,8 @@ class MadeLog:
                 )
             )
         made = (commit.weights_digest, commit.batch_digest, commit.metrics, commit.published)
-        self.add(e.StepCommitted(commit.step, commit.version, *made, at_s, dict(plan) if plan else None))
+        expected = dict(plan) if plan else None
+        self.add(e.StepCommitted(commit.step, commit.version, *made, at_s, expected, commit.exactness))
 
     def evaluate(self, evaluation: EvaluationRecord) -> None:
         """Tell of an evaluation; one that is not complete is only begun."""

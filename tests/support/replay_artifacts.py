@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.core.config import RunConfig, build_config
+from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.metrics import batch_metrics
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, SnapshotManifest, StepCommit, VersionSpan
 from antiphon.lineage.records import Records
@@ -65,6 +65,14 @@ def make_config(model: Path, **changes: Any) -> RunConfig:
     return build_config(tree)
 
 
+def run_of_few_weights(root: Path, **changes: Any) -> "TinyRun":
+    """Return a run as commands find it, which keeps weights of the base and the two newest versions."""
+    config = make_config(save_model(root / "model"), record__weights="last", loop__max_staleness=1, **changes)
+    run = TinyRun(root / "home", config)
+    (run.run_dir / "config.yaml").write_text(dump_config(config))
+    return run
+
+
 class TinyRun:
     """Trains and records the run; afterwards only `ledger` matters."""
 
@@ -100,7 +108,8 @@ class TinyRun:
             metrics = {**trained.metrics, **batch_metrics(batch)}
             manifest = made[trained.version] = self._published(trained)
             digest = manifest.weights_digest
-            commit = StepCommit(step, trained.version, digest, batch.digest, metrics, True)
+            said = trained.exactness
+            commit = StepCommit(step, trained.version, digest, batch.digest, metrics, True, exactness=said)
             self.log.commit(commit, batch)
             self.log.announce(manifest)
         trainer.stop()

@@ -11,8 +11,11 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -21,7 +24,7 @@ import torch
 from antiphon.benchmarks.parts.results import PROJECT
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
-from antiphon.core.ranks.memory import held_by_rank
+from antiphon.core.ranks.memory import adapter_of, held_by_rank
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -51,7 +54,7 @@ def config_of(cell: dict[str, Any]) -> RunConfig:
         "threads": cell["threads"],
         "gradient_clip": cell["clip"],
         "warmup_steps": 0,
-        "micro_batch_tokens": 512,
+        "micro_batch_tokens": cell["tokens"],
         "checkpoint_interval": 2,
         "lora": {"rank": cell["lora"]},
     }
@@ -90,19 +93,40 @@ def rows_of(step: int, groups: int = 6) -> list[BatchRow]:
 
 
 class NotingEngine(DeepSpeedEngine):
-    """Keeps the gradient of its first update, as Adam took it in, and the most bytes held before one."""
+    """Keeps the gradient of its first update, as Adam took it in, and the most bytes held in one."""
 
     gradient: torch.Tensor | None = None
     held = 0
+    _updates = 0
 
     def __init__(self, config: RunConfig) -> None:
         gc.collect()
         self._before = counted_bytes()
         super().__init__(config)
 
+    def update(self, *args: Any, **named: Any) -> float:
+        self._updates += 1
+        if self._updates != 2:  # moments are there from the second on, and counting takes time
+            return super().update(*args, **named)
+        from deepspeed import comm
+
+        # Most is held while gradients are reduced, or when AdamW takes them in one piece.
+        with self._counted(comm, "all_reduce"), self._counted(self._optimizer, "step"):
+            return super().update(*args, **named)
+
+    @contextmanager
+    def _counted(self, owner: Any, name: str) -> Iterator[None]:
+        work = getattr(owner, name)
+
+        def counting(*args: Any, **named: Any) -> Any:
+            noted = 0 if self.gradient is None else self.gradient.nbytes
+            self.held = max(self.held, counted_bytes() - self._before - noted)
+            return work(*args, **named)
+
+        with patch.object(owner, name, counting):
+            yield
+
     def _apply(self) -> float:
-        noted = 0 if self.gradient is None else self.gradient.nbytes
-        self.held = max(self.held, counted_bytes() - self._before - noted)
         norm = super()._apply()
         if self.gradient is None:
             self.gradient = self.first_moments() / (1 - self._optimizer.param_groups[0]["betas"][0])
@@ -122,10 +146,10 @@ class NotingEngine(DeepSpeedEngine):
 
 
 def counted_bytes() -> int:
-    """Return the bytes of all tensors of this process, each memory once."""
+    """Return the bytes of all tensors of this process but activations, each memory once."""
     found = {}
     for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
+        if issubclass(type(one), torch.Tensor) and one.device.type == "cpu" and one.grad_fn is None:
             for tensor in (one, one.grad if one.is_leaf else None):
                 if tensor is not None:
                     found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -195,6 +219,8 @@ def cells(folder: Path) -> None:
             digests.append(held.weights.digest())
             if held.version == SAVED and cell["again"]:
                 trainer.save()
+            if held.version < STEPS:
+                del held  # with adapters it has copies of them
         control = sum(spent) / sum(seconds)
         tensors = held.weights.copies()
         weights = torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
@@ -207,6 +233,7 @@ def cells(folder: Path) -> None:
                 held = trainer.train(step, encode_batch(rows_of(step, cell["groups"])))
                 same &= held.weights.digest() == digests[step]
         trainer.stop()
+        planned = held_by_rank(shapes, config.learner, adapter_of(config.learner, shapes))
         torch.save(
             {
                 "cell": cell,
@@ -216,7 +243,7 @@ def cells(folder: Path) -> None:
                 "same": same,
                 "seconds": seconds,
                 "control_share": control,
-                "memory_over_formula": made[0].held / sum(held_by_rank(shapes, config.learner).values()),
+                "memory_over_formula": made[0].held / sum(planned.values()),
             },
             folder / f"found-{number}.pt",
         )

@@ -24,6 +24,7 @@ UNPINNED = {
     "evaluation.samples": "1",
     "sampling.stop": "[]",
     "algorithm.advantage": "null",
+    "learner.lora.start": "null",
 }
 """What runs keep only where it has another value than this."""
 
@@ -57,6 +58,8 @@ def pinned_values(
     found |= {f"model.{name}": tree["model"][name] for name in ("path", "renderer", "template_arguments")}
     for section in ("environment", "loop", "sampling"):
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
+    if config.learner.lora.start is not None:
+        found["learner.lora.start"] = "a folder"  # wherever it lies; its files are compared
     del found["environment.host_command"]  # how a host is started says nothing of what it runs
     for name in ("objective", "advantage", "baseline", "normalise_advantages", "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]

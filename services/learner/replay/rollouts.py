@@ -21,7 +21,7 @@ import torch
 
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import BatchRow, FloatArray
-from antiphon.core.reporting.replay_checks import LOGPROB_TOLERANCE, LogprobCheck, compare_logprobs
+from antiphon.core.reporting.replay_checks import LogprobCheck, compare_logprobs, logprob_tolerance
 from antiphon.core.spans import branches, kept_cache_tokens, token_versions
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.rollout_table import decode_batch
@@ -54,6 +54,7 @@ class RolloutScorer:
         self._copy, self._made = copy, made
         self._sampling = copy.config.sampling.parameters()
         self._model = _load(model_path, torch.float32)
+        self._tolerance = logprob_tolerance(len(self._model.get_output_embeddings().weight))
         exact = copy.config.model.dtype == "float32"  # bfloat16 rounds a thousand times more than this
         self._exact = _load(model_path, torch.float64) if exact else None
 
@@ -78,6 +79,7 @@ class RolloutScorer:
             [f"sample {row.sample_index} of group {row.group_id}" for row in rows],
             sampled_by,
             kept,
+            self._tolerance,
         )
 
     def _score_version(
@@ -114,7 +116,9 @@ class RolloutScorer:
             left = {
                 (place, branch): wanted
                 for (place, branch), wanted in left.items()
-                if _beyond(rows[place].logprobs[wanted], scored[place][wanted])
+                if not bool(
+                    (np.abs(rows[place].logprobs[wanted] - scored[place][wanted]) <= self._tolerance).all()
+                )
             }
 
     def _fill(self, model: Any, tensors: dict[str, torch.Tensor], version: int) -> None:
@@ -131,7 +135,3 @@ class RolloutScorer:
 def _load(path: str, dtype: torch.dtype) -> Any:
     model = load_causal_model(path, torch.float32, gradient_checkpointing=False)
     return model.to(dtype).eval()
-
-
-def _beyond(recorded: FloatArray, scored: FloatArray) -> bool:
-    return not bool((np.abs(recorded - scored) <= LOGPROB_TOLERANCE).all())

@@ -28,7 +28,6 @@ from safetensors.torch import save_file
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.replay_checks import (
-    CPU,
     LogprobCheck,
     ReplaySummary,
     StepCheck,
@@ -45,7 +44,7 @@ from antiphon.services.learner.ranks.followers import Followers
 from antiphon.services.learner.ranks.group import join
 from antiphon.services.learner.replay.base import base_model, load_version
 from antiphon.services.learner.replay.rollouts import RolloutScorer
-from antiphon.services.learner.step import Trainer, checkpoint_ranks, config_digest
+from antiphon.services.learner.step import Trainer, checkpoint_ranks, config_digest, device_name
 from antiphon.services.learner.training import TrainedStep
 from antiphon.weights.adapter import write_merged
 from antiphon.weights.payload_store import PayloadStore
@@ -119,7 +118,7 @@ class Replayer:
             compares_logprobs=exact,
             recorded_ranks=recorded_ranks,
             ranks=section.ranks,
-            device=torch.cuda.get_device_name() if torch.cuda.is_available() else CPU,
+            device=device_name(),
         )
         """What was found so far."""
         self.held: TrainedStep | None = None

@@ -77,6 +77,10 @@ class _Live:
     """How many of them were sampled here."""
 
 
+KEPT_LOGITS = 1 << 24
+"""That a check keeps for hidden states that come again: 64 MiB in float32."""
+
+
 class VllmEngine:
     """The rollout engine of one worker process. Not thread-safe: its owner's thread drives it."""
 
@@ -399,17 +403,26 @@ class VllmEngine:
 
     @contextmanager
     def equal_rows_once(self) -> Iterator[None]:
-        """Multiply equal hidden states of a step with the head once inside the block, on a CPU.
+        """Multiply equal hidden states with the head once inside the block, on a CPU.
 
-        For requests that ask after one prompt, of which there the head takes nearly all the time. That a row
+        For requests that ask after few prompts, of which there the head takes nearly all the time. That a row
         of a product is the same beside any number of others is for the caller to check.
         """
         model = self._runner.get_model()
         whole = model.compute_logits
+        known: dict[bytes, torch.Tensor] = {}  # the one that was asked for longest ago is the first
 
         def computed(hidden: torch.Tensor, *more: Any) -> torch.Tensor:
-            rows, places = torch.unique(hidden, dim=0, return_inverse=True)
-            found: torch.Tensor = whole(rows, *more)[places]
+            keys = [row.tobytes() for row in hidden.contiguous().view(torch.uint8).numpy()]
+            new = {key: place for place, key in enumerate(keys) if key not in known}
+            if new:
+                logits = whole(hidden[list(new.values())], *more)
+                known.update(zip(new, map(torch.clone, logits), strict=True))
+            for key in keys:
+                known[key] = known.pop(key)
+            found = torch.stack([known[key] for key in keys])
+            for key in list(known)[: -KEPT_LOGITS // found.shape[-1]]:
+                del known[key]
             return found
 
         model.compute_logits = computed if self._runner.device.type == "cpu" else whole

@@ -129,8 +129,13 @@ def uneven_share(
     count = max(2 * max(ROWS) + 1, results // product(torch.zeros((1, width), dtype=dtype)).shape[-1])
     drawn = generator("self-test-products", seed).standard_normal((count, width), dtype=np.float32)
     rows = torch.from_numpy(drawn).to(dtype)
-    whole, parts = product(rows), ([product(part) for part in rows.split(size)] for size in ROWS)
-    return max(float((torch.cat(part) != whole).double().mean()) for part in parts)
+    whole = product(rows)
+
+    def changed(size: int) -> int:
+        pairs = zip(rows.split(size), whole.split(size), strict=True)
+        return sum(int(torch.count_nonzero(product(part) != same)) for part, same in pairs)
+
+    return float(max(map(changed, ROWS)) / whole.numel())
 
 
 def _continued(

@@ -79,6 +79,42 @@ def test_stages_divide_what_they_say() -> None:
     assert sum(alone.values()) == 16.0 * parameters
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stage", "parameters_of_four_bytes"),
+    [
+        # Weights, gradients, three of AdamW, and what is on its way; as counted by benchmarks/ranks.py.
+        ("float32", 1, 1 + 1 + 1.5 + 1),
+        ("float32", 2, 1 + 0.5 + 1.5 + 2),
+        ("float32", 3, 0.5 + 0.5 + 1.5 + 1.5),
+        ("bfloat16", 1, 0.5 + 1 + 1.5 + 1),
+        ("bfloat16", 2, 0.5 + 0.5 + 1.5 + 1),
+        ("bfloat16", 3, 0.25 + 0.5 + 1.5 + 1),
+    ],
+)
+def test_of_a_small_model_two_ranks_hold_what_was_counted(
+    dtype: str, stage: int, parameters_of_four_bytes: float
+) -> None:
+    learner = config_of(ranks=2, zero_stage=stage, dtype=dtype).learner
+    found = held_by_rank({"a": (64, 64), "b": (64, 64)}, learner)
+    assert sum(found.values()) == 4 * 8192 * parameters_of_four_bytes
+
+
+def test_a_rank_of_stage_2_has_whole_tensors_where_its_part_ends_within_one() -> None:
+    learner = config_of(ranks=2, zero_stage=2).learner
+    even = held_by_rank({"a": (50, 2), "b": (50, 2)}, learner)
+    astride = held_by_rank({"a": (30, 2), "b": (40, 2), "c": (30, 2)}, learner)
+    assert (even["gradients"], astride["gradients"]) == (4 * 100, 4 * 140)
+
+
+def test_what_an_update_takes_besides_counts_where_activations_do_not_cover_it() -> None:
+    few, many = (
+        plan_memory(config_of(zero_stage=3, micro_batch_tokens=tokens), SMALL.tensors(), SMALL).rank
+        for tokens in (64, 8192)
+    )
+    assert few["update"] == 4 * count(SMALL.tensors()) - few["activations"] - few["logits"] > 0
+    assert many["update"] == 0.0
+
+
 def test_an_adapter_trains_little_of_the_model() -> None:
     """peft's count for all linear layers of Qwen3-0.6B at rank 16: 1.7% (arXiv 2106.09685: r (in + out))."""
     adapter = adapter_tensors(SMALL.tensors(), 16)
@@ -95,6 +131,7 @@ def test_an_adapter_trains_little_of_the_model() -> None:
     }
     learner = config_of(dtype="bfloat16").learner
     none = held_by_rank(SMALL.tensors(), learner, {})
+    assert none["gradients on their way"] == 0
     assert none["gradients"] == none["optimizer"] == 0
     held = held_by_rank(SMALL.tensors(), learner, adapter)
     assert held["gradients"] == 4 * count(adapter) and held["optimizer"] == 12 * count(adapter)

@@ -48,6 +48,21 @@ def test_the_adapter_that_a_run_starts_from_stays_as_it_was(
     check_same_run("run-1", before, pinned_values(started, input_files(started)))  # not on this machine
 
 
+@pytest.mark.parametrize(("before", "now"), [("a", None), (None, "b")])
+def test_an_adapter_to_start_from_is_neither_added_nor_taken_away(
+    before: str | None, now: str | None
+) -> None:
+    old, new = (
+        pinned_values(build_config({"learner": {"lora": {"rank": 4, "start": start}}}))
+        for start in (before, now)
+    )
+    check_same_run("run-1", old, old)
+    with pytest.raises(
+        ConfigError, match=r"learner\.lora\.start=.* differs from .*put it back, or start a new"
+    ):
+        check_same_run("run-1", old, new)
+
+
 def test_a_function_of_ones_own_is_compared_where_it_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

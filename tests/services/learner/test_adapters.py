@@ -9,13 +9,15 @@ import torch
 
 from antiphon.api.policy_file import copy_policy
 from antiphon.cli.app import execute
-from antiphon.core.config import dump_config
-from antiphon.core.errors import IntegrityError
+from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.documents.replay_copy import find_copy
+from antiphon.lineage.export import ADAPTER_BASE, check_adapter_base
+from antiphon.runs import preflight
+from antiphon.runs.preflight import check_model
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.replay.steps import Replayer, replay_run, weights_of
 from antiphon.services.learner.step import Trainer
-from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
+from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, run_of_few_weights, save_model
 
 pytestmark = pytest.mark.engine
 LORA = {"rank": 4, "alpha": 6.0, "targets": ["q_proj", "down_proj"]}
@@ -23,13 +25,7 @@ LORA = {"rank": 4, "alpha": 6.0, "targets": ["q_proj", "down_proj"]}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
-    """A run of four steps that keeps the base, the two newest versions, and all adapters."""
-    root = tmp_path_factory.mktemp("adapters")
-    changes = {"record__weights": "last", "loop__max_staleness": 1}
-    config = make_config(save_model(root / "model"), learner__lora=LORA, **changes)
-    run = TinyRun(root / "home", config)
-    (run.run_dir / "config.yaml").write_text(dump_config(config))
-    return run
+    return run_of_few_weights(tmp_path_factory.mktemp("adapters"), learner__lora=LORA)
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +80,26 @@ def test_peft_opens_an_exported_adapter_and_computes_what_the_merged_weights_do(
         moved = run.policy(3)(tokens).logits - run.policy(STEPS)(tokens).logits
     assert float(apart.abs().max()) <= 1e-5 < float(moved.abs().max())
     assert run.config.model.path in (adapter / "README.md").read_text()
+
+
+def test_an_exported_adapter_says_for_which_weights_it_was_made(
+    run: TinyRun, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "end_tokens_by_file", lambda model: {})  # it has no tokenizer
+    model, dtype = Path(run.config.model.path), run.config.model.dtype
+    lora = {**LORA, "start": str(adapter)}
+    started = make_config(model, learner__lora=lora, rollout__max_model_tokens=64)
+    assert not any("lora" in note for note in check_model(started, model))
+    other = save_model(tmp_path / "other", seed=1)
+    with pytest.raises(
+        ConfigError, match=rf"start={adapter} was made for weights \w+, but those of .*{other}"
+    ):
+        check_model(started, other)
+    (said,) = check_adapter_base(adapter, model, "bfloat16")
+    assert dtype == "float32" and "does not say for which bfloat16 weights" in said
+    (adapter / ADAPTER_BASE).unlink()  # as peft writes it
+    (said,) = check_model(started, other)
+    assert f"start={adapter} does not say for which {dtype} weights it was made" in said
 
 
 def test_the_base_has_no_adapter_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

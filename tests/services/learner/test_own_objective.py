@@ -12,6 +12,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.runs.preflight import check_methods
 from antiphon.services.learner.checkpoints import CheckpointStore
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
 from antiphon.services.learner.packing import Packing, make_micro_batches
@@ -177,9 +178,18 @@ def test_a_run_with_one_replays_exactly_and_not_with_another_source(
     written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, policy = written(GOOD), save_model(tmp_path / "policy")
+    passes, logprobs = [], DeepSpeedEngine.logprobs
+    monkeypatch.setattr(
+        DeepSpeedEngine,
+        "logprobs",
+        lambda engine, batch, *temperature: (
+            passes.append(temperature) or logprobs(engine, batch, *temperature)
+        ),
+    )
     run = TinyRun(
         tmp_path / "home", make_config(policy, algorithm__objective=name, algorithm__updates_per_step=2)
     )
+    assert passes and all(passes), "for the probes alone, which have a temperature of their own"
     copy = ReplayCopy(run.ledger)
     replayer = Replayer(copy)
     try:

@@ -8,22 +8,16 @@ import pytest
 
 from antiphon.api.policy_file import copy_policy, policy_facts
 from antiphon.cli.app import execute
-from antiphon.core.config import dump_config
 from antiphon.lineage.documents.replay_copy import find_copy
 from antiphon.recorded_run import RecordedRun
-from tests.support.replay_artifacts import RUN_ID, TinyRun, make_config, save_model
+from tests.support.replay_artifacts import RUN_ID, TinyRun, run_of_few_weights
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
-    """A run of four steps that keeps the base and the two newest versions, with a checkpoint at version 2."""
-    root = tmp_path_factory.mktemp("versions")
-    config = make_config(save_model(root / "model"), record__weights="last", loop__max_staleness=1)
-    run = TinyRun(root / "home", config)
-    (run.run_dir / "config.yaml").write_text(dump_config(config))
-    return run
+    return run_of_few_weights(tmp_path_factory.mktemp("versions"))
 
 
 @pytest.fixture(autouse=True)

@@ -66,6 +66,8 @@ def test_a_replay_says_how_exact_it_is(
 def test_the_record_says_which_ranks_trained(copies: Path) -> None:
     manifest = json.loads((copies / RUN_ID / "manifest.json").read_text())
     assert manifest["ranks"] == {"ranks": 2, "stage": 2, "plan": 1}
+    version = json.loads((copies / RUN_ID / "versions" / f"v{STEPS:06d}.json").read_text())
+    assert version["exactness"] == "exact on CPU x 2"
 
 
 def test_ranks_that_cannot_be_are_refused(copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
