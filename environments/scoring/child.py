@@ -25,6 +25,7 @@ from typing import NoReturn
 from antiphon.core.errors import AntiphonError
 from antiphon.environments.conversation import ConversationEnvironment
 from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.file import FileEnvironment
 from antiphon.environments.scoring.conversing import LiveConversations
 from antiphon.environments.scoring.messages import (
     READY,
@@ -61,6 +62,8 @@ def main() -> int:
         environment: Environment = make_environment(
             task.name, task.parameters, task.seed, task.train_size, task.heldout_size
         )
+        if isinstance(environment, FileEnvironment):
+            environment.warm_up()
         conversations = None
         if isinstance(environment, ConversationEnvironment):
             conversations = LiveConversations(environment, task, sandbox=sandbox)

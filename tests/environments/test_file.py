@@ -314,7 +314,7 @@ GOOD = {"question": "1 + 1 =", "answer": "2"}
         (
             GOOD,
             {"score": None},
-            "environment.parameters.score is missing: give exact, number, choice or",
+            "environment.parameters.score is missing: give exact, number, choice, math or",
         ),
         (GOOD, {"train": None}, "environment.parameters.train is missing: name a file"),
         (GOOD, {"question": 3}, "environment.parameters.question=3 is no text"),
@@ -452,9 +452,17 @@ def test_a_function_needs_no_reference_answer(mine: Row) -> None:
 
 
 def test_a_reward_is_explained(two: Row, mine: Row) -> None:
-    environment, own = opened(**two), opened(**mine)
-    for asked in (environment, own):
-        assert explain(asked, asked.problem("train", 1), "it is 7", 0.0) == "the reference answer is '2'"
+    for score, text, found in (
+        ("number", "it is 7", "7"),
+        ("math", r"so \boxed{\frac{9}{2}}", r"\frac{9}{2}"),
+    ):
+        environment = opened(**two, score=score)
+        problem = environment.problem("train", 1)
+        assert explain(environment, problem, text, 0.0) == f"found {found!r}, wanted '2'"
+        assert explain(environment, problem, text, 1.0) == f"found {found!r}"
+        assert explain(environment, problem, "", 0.0) == "found no answer, wanted '2'"
+    own = opened(**mine)
+    assert explain(own, own.problem("train", 1), "it is 7", 0.0) == "wanted '2'"
 
 
 # Configuration and record.
