@@ -75,8 +75,8 @@ class AlgorithmSection(Section):
     in their group's baseline and in the divisor (DAPO's overlong filtering); mask: as if they had not been
     sampled."""
     overlong_margin_tokens: int | None = Field(default=None, ge=1)
-    """DAPO's soft punishment: in this many last tokens before sampling.max_tokens the reward falls linearly by
-    overlong_penalty, before advantages are made of it; the recorded rewards stay. null: not at all."""
+    """DAPO's soft punishment: in this many last tokens before sampling.max_tokens a reward falls linearly by
+    overlong_penalty, before advantages are made of it; recorded rewards stay. null: not at all."""
     overlong_penalty: float = Field(default=0.5, gt=0.0)
     """What a completion of sampling.max_tokens loses, in units of the reward. DAPO: half of what lies between
     a wrong and a right answer."""

@@ -34,6 +34,7 @@ PARAMETERS: Mapping[str, Any] = {
     "answer": "answer",
     "score": None,
     "id": None,
+    "prompt_prefix": "",
     "prompt_suffix": "",
 }
 """What `environment.parameters` takes, and defaults; `train` and `score` must be given."""
@@ -73,7 +74,8 @@ class FileEnvironment(SplitEnvironment):
             if values[name] is None:
                 raise ConfigError(f"environment.parameters.{name} is missing: {wanted}")
         named = {name: values[name] for name in ("question", "answer", "id") if values[name] is not None}
-        for name, value in {**named, "prompt_suffix": values["prompt_suffix"]}.items():
+        around = {name: values[name] for name in ("prompt_prefix", "prompt_suffix")}
+        for name, value in {**named, **around}.items():
             if not isinstance(value, str):
                 raise ConfigError(f"environment.parameters.{name}={value!r} is no text")
         self._function = None if values["score"] in KINDS else _function(values["score"])
@@ -156,7 +158,8 @@ class FileEnvironment(SplitEnvironment):
         """Return how many bytes of UTF-8 each prompt of a split has at most, without reading them."""
         found = self._rows[split].most_bytes(self._values["question"])
         found = found[self._places.get(split, slice(None))][: self.size(split)]
-        return found + len(self._values["prompt_suffix"].encode())
+        around = self._values["prompt_prefix"] + self._values["prompt_suffix"]
+        return found + len(around.encode())
 
     def try_out(self) -> list[str]:
         """Read every row once, as a run will, and return what is worth a note, in sentences.
@@ -221,7 +224,7 @@ class FileEnvironment(SplitEnvironment):
         text = _text(row, key := self._values["question"])
         if not text.strip():
             raise ValueError(f"{key!r} is empty")
-        return text + str(self._values["prompt_suffix"])
+        return f"{self._values['prompt_prefix']}{text}{self._values['prompt_suffix']}"
 
     def _answer(self, row: Mapping[str, Any]) -> str:
         key, kind = self._values["answer"], self._values["score"]

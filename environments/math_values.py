@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, factorial, floor
+from math import factorial
 from operator import add, mul, sub, truediv
 from typing import Any
 
@@ -54,31 +54,26 @@ Readings = tuple[Reading, ...]
 _mp = MPContext()
 _mp.dps = 60
 _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
-    **{
-        name: getattr(_mp, name)
-        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
-    },
+    **{f"{name}{h}": getattr(_mp, f"{name}{h}") for name in ("sin", "cos", "tan") for h in ("", "h")},
     **{f"{made}{name}": getattr(_mp, f"a{name}") for name in ("sin", "cos", "tan") for made in ("a", "arc")},
-    **{"ln": _mp.log, "log": _mp.log, "exp": _mp.exp},
+    **{"cot": _mp.cot, "sec": _mp.sec, "csc": _mp.csc, "ln": _mp.log, "log": _mp.log, "exp": _mp.exp},
 }
-_CONSTANTS = {"\\pi": +_mp.pi, "e": +_mp.e, "i": _mp.mpc(0, 1)}
-_ROUNDING = {"|": (abs, abs), "\\lfloor": (_mp.floor, floor), "\\lceil": (_mp.ceil, ceil)}
+_CONSTANTS = {r"\pi": +_mp.pi, "e": +_mp.e, "i": _mp.mpc(0, 1)}
+_ROUNDING = {"|": abs, r"\lfloor": _mp.floor, r"\lceil": _mp.ceil}
 _BRACKETS = {
     "(": ")",
     "[": "]",
     "{": "}",
-    "\\{": "\\}",
-    "\\lfloor": "\\rfloor",
-    "\\lceil": "\\rceil",
+    r"\{": r"\}",
     "|": "|",
+    r"\lfloor": r"\rfloor",
+    r"\lceil": r"\rceil",
 }
-_SYMBOLS = set(
-    re.findall(
-        r"\\[A-Za-z]+",
-        r"\alpha\beta\gamma\delta\epsilon\varepsilon\zeta\eta\theta\kappa\lambda\mu\nu\xi\rho\sigma\tau\phi"
-        r"\varphi\chi\psi\omega\Gamma\Delta\Theta\Lambda\Phi\Psi\Omega\hbar\ell",
-    )
+_SYMBOL = re.compile(
+    r"[A-Za-z]|\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|"
+    r"(?:var)?phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Phi|Psi|Omega|hbar|ell)"
 )
+_OPERAND = re.compile(rf"[0-9.]+|\\(?:frac|sqrt)|{_SYMBOL.pattern}")
 _UNICODE = {
     **{"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "°": ""},
     **{"∪": r"\cup ", "≤": r"\leq ", "≥": r"\geq ", "√": r"\sqrt ", "£": "", "€": "", "\xa0": " "},
@@ -102,7 +97,9 @@ _UNIT = re.compile(
     r"|[A-Za-z]{2,}[A-Za-z ./]*(?:\^[0-9])?)"
 )
 _BASE = re.compile(r"(-?[0-9]+)_(?:\{([0-9]{1,2})\}|([0-9]))")
-_NAMED = re.compile(r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z,\s]{1,8}\))?)\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
+_NAMED = re.compile(
+    r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z,\s]{1,8}\))?|\([A-Za-z,\s]{1,12}\))\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
+)
 _AND = re.compile(r",?\s*(?:\\text\{,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*")
 _CLOCK = re.compile(r"(.*[0-9]) *(?:\\text\{)? *([ap])\.? ?m\.?\}?")
 _WORDS = re.compile(r"\\text\{([^{}]*)\}|(\(?[A-J]\)?|\([a-j]\)|[A-Za-z][A-Za-z' -]*[A-Za-z])")
@@ -184,12 +181,19 @@ def _readings(text: str, depth: int) -> Readings:
         return (Reading((_number(text),)),)
     if not text or depth > MOST_DEPTH:
         raise _UnreadError
+    found: Readings = ()
+    if _THOUSANDS.search(text) and not re.search(r"[(\[]", text):
+        found = _readings(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), text), depth + 1)
+        if len(_split(text, ",")) < 2 or _THOUSANDS.fullmatch(text.strip("-")):
+            return found
+    for marks, kind in ((",", ","), (";", ","), ("\\cup", "u"), (":", ":")):
+        if len(parts := _split(_AND.sub(",", text) if marks == "," else text, marks)) > 1:
+            return (*found, Reading(_group(kind, parts, depth)))
     if (named := _NAMED.match(text)) and "\\text" not in named[1]:
         name, rest = squeezed(named[1]), _readings(text[named.end() :], depth + 1)
         return tuple(Reading(one.value, one.left_out or name) for one in rest)
     if clock := _CLOCK.fullmatch(text):
         return tuple(Reading(one.value, f"{clock[2]}m") for one in _readings(clock[1], depth + 1))
-    found: Readings = ()
     if words := _WORDS.fullmatch(text):
         inner = " ".join((words[1] or words[2] or "").split()).rstrip(".")
         if re.search("[0-9,]| and ", inner):
@@ -200,13 +204,6 @@ def _readings(text: str, depth: int) -> Readings:
             return found
     if infinite := re.fullmatch(r"([-+]?)\s*\\infty", text):
         return (Reading(infinite[1].strip("+") + "oo"),)
-    if _THOUSANDS.search(text) and not re.search(r"[(\[]", text):
-        found = _readings(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), text), depth + 1)
-        if len(_split(text, ",")) < 2 or _THOUSANDS.fullmatch(text.strip("-")):
-            return found
-    for marks, kind in ((",", ","), (";", ","), ("\\cup", "u"), (":", ":")):
-        if len(parts := _split(_AND.sub(",", text) if marks == "," else text, marks)) > 1:
-            return (*found, Reading(_group(kind, parts, depth)))
     if (matrix := _MATRIX.fullmatch(text)) and "\\begin" not in matrix[1]:
         rows = [_group("m", row.split("&"), depth) for row in matrix[1].split("\\\\") if row.strip()]
         return (Reading(Group("m", tuple((Reading(row),) for row in rows))),)
@@ -360,10 +357,8 @@ class _Reader:
         begin = self._at
         value = self._factor()
         while token := self._next():
-            last, mixed = (
-                self._tokens[self._at - 1][-1],
-                self._at == begin + 1 and self._tokens[begin].isdecimal(),
-            )
+            last = self._tokens[self._at - 1]
+            mixed = self._at == begin + 1 and last.isdecimal()
             if operator := self._takes("\\cdot", "\\times", "/"):
                 value *= -1 if self._takes("-") else 1
                 value = _made(truediv if operator == "/" else mul, value, self._factor())
@@ -371,7 +366,7 @@ class _Reader:
                 top, _, bottom = self._factor(), self._takes("/"), self._factor()  # 7 1/3
                 proper = isinstance(top, Fraction) and isinstance(bottom, Fraction) and bottom > top > 0
                 value += top / bottom if proper else _no_number()
-            elif token[0] in "([{\\" or token.isalpha() or token[0].isdecimal() > last.isdecimal():
+            elif token[0] in "([{\\" or token.isalpha() or token[0].isdecimal() > last[-1].isdecimal():
                 if token in ("\\rfloor", "\\rceil", "\\}"):
                     break
                 factor = self._factor()
@@ -406,10 +401,7 @@ class _Reader:
             value = self._sum()
             if not self._takes(closing):
                 raise _UnreadError
-            if token in _ROUNDING:
-                exact = isinstance(value, Fraction)
-                value = Fraction(_ROUNDING[token][1](value)) if exact else _ROUNDING[token][0](value)
-            return value
+            return _ROUNDING[token](_mp.convert(value)) if token in _ROUNDING else value
         if token == "\\frac":
             return _made(truediv, self._digit(), self._digit())
         if token == "\\binom":
@@ -417,11 +409,8 @@ class _Reader:
             below = _made(mul, _factorial(part), _factorial(_made(sub, whole, part)))
             return _made(truediv, _factorial(whole), below)
         if token == "\\sqrt":
-            degree = self._base() if self._next() == "[" else Fraction(2)
-            return _root(
-                self._base(),
-                int(degree) if isinstance(degree, Fraction) and degree in range(2, 100) else _no_number(),
-            )
+            degree = self._base() if self._next() == "[" else 2
+            return _root(self._base(), int(degree) if degree in range(2, 100) else _no_number())
         if token[1:] in _FUNCTIONS:
             return self._applied(token[1:])
         return self._symbol(token)
@@ -433,12 +422,7 @@ class _Reader:
             value = self._base()
         else:
             value = self._argument()
-            while re.match(r"[A-Za-z0-9.]", self._next()) or self._next() in {
-                "\\pi",
-                "\\frac",
-                "\\sqrt",
-                *_SYMBOLS,
-            }:
+            while _OPERAND.fullmatch(self._next()):
                 value = _made(mul, value, self._factor())
         if exponent == -1:
             name, exponent = f"a{name}", Fraction(1)
@@ -447,7 +431,7 @@ class _Reader:
         return _power(value / _mp.log(_small(base)) if base is not None else value, exponent)
 
     def _symbol(self, token: str) -> Number:
-        if not (token.isascii() and token.isalpha()) and token not in ("\\pi", *_SYMBOLS):
+        if not _SYMBOL.fullmatch(token):
             raise _UnreadError
         if self._takes("_"):
             end = self._at + 1
