@@ -144,7 +144,7 @@ def forms(answer: str) -> tuple[str, str, str]:
     elif _is_number(reading) and not re.search(r"\\pm|[=%]|\\in\b|text|mbox|_|circ", plain):
         made = rf"\frac{{6\left({tidy(plain)}\right)}}{{6}}"
     elif named := re.fullmatch(r"(\\?[A-Za-z](?:\(.\))?|[^=<>]+)=([^=<>]+)", plain):
-        made = named[2] if len(named[1].strip()) < 5 else f"{named[2]} = {named[1]}"
+        made = named[2] if len(named[1].strip()) < 7 else f"{named[2]} = {named[1]}"
     elif re.fullmatch(r"[^()\[\]]+(?:,[^()\[\]]+)+", plain) and "text" not in plain:
         made = r"\{" + ", ".join(reversed(plain.split(","))) + r"\}"
     else:
@@ -228,7 +228,7 @@ def hostile(rng: random.Random) -> str:
             " ".join(map(str, range(k))),
             "x = 42 = 43",
             "__import__('os').system('true')",
-            "lambda x: 42",
+            "lambda x: x",
             "$__class__.__mro__$",
             "{" * 900 + "}" * 900,
             r"\frac" * 300,
@@ -239,7 +239,7 @@ def hostile(rng: random.Random) -> str:
             "x" * 1900,
             r"5 \text{a} " * 150 + "x",
             rng.choice((" ", r"\(", "$", "answer is ", r"\text{", "-")) * k + "x",
-            r"\boxed{" * k + "42" + "}" * (k - 1),
+            r"\boxed{" * k + "41" + "}" * (k - 1),
             r"\left" * k + "42",
             "1" + ",000" * k,
             " or ".join(["42"] * k),

@@ -205,7 +205,7 @@ class FileEnvironment(SplitEnvironment):
         )
         if len(unread) > MOST_UNREAD * count:
             raise ConfigError(
-                f"{said}; more than {MOST_UNREAD:.0%}: mend environment.parameters.answer="
+                f"{said}; more than {MOST_UNREAD:.0%}: repair environment.parameters.answer="
                 f"{self._values['answer']} in these rows, or score them otherwise"
             )
         return [said]

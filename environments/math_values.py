@@ -267,6 +267,7 @@ def _number(text: str) -> Fraction:
 
 
 def _expression(text: str) -> tuple[Number, ...]:
+    text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
     reader = _Reader(text, 0)
     first = reader.whole()
     return (first, _Reader(text, 1).whole()) if reader.symbols else (first,)

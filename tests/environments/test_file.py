@@ -508,7 +508,7 @@ def test_references_that_cannot_be_compared_are_named_and_too_many_refused(tmp_p
     environment = opened(
         train=write(tmp_path / "a.jsonl", [*problems(0, 10), broken]), heldout=heldout, score="math"
     )
-    with pytest.raises(ConfigError, match=r"1 of 11 train references .* row 11 of .*; more than 5%: mend"):
+    with pytest.raises(ConfigError, match=r"1 of 11 train references .* row 11 of .*; more than 5%: repair"):
         environment.try_out()
 
 
