@@ -94,7 +94,7 @@ def judged(name: str, rows: list[dict[str, Any]], show: bool) -> dict[str, Any]:
         re.search(r"####|\\boxed", str(row.get("solution", ""))) for row in rows
     )
     for row in rows:
-        reference = reference_of(row["answer"])
+        reference = None if row["answer"] is None else reference_of(row["answer"])
         if reference is None:
             continue  # a row without an answer is refused when the file is opened
         answer = reference.split(OR)[0]
