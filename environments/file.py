@@ -13,6 +13,7 @@ says whether its row is held out, so that a question that comes twice is on one 
 import difflib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -43,9 +44,9 @@ KINDS = (*answers.KINDS, MATH)
 ID_CHARS = 100
 MOST_UNREAD = 0.05
 """Share of references of a split that may be such that nothing but their own text is found right."""
-WORDS, COMPARED, IN_TEMPLATE = 13, 50_000, 3
-"""Words in a row that prompts of different splits share by no chance, training rows that are looked at, and
-training rows that have the same words at most: what more have is a template."""
+WORDS, OWN, COMPARED = 13, 5, 50_000
+"""Words in a row that prompts of different splits share by no chance, those among them at least that stand in
+less than half of the training rows, so that a template is none, and training rows that are looked at."""
 _T = TypeVar("_T")
 _SCORES = f"{', '.join(KINDS)} or package.module:function"
 _NONE = {
@@ -267,21 +268,21 @@ def _hashes(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
 
 def _alike(train: Iterable[str], heldout: Iterable[str]) -> dict[int, int]:
     """Return the held-out texts that share words in a row with a training text: number of each to number."""
+    told = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in train]
+    rows = Counter(word for words in told for word in set(words))
+    template = {word for word, count in rows.items() if 2 * count > len(told)}
 
-    def grams(text: str) -> set[int]:
-        words = re.findall(r"\w+|[^\w\s]", text.lower())
-        return {hash(tuple(words[place : place + WORDS])) for place in range(max(1, len(words) - WORDS + 1))}
+    def grams(words: list[str]) -> set[int]:
+        found = (words[place : place + WORDS] for place in range(max(1, len(words) - WORDS + 1)))
+        return {hash(tuple(one)) for one in found if len(one) < WORDS or len({*one} - template) >= OWN}
 
-    owners: dict[int, list[int]] = {}
+    owners = {gram: number for number, words in enumerate(told) for gram in grams(words)}
+    found = {}
     for number, text in enumerate(heldout):
-        for gram in grams(text):
-            owners.setdefault(gram, []).append(number)
-    met: dict[int, list[int]] = {}
-    for number, text in enumerate(train):
-        for gram in grams(text) & owners.keys():
-            met.setdefault(gram, []).append(number)
-    common = {gram: rows for gram, rows in met.items() if len(rows) <= IN_TEMPLATE}
-    return {number: rows[0] for gram, rows in common.items() for number in owners[gram]}
+        words = re.findall(r"\w+|[^\w\s]", text.lower())
+        if shared := grams(words) & owners.keys():
+            found[number] = min(owners[gram] for gram in shared)
+    return found
 
 
 def _function(named: Any) -> Callable[[str, dict[str, Any]], float]:
