@@ -25,7 +25,6 @@ from typing import NoReturn
 from antiphon.core.errors import AntiphonError
 from antiphon.environments.conversation import ConversationEnvironment
 from antiphon.environments.environment import Environment, Problem
-from antiphon.environments.file import FileEnvironment
 from antiphon.environments.scoring.conversing import LiveConversations
 from antiphon.environments.scoring.messages import (
     READY,
@@ -62,6 +61,8 @@ def main() -> int:
         environment: Environment = make_environment(
             task.name, task.parameters, task.seed, task.train_size, task.heldout_size
         )
+        from antiphon.environments.file import FileEnvironment  # brings numpy, which must start no threads
+
         if isinstance(environment, FileEnvironment):
             environment.warm_up()
         conversations = None
