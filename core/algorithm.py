@@ -74,6 +74,12 @@ class AlgorithmSection(Section):
     """Completions that sampling.max_tokens cut off. train: like any other; mask_loss: no gradient, but a part
     in their group's baseline and in the divisor (DAPO's overlong filtering); mask: as if they had not been
     sampled."""
+    overlong_margin_tokens: int | None = Field(default=None, ge=1)
+    """DAPO's soft punishment: in this many last tokens before sampling.max_tokens a reward falls linearly by
+    overlong_penalty, before advantages are made of it; recorded rewards stay. null: not at all."""
+    overlong_penalty: float = Field(default=0.5, gt=0.0)
+    """What a completion of sampling.max_tokens loses, in units of the reward. DAPO: half of what lies between
+    a wrong and a right answer."""
     updates_per_step: int = Field(default=1, ge=1, le=16)
     """Optimizer updates one batch is split into; with one, and decoupled, no clip can act."""
 
@@ -165,6 +171,10 @@ class AlgorithmSection(Section):
             found.append(
                 "algorithm.baseline=leave_one_out only scales all advantages where they are divided by the "
                 "group's deviation; set algorithm.normalise_advantages=false"
+            )
+        if self.overlong_margin_tokens is None and self._set("overlong_penalty"):
+            found.append(
+                "algorithm.overlong_penalty cannot act without algorithm.overlong_margin_tokens; leave it out"
             )
         if self.own_objective:
             return found

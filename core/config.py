@@ -106,6 +106,12 @@ class RunConfig(Section):
                 f"that spans a swap is loop.publish_interval={loop.publish_interval} versions old when it "
                 "trains, so none could; leave it out, or raise the bound"
             )
+        margin, most = self.algorithm.overlong_margin_tokens, self.sampling.max_tokens
+        if margin is not None and margin >= most:
+            raise ValueError(
+                f"algorithm.overlong_margin_tokens={margin} leaves no length unpunished, since sampling."
+                f"max_tokens={most}; lower it (DAPO: a fifth of that)"
+            )
         if loop.accept_uneven and loop.mode != "fixed":
             raise ValueError(
                 f"loop.accept_uneven=true has no effect with loop.mode={loop.mode}, which takes uneven "

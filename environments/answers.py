@@ -45,8 +45,8 @@ def answer_in(text: str, kind: str) -> str:
     'C'
     """
     text = text[-END_CHARS:]
-    marked = _marked(text)
-    text = text if marked is None else marked
+    held = marked(text)
+    text = text if held is None else held
     if kind == "exact":
         return " ".join(text.split())
     if kind == "number":
@@ -89,14 +89,14 @@ def reference_of(value: Any, kind: str) -> str | None:
         return only[1].upper() if only else None
     if text.isascii() and text.isdigit() and len(text) <= NUMBER_CHARS:
         return text  # as most are, and there may be a million
-    marked = _marked(text[-END_CHARS:])
-    text = _plain(text.rpartition("####")[2] if marked is None else marked)
+    held = marked(text[-END_CHARS:])
+    text = _plain(text.rpartition("####")[2] if held is None else held)
     found = _NUMBER.findall(text)
     alone = len(found) == 1 and not re.search(r"\w", text.replace(found[0], "", 1))
     return found[0] if alone and _value(found[0]) is not None else None
 
 
-def _marked(text: str) -> str | None:
+def marked(text: str) -> str | None:
     """Return what the last pair of answer tags, else the last closed box, holds."""
     stop = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(0, stop))

@@ -2,8 +2,9 @@
 
 The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
 `heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
-and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), or
-`package.module:function`, which gets a completion's text and the row as a dict and returns a number in 0..1.
+and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), `math` (see
+`environments.math_judge`), or `package.module:function`, which gets a completion's text and the row as a dict
+and returns a number in 0..1.
 
 `heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
 says whether its row is held out, so that a question that comes twice is on one side only.
@@ -11,6 +12,8 @@ says whether its row is held out, so that a question that comes twice is on one 
 
 import difflib
 import inspect
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +23,7 @@ from blake3 import blake3
 
 from antiphon.core.config_sections import FILE, MOST_PROMPTS
 from antiphon.core.errors import ConfigError, ContractError
-from antiphon.environments.answers import KINDS, answer_in, is_right, reference_of
+from antiphon.environments import answers, math_judge
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
 from antiphon.environments.outside import import_named
 from antiphon.system.rows import Rows, split_files
@@ -32,15 +35,24 @@ PARAMETERS: Mapping[str, Any] = {
     "answer": "answer",
     "score": None,
     "id": None,
+    "prompt_prefix": "",
     "prompt_suffix": "",
 }
 """What `environment.parameters` takes, and defaults; `train` and `score` must be given."""
+MATH = "math"
+KINDS = (*answers.KINDS, MATH)
 ID_CHARS = 100
+MOST_UNREAD = 0.05
+"""Share of references of a split that may be such that nothing but their own text is found right."""
+WORDS, OWN, COMPARED = 13, 5, 50_000
+"""Words in a row that prompts of different splits share by no chance, those among them at least that stand in
+less than half of the training rows, so that a template is none, and training rows that are looked at."""
 _T = TypeVar("_T")
 _SCORES = f"{', '.join(KINDS)} or package.module:function"
 _NONE = {
     "exact": "which is empty",
     "number": "which is no number, alone or behind ####",
+    MATH: "which is empty",
     "choice": "which is neither a letter A to J nor a number that counts from 0",
 }
 
@@ -63,13 +75,14 @@ class FileEnvironment(SplitEnvironment):
             if values[name] is None:
                 raise ConfigError(f"environment.parameters.{name} is missing: {wanted}")
         named = {name: values[name] for name in ("question", "answer", "id") if values[name] is not None}
-        for name, value in {**named, "prompt_suffix": values["prompt_suffix"]}.items():
+        around = {name: values[name] for name in ("prompt_prefix", "prompt_suffix")}
+        for name, value in {**named, **around}.items():
             if not isinstance(value, str):
                 raise ConfigError(f"environment.parameters.{name}={value!r} is no text")
         self._function = None if values["score"] in KINDS else _function(values["score"])
-        self.only_compares = self._function is None
-        files = split_files(values)
-        rows = [Rows(found, [*named.values()] if self.only_compares else None) for found in files.values()]
+        self.only_compares = values["score"] in answers.KINDS
+        files, columns = split_files(values), None if self._function else [*named.values()]
+        rows = [Rows(found, columns) for found in files.values()]
         self._rows = dict(zip(SPLITS, [*rows, rows[0]], strict=False))
         self._places: dict[str, npt.NDArray[np.int64]] = {}
         """The rows of each split, where a share of one file is held out."""
@@ -114,11 +127,29 @@ class FileEnvironment(SplitEnvironment):
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Return what each completion is worth: 1.0 or 0.0, or what the function says."""
         kind = self._values["score"]
+        if kind == MATH:
+            return [float(math_judge.judge(text, problem.answer)) for text in completions]
         if self._function is None:
-            return [float(is_right(answer_in(text, kind), problem.answer, kind)) for text in completions]
+            found = (answers.answer_in(text, kind) for text in completions)
+            return [float(answers.is_right(answer, problem.answer, kind)) for answer in found]
         split, index = self.place_of(problem.key.partition(":")[0])
         row = self._rows[split][self._place(split, index)]
         return [self._function(text, dict(row)) for text in completions]
+
+    def explain(self, problem: Problem, completion: str, reward: float) -> str:
+        """Say what was found in a completion, and what was wanted."""
+        kind, wanted = self._values["score"], f"wanted {problem.answer!r}"
+        if self._function is not None:
+            return "" if reward >= 1.0 or not problem.answer else wanted
+        math = kind == MATH
+        found = math_judge.answer_in(completion) if math else answers.answer_in(completion, kind)
+        said = f"found {found[:ID_CHARS]!r}" if found else "found no answer"
+        return said if reward >= 1.0 else f"{said}, {wanted}"
+
+    def warm_up(self) -> None:
+        """Load what scoring needs, in the process whose forks score."""
+        if self._values["score"] == MATH:
+            math_judge.warm_up()
 
     def where(self, split: str, index: int) -> str:
         """Return row and file of a problem."""
@@ -128,13 +159,15 @@ class FileEnvironment(SplitEnvironment):
         """Return how many bytes of UTF-8 each prompt of a split has at most, without reading them."""
         found = self._rows[split].most_bytes(self._values["question"])
         found = found[self._places.get(split, slice(None))][: self.size(split)]
-        return found + len(self._values["prompt_suffix"].encode())
+        around = self._values["prompt_prefix"] + self._values["prompt_suffix"]
+        return found + len(around.encode())
 
-    def try_out(self) -> None:
-        """Read every row once, as a run will.
+    def try_out(self) -> list[str]:
+        """Read every row once, as a run will, and return what is worth a note, in sentences.
 
         Raises:
-            ConfigError: naming a row that is no problem, or two of different splits with the same prompt.
+            ConfigError: naming a row that is no problem, or two of different splits with the same prompt; or
+                where more than `MOST_UNREAD` of a split's references cannot be compared.
         """
         train, heldout = (
             _hashes(self.make(split, index).text for index in range(self.size(split))) for split in SPLITS
@@ -145,6 +178,38 @@ class FileEnvironment(SplitEnvironment):
                 f"{self.where('heldout', int(theirs[0]))} has the same prompt as "
                 f"{self.where('train', int(ours[0]))}; held-out prompts must not be trained on: take one out"
             )
+        notes = [note for split in SPLITS for note in self._unread(split)]
+        step = -(-self.size("train") // COMPARED)
+        train_texts = (self.make("train", index).text for index in range(0, self.size("train"), step))
+        heldout_texts = (self.make("heldout", index).text for index in range(self.size("heldout")))
+        if alike := _alike(train_texts, heldout_texts):
+            held_out, trained = min(alike.items())
+            notes.append(
+                f"{len(alike)} of {self.size('heldout')} held-out prompts share {WORDS} words in a row, or "
+                f"all, with a training prompt, such as {self.where('heldout', held_out)} with "
+                f"{self.where('train', trained * step)}: scores of them may be of what was trained on"
+            )
+        return notes
+
+    def _unread(self, split: str) -> list[str]:
+        if self._values["score"] != MATH:
+            return []
+        count = self.size(split)
+        unread = [i for i in range(count) if not math_judge.can_compare(self.make(split, i).answer)]
+        if not unread:
+            return []
+        first = "; ".join(
+            f"{self.make(split, i).answer[:80]!r} in {self.where(split, i)}" for i in unread[:3]
+        )
+        said = (
+            f"{len(unread)} of {count} {split} references can be matched by nothing but their text: {first}"
+        )
+        if len(unread) > MOST_UNREAD * count:
+            raise ConfigError(
+                f"{said}; more than {MOST_UNREAD:.0%}: repair environment.parameters.answer="
+                f"{self._values['answer']} in these rows, or score them otherwise"
+            )
+        return [said]
 
     def _place(self, split: str, index: int) -> int:
         return int(self._places[split][index]) if self._places else index
@@ -160,14 +225,15 @@ class FileEnvironment(SplitEnvironment):
         text = _text(row, key := self._values["question"])
         if not text.strip():
             raise ValueError(f"{key!r} is empty")
-        return text + str(self._values["prompt_suffix"])
+        return f"{self._values['prompt_prefix']}{text}{self._values['prompt_suffix']}"
 
     def _answer(self, row: Mapping[str, Any]) -> str:
         key, kind = self._values["answer"], self._values["score"]
         if self._function is not None:  # it may look elsewhere
             return _text(row, key) if isinstance(row.get(key), str) else ""
-        text = _text(row, key)
-        answer = reference_of(row[key], kind)
+        listed = kind == MATH and isinstance(row.get(key), list)
+        text = " ".join(_text({key: one}, key) for one in row[key]) if listed else _text(row, key)
+        answer = math_judge.reference_of(row[key]) if kind == MATH else answers.reference_of(row[key], kind)
         if answer is None:
             raise ValueError(f"{key!r} is {text[:80]!r}, {_NONE[kind]}")
         return answer
@@ -198,6 +264,25 @@ def _text(row: Mapping[str, Any], key: str) -> str:
 def _hashes(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
     digests = (blake3(text.encode()).digest(length=8) for text in texts)
     return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)
+
+
+def _alike(train: Iterable[str], heldout: Iterable[str]) -> dict[int, int]:
+    """Return the held-out texts that share words in a row with a training text: number of each to number."""
+    told = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in train]
+    rows = Counter(word for words in told for word in set(words))
+    template = {word for word, count in rows.items() if 2 * count > len(told)}
+
+    def grams(words: list[str]) -> set[int]:
+        found = (words[place : place + WORDS] for place in range(max(1, len(words) - WORDS + 1)))
+        return {hash(tuple(one)) for one in found if len(one) < WORDS or len({*one} - template) >= OWN}
+
+    owners = {gram: number for number, words in enumerate(told) for gram in grams(words)}
+    found = {}
+    for number, text in enumerate(heldout):
+        words = re.findall(r"\w+|[^\w\s]", text.lower())
+        if shared := grams(words) & owners.keys():
+            found[number] = min(owners[gram] for gram in shared)
+    return found
 
 
 def _function(named: Any) -> Callable[[str, dict[str, Any]], float]:

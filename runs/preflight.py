@@ -149,8 +149,10 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         notes += check_disk(config, model, home, free_bytes(home))
         if device() == "cpu":  # of GPUs it is not known what else they hold
             check_memory(config, expected_tensors(model), None, host_bytes(), gpus=False)
-    if isinstance(environment, OutsideEnvironment | FileEnvironment):
+    if isinstance(environment, OutsideEnvironment):
         environment.try_out()
+    elif isinstance(environment, FileEnvironment):
+        notes += environment.try_out()
     prompts = prompts_of(config, environment, renderer)
     sizes = {"train": section.train_size, "heldout": config.evaluation.prompts}
     places = [

@@ -66,6 +66,20 @@ def group_advantages(
     return found
 
 
+def overlong_punishment(
+    lengths: npt.NDArray[np.int64], max_tokens: int, margin: int
+) -> npt.NDArray[np.float64]:
+    """Return the punishment [G] of completions for their lengths [G], from 0 to -1.
+
+    DAPO's soft overlong punishment (Yu and others, arXiv 2503.14476, equation 13): with y tokens, L =
+    `max_tokens` and C = `margin` it is 0 up to L - C, (L - C - y) / C up to L, and -1 beyond.
+
+    >>> overlong_punishment(np.array([50, 90, 100, 120]), max_tokens=100, margin=20)
+    array([ 0. , -0.5, -1. , -1. ])
+    """
+    return np.clip((max_tokens - margin - lengths) / margin, -1.0, 0.0) + 0.0
+
+
 def own_advantages(
     called: str,
     function: OwnAdvantage,

@@ -61,6 +61,10 @@ def main() -> int:
         environment: Environment = make_environment(
             task.name, task.parameters, task.seed, task.train_size, task.heldout_size
         )
+        from antiphon.environments.file import FileEnvironment  # brings numpy, which must start no threads
+
+        if isinstance(environment, FileEnvironment):
+            environment.warm_up()
         conversations = None
         if isinstance(environment, ConversationEnvironment):
             conversations = LiveConversations(environment, task, sandbox=sandbox)

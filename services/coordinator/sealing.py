@@ -17,7 +17,13 @@ from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
 from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.drafting.statistics import add_statistics
-from antiphon.core.loop.advantages import OwnAdvantage, check_advantage, group_advantages, own_advantages
+from antiphon.core.loop.advantages import (
+    OwnAdvantage,
+    check_advantage,
+    group_advantages,
+    overlong_punishment,
+    own_advantages,
+)
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.events import BatchSealed, EvaluationFinished
 from antiphon.core.loop.group_state import (
@@ -63,7 +69,7 @@ def seal_batch(
     """
     rows: list[BatchRow] = []
     timings: list[RowTiming] = []
-    for group, advantages in zip(plan.used, _advantages(plan.used, sampled, config.algorithm), strict=True):
+    for group, advantages in zip(plan.used, _advantages(plan.used, sampled, config), strict=True):
         rows.extend(_rows(group, *sampled[group.group_id], advantages))
         timings.extend(_timings(group))
     # With filter=refill their places went to other groups, so that the step divides by those.
@@ -225,13 +231,17 @@ def own_advantage(reference: str) -> OwnAdvantage:
 
 
 def _advantages(
-    groups: Sequence[GroupState], sampled: Mapping[str, Sampled], algorithm: AlgorithmSection
+    groups: Sequence[GroupState], sampled: Mapping[str, Sampled], config: RunConfig
 ) -> list[npt.NDArray[np.float64]]:
     """Return the advantages [G] of each group of a batch."""
+    algorithm, most = config.algorithm, config.sampling.max_tokens
     counted = [_counts(group, sampled[group.group_id][0], algorithm) for group in groups]
     rewards = [np.asarray(group.rewards, dtype=np.float64) for group in groups]
+    lengths = [np.asarray(group.token_counts, dtype=np.int64) for group in groups]
+    if (margin := algorithm.overlong_margin_tokens) is not None:
+        for own, tokens in zip(rewards, lengths, strict=True):
+            own += algorithm.overlong_penalty * overlong_punishment(tokens, most, margin)
     if name := algorithm.advantage:
-        lengths = [np.asarray(group.token_counts, dtype=np.int64) for group in groups]
         return own_advantages(f"algorithm.advantage={name}", own_advantage(name), rewards, lengths, counted)
     how = algorithm.divides_by_deviation, algorithm.baseline
     return [group_advantages(own, *how, among) for own, among in zip(rewards, counted, strict=True)]

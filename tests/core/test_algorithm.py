@@ -109,3 +109,14 @@ def test_each_objective_has_its_own_clips_and_level() -> None:
     assert AlgorithmSection(clip_high=0.5).clips == (0.2, 0.5)
     assert AlgorithmSection(objective="gspo", clip_low=0.01).clips == (0.01, 4e-4)
     assert AlgorithmSection(correction_level="sequence").weight_level == "sequence"
+
+
+def test_a_soft_punishment_leaves_some_lengths_unpunished() -> None:
+    section = {"overlong_margin_tokens": 64}
+    assert build_config({"algorithm": section, "sampling": {"max_tokens": 65}}).algorithm.idle_keys() == []
+    with pytest.raises(
+        ConfigError, match=r"overlong_margin_tokens=64 leaves no length unpunished.*=64; lower"
+    ):
+        build_config({"algorithm": section, "sampling": {"max_tokens": 64}})
+    (said,) = AlgorithmSection(overlong_penalty=1.0).idle_keys()
+    assert said.startswith("algorithm.overlong_penalty cannot act without algorithm.overlong_margin_tokens")

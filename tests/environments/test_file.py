@@ -207,9 +207,10 @@ def test_keys_of_rows_can_be_named_and_ids_are_kept(tmp_path: Path) -> None:
     rows = [{"q": f"{n}?", "a": n, "name": f"row {n}", "more": [n]} for n in range(4)]
     train, heldout = write(tmp_path / "a.jsonl", rows[:3]), write(tmp_path / "b.jsonl", rows[3:])
     keys = {"question": "q", "answer": "a", "id": "name", "prompt_suffix": " Say <answer>.."}
+    keys["prompt_prefix"] = "Solve: "
     environment = opened(train=train, heldout=heldout, **keys)
     problem = environment.problem("train", 2)
-    assert (problem.key, problem.text, problem.answer) == ("train-0-2:row 2", "2? Say <answer>..", "2")
+    assert (problem.key, problem.text, problem.answer) == ("train-0-2:row 2", "Solve: 2? Say <answer>..", "2")
     assert environment.problem_by_key(problem.key) == problem
     assert environment.reward(problem, ["so 2", "3", ""]) == [1.0, 0.0, 0.0]
     for key in ("train-0-2:row 1", "train-0-2", "train-0-3:row 3", "train-1-2:row 2", ""):
@@ -314,7 +315,7 @@ GOOD = {"question": "1 + 1 =", "answer": "2"}
         (
             GOOD,
             {"score": None},
-            "environment.parameters.score is missing: give exact, number, choice or",
+            "environment.parameters.score is missing: give exact, number, choice, math or",
         ),
         (GOOD, {"train": None}, "environment.parameters.train is missing: name a file"),
         (GOOD, {"question": 3}, "environment.parameters.question=3 is no text"),
@@ -452,9 +453,101 @@ def test_a_function_needs_no_reference_answer(mine: Row) -> None:
 
 
 def test_a_reward_is_explained(two: Row, mine: Row) -> None:
-    environment, own = opened(**two), opened(**mine)
-    for asked in (environment, own):
-        assert explain(asked, asked.problem("train", 1), "it is 7", 0.0) == "the reference answer is '2'"
+    for score, text, found in (
+        ("number", "it is 7", "7"),
+        ("math", r"so \boxed{\frac{9}{2}}", r"\frac{9}{2}"),
+    ):
+        environment = opened(**two, score=score)
+        problem = environment.problem("train", 1)
+        assert explain(environment, problem, text, 0.0) == f"found {found!r}, wanted '2'"
+        assert explain(environment, problem, text, 1.0) == f"found {found!r}"
+        assert explain(environment, problem, "", 0.0) == "found no answer, wanted '2'"
+    own = opened(**mine)
+    assert explain(own, own.problem("train", 1), "it is 7", 0.0) == "wanted '2'"
+
+
+# Mathematical answers.
+
+
+def problems(first: int, count: int, answer: Any = None) -> list[Row]:
+    return [
+        {"question": f"{n} + 1/2?", "answer": answer or f"{2 * n + 1}/2"} for n in range(first, first + count)
+    ]
+
+
+def test_references_of_mathematics_are_stripped_and_any_of_a_list_is_right(tmp_path: Path) -> None:
+    rows = [
+        *problems(0, 3),
+        {"question": "?", "answer": ["$4$\n", r"\frac{9}{2}"]},
+        {"question": "!", "answer": 7},
+    ]
+    environment = opened(
+        train=write(tmp_path / "a.jsonl", rows),
+        heldout=write(tmp_path / "b.parquet", problems(9, 2)),
+        score="math",
+    )
+    assert not environment.only_compares and environment.try_out() == []
+    assert [environment.problem("train", n).answer for n in (2, 4)] == ["5/2", "7"]
+    both = environment.problem("train", 3)
+    assert environment.reward(both, ["4", "4.5", "5", "4 or 4.5"]) == [1.0, 1.0, 0.0, 0.0]
+    for bad in ({"question": "?", "answer": []}, {"question": "?", "answer": " "}, {"question": "?"}):
+        path = write(tmp_path / "c.jsonl", [*problems(0, 3), bad])
+        with pytest.raises(ConfigError, match=rf"row 4 of {path}: "):
+            opened(train=path, heldout=write(tmp_path / "d.jsonl", problems(9, 2)), score="math").try_out()
+
+
+def test_references_that_cannot_be_compared_are_named_and_too_many_refused(tmp_path: Path) -> None:
+    heldout = write(tmp_path / "b.jsonl", problems(90, 4))
+    broken = {"question": "broken?", "answer": r"\frac{5055}{2^{15}"}
+    environment = opened(
+        train=write(tmp_path / "a.jsonl", [*problems(0, 30), broken]), heldout=heldout, score="math"
+    )
+    (said,) = environment.try_out()
+    assert said.startswith("1 of 31 train references can be matched by nothing but their text: ")
+    assert f"{broken['answer']!r} in row 31 of " in said
+    environment = opened(
+        train=write(tmp_path / "a.jsonl", [*problems(0, 10), broken]), heldout=heldout, score="math"
+    )
+    with pytest.raises(ConfigError, match=r"1 of 11 train references .* row 11 of .*; more than 5%: repair"):
+        environment.try_out()
+
+
+def test_held_out_prompts_like_training_prompts_are_counted(tmp_path: Path) -> None:
+    long = "A train of 8 cars leaves the old station at noon and runs for three hours to the sea"
+    train = [{"question": f"{long}. How far is {n}?", "answer": 1} for n in range(2)]
+    train += [
+        {"question": f"What is the sum of all the numbers from one up to the number {n}?", "answer": 1}
+        for n in range(9)
+    ]
+    train += [{"question": "Two  apples?", "answer": 1}]
+    heldout = [
+        {"question": text, "answer": 1} for text in (f"Now {long.upper()}!", "two apples?", "Three apples?")
+    ]
+    heldout += [{"question": "What is the sum of all the numbers from one up to the number 99?", "answer": 1}]
+    environment = opened(
+        train=write(tmp_path / "a.jsonl", train), heldout=write(tmp_path / "b.jsonl", heldout)
+    )
+    (said,) = environment.try_out()
+    assert said.startswith("2 of 4 held-out prompts share 13 words in a row, or all, with a training prompt")
+    assert f"row 1 of {tmp_path}/b.jsonl with row 2 of {tmp_path}/a.jsonl" in said
+
+
+def test_mathematics_is_judged_in_the_sandbox(tmp_path: Path) -> None:
+    needs_bubblewrap()
+    rows = [*problems(0, 3), {"question": "Which plane?", "answer": "x - 3z = 0"}]
+    train, heldout = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", problems(9, 4))
+    parameters = {"train": train, "heldout": heldout, "score": "math"}
+    config, environment = configured(parameters, reward={"processes": 1}), opened(**parameters)
+
+    async def scored(index: int, answers: Sequence[str]) -> list[Verdict]:
+        async with asyncio.timeout(120.0), scorer_of(config, environment) as scorer:
+            return await scorer.score(environment.problem("train", index).key, answers)
+
+    plane = asyncio.run(
+        scored(3, [r"\boxed{3z = x}", r"\boxed{3z = y}", r"\boxed{(x+y+z+w+1)^{20} = 0}", ""])
+    )
+    assert plane == [1.0, 0.0, 0.0, 0.0]
+    assert asyncio.run(scored(1, [r"\boxed{\frac{3}{2}}", "9^{9^{9^{9}}}"])) == [1.0, 0.0]
 
 
 # Configuration and record.

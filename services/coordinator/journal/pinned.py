@@ -25,6 +25,8 @@ UNPINNED = {
     "sampling.stop": "[]",
     "algorithm.advantage": "null",
     "learner.lora.start": "null",
+    "algorithm.overlong_margin_tokens": "null",
+    "algorithm.overlong_penalty": "0.5",
 }
 """What runs keep only where it has another value than this."""
 
@@ -61,7 +63,8 @@ def pinned_values(
     if config.learner.lora.start is not None:
         found["learner.lora.start"] = "a folder"  # wherever it lies; its files are compared
     del found["environment.host_command"]  # how a host is started says nothing of what it runs
-    for name in ("objective", "advantage", "baseline", "normalise_advantages", "truncated_completions"):
+    of_rewards = "baseline", "normalise_advantages", "overlong_margin_tokens", "overlong_penalty"
+    for name in ("objective", "advantage", *of_rewards, "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
     found |= {f"evaluation.{name}": tree["evaluation"][name] for name in ("prompts", "samples")}
     found[REWARD_RANGE] = reward_range

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.loop.advantages import check_advantage, group_advantages, has_variance, own_advantages
+from antiphon.core.loop.advantages import (
+    check_advantage,
+    group_advantages,
+    has_variance,
+    overlong_punishment,
+    own_advantages,
+)
 
 REWARDS = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=16).map(np.array)
 
@@ -67,3 +73,14 @@ def test_ones_own_that_does_as_the_built_in_one_gives_what_that_gives(rewards, c
 def test_what_is_no_advantage_is_refused_in_one_sentence(function, words: str) -> None:
     with np.errstate(all="ignore"), pytest.raises(ConfigError, match=f"^algorithm.advantage=m:f .*{words}"):
         check_advantage("algorithm.advantage=m:f", function)
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=16), st.integers(2, 200), st.integers(1, 100))
+def test_a_longer_completion_is_punished_no_less_and_only_in_the_margin(
+    lengths: list[int], most: int, margin: int
+) -> None:
+    margin = min(margin, most - 1)
+    found = overlong_punishment(np.array(sorted(lengths)), most, margin)
+    assert (np.diff(found) <= 0).all() and (found <= 0).all() and (found >= -1).all()
+    for length, punishment in zip(sorted(lengths), found, strict=True):
+        assert (punishment == 0) == (length <= most - margin) and (punishment == -1) == (length >= most)

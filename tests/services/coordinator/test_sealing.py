@@ -77,6 +77,23 @@ def test_a_masked_completion_moves_no_baseline_and_is_in_no_divisor(
     assert found == [left_out]
 
 
+def test_a_long_completion_loses_reward_before_advantages_are_made_and_its_recorded_reward_stays(
+    tmp_path: Path,
+) -> None:
+    algorithm = {"normalise_advantages": False, "overlong_margin_tokens": 2, "overlong_penalty": 0.5}
+    config = build_config({"sampling": {"max_tokens": 4}, "algorithm": algorithm})
+    group, given = sampled("g0", (1.0, 1.0, 0.0, 1.0))
+    store, lengths = ArtifactStore(tmp_path), group.token_counts
+    lost = [0.25 * min(2, max(0, length - 2)) for length in lengths]
+    assert len(set(lost)) > 1
+    rows, _ = read_batch(
+        store.get(seal_batch(SealPlan(0, (group,), ()), {"g0": given}, Tally(), config, store).digest)
+    )
+    shaped = np.array([1.0, 1.0, 0.0, 1.0]) - lost
+    assert [row.reward for row in rows] == [1.0, 1.0, 0.0, 1.0]
+    assert [row.advantage for row in rows] == pytest.approx(shaped - shaped.mean())
+
+
 def test_an_advantage_of_ones_own_sees_all_groups_of_a_batch_and_what_counts_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
