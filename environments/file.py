@@ -2,8 +2,9 @@
 
 The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
 `heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
-and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), or
-`package.module:function`, which gets a completion's text and the row as a dict and returns a number in 0..1.
+and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), `programs`, which runs
+it on the row's tests (see `environments.programs`), or `package.module:function`, which gets a completion's
+text and the row as a dict and returns a number in 0..1.
 
 `heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
 says whether its row is held out, so that a question that comes twice is on one side only.
@@ -23,6 +24,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments.answers import KINDS, answer_in, is_right, reference_of
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
 from antiphon.environments.outside import import_named
+from antiphon.environments.programs import CREDITS, PROGRAMS, Tests, share_passed, tests_of
 from antiphon.system.rows import Rows, split_files
 
 PARAMETERS: Mapping[str, Any] = {
@@ -33,11 +35,13 @@ PARAMETERS: Mapping[str, Any] = {
     "score": None,
     "id": None,
     "prompt_suffix": "",
+    "tests": "tests",
+    "credit": "all",
 }
 """What `environment.parameters` takes, and defaults; `train` and `score` must be given."""
 ID_CHARS = 100
 _T = TypeVar("_T")
-_SCORES = f"{', '.join(KINDS)} or package.module:function"
+_SCORES = f"{', '.join(KINDS)}, {PROGRAMS} or package.module:function"
 _NONE = {
     "exact": "which is empty",
     "number": "which is no number, alone or behind ####",
@@ -63,11 +67,16 @@ class FileEnvironment(SplitEnvironment):
             if values[name] is None:
                 raise ConfigError(f"environment.parameters.{name} is missing: {wanted}")
         named = {name: values[name] for name in ("question", "answer", "id") if values[name] is not None}
-        for name, value in {**named, "prompt_suffix": values["prompt_suffix"]}.items():
+        for name, value in {**named, **{name: values[name] for name in ("prompt_suffix", "tests")}}.items():
             if not isinstance(value, str):
                 raise ConfigError(f"environment.parameters.{name}={value!r} is no text")
-        self._function = None if values["score"] in KINDS else _function(values["score"])
-        self.only_compares = self._function is None
+        self.runs_programs = values["score"] == PROGRAMS
+        """Whether its answers are programs, which takes runners."""
+        if values["credit"] not in CREDITS:
+            raise ConfigError(f"environment.parameters.credit={values['credit']!r} is neither all nor share")
+        judged = values["score"] in KINDS or self.runs_programs
+        self._function = None if judged else _function(values["score"])
+        self.only_compares = values["score"] in KINDS
         files = split_files(values)
         rows = [Rows(found, [*named.values()] if self.only_compares else None) for found in files.values()]
         self._rows = dict(zip(SPLITS, [*rows, rows[0]], strict=False))
@@ -114,10 +123,14 @@ class FileEnvironment(SplitEnvironment):
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Return what each completion is worth: 1.0 or 0.0, or what the function says."""
         kind = self._values["score"]
-        if self._function is None:
+        if self.only_compares:
             return [float(is_right(answer_in(text, kind), problem.answer, kind)) for text in completions]
         split, index = self.place_of(problem.key.partition(":")[0])
-        row = self._rows[split][self._place(split, index)]
+        rows, place = self._rows[split], self._place(split, index)
+        if self._function is None:
+            tests, whole = self._of_row(self._tests, rows, place), self._values["credit"] == "all"
+            return [share_passed(text, tests, all_or_nothing=whole) for text in completions]
+        row = rows[place]
         return [self._function(text, dict(row)) for text in completions]
 
     def where(self, split: str, index: int) -> str:
@@ -136,6 +149,10 @@ class FileEnvironment(SplitEnvironment):
         Raises:
             ConfigError: naming a row that is no problem, or two of different splits with the same prompt.
         """
+        if self.runs_programs:
+            for split in SPLITS:
+                for index in range(self.size(split)):
+                    self._of_row(self._tests, self._rows[split], self._place(split, index))
         train, heldout = (
             _hashes(self.make(split, index).text for index in range(self.size(split))) for split in SPLITS
         )
@@ -156,6 +173,9 @@ class FileEnvironment(SplitEnvironment):
         except ValueError as error:
             raise ConfigError(f"{rows.where(number)}: {error}") from error
 
+    def _tests(self, row: Mapping[str, Any]) -> Tests:
+        return tests_of(row, self._values["tests"], self._answer(row))
+
     def _question(self, row: Mapping[str, Any]) -> str:
         text = _text(row, key := self._values["question"])
         if not text.strip():
@@ -164,7 +184,7 @@ class FileEnvironment(SplitEnvironment):
 
     def _answer(self, row: Mapping[str, Any]) -> str:
         key, kind = self._values["answer"], self._values["score"]
-        if self._function is not None:  # it may look elsewhere
+        if not self.only_compares:  # what scores may look elsewhere
             return _text(row, key) if isinstance(row.get(key), str) else ""
         text = _text(row, key)
         answer = reference_of(row[key], kind)
