@@ -1,11 +1,11 @@
 """Programs: how fast and how surely the judge of programs tells right from wrong, and attacks on its verdict.
 
 With `--data`, a folder with humaneval.jsonl.gz and mbpp.jsonl.gz (or one that has it as tasks/code), every
-reference solution is judged, in groups as a run has them, by two scoring processes. Those of `BROKEN` are left
-out: their tests fail on them. Then each program of `data/verdict_attacks.yaml` is judged with a right and a
-wrong one behind it, once for all tests and once for a share of them. It has forged its verdict if it is paid
-anything, and disturbed the judge if those behind it are not judged as ever. `hang_delay_s` is how long a program
-takes that is judged behind one that hangs, which has 0.8 of the seconds of an answer.
+reference solution is judged, in groups as a run has them, by two scoring processes; those of `BROKEN` are
+left out, since their tests fail on them. Then each program of `data/verdict_attacks.yaml` is judged with a
+right and a wrong one behind it, once for all tests and once for a share of them. It has forged its verdict
+if it is paid anything, and disturbed the judge if those behind it are not judged as ever. `hang_delay_s` is
+how long a program takes that is judged behind one that hangs, which has 0.8 of the seconds of an answer.
 
     .venv/bin/python benchmarks/programs.py --data DIR [--samples N] [--record]
 """
@@ -26,6 +26,7 @@ import yaml
 from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish
 from antiphon.core.config_sections import FILE, MOST_PROMPTS
 from antiphon.environments.file import located
+from antiphon.environments.programs import CREDITS
 from antiphon.environments.scoring.messages import Failed, ScoringTask, Verdict
 from antiphon.environments.scoring.pool import ScoringPool
 
@@ -108,8 +109,13 @@ async def judge_references(
     return count - len(wrong), wrong, spent_s
 
 
-async def attack() -> dict[str, Any]:
-    """Try all attacks; return how many, the names of those that succeeded, and what hanging costs others."""
+async def attack(credits: Sequence[str] = CREDITS, answer_s: float = ATTACK_S) -> dict[str, Any]:
+    """Try all attacks; return how many, the names of those that succeeded, and what hanging costs others.
+
+    Args:
+        credits: what is paid: programs that pass all tests, or the share of them.
+        answer_s: seconds that one answer may take.
+    """
     attacks: dict[str, dict[str, str]] = yaml.safe_load(ATTACKS.read_text(encoding="utf-8"))
     functions = f"def secret(n): return {SECRET}[n]", "def secret(n): return 1"
     scripts = f"print({SECRET}[int(input())])", "print(1)"
@@ -122,9 +128,9 @@ async def attack() -> dict[str, Any]:
         tests.write_text("".join(json.dumps(row) + "\n" for row in rows_of_attacks()))
         tests.chmod(0o666)
         there = {"folder": folder, "tests": tests}
-        for credit in ("all", "share"):
+        for credit in credits:
             keys = {"credit": credit}
-            async with pool(tests, keys, ATTACK_S, processes=1) as judge:
+            async with pool(tests, keys, answer_s, processes=1) as judge:
                 for place, kind in enumerate(attacks):
                     right, wrong = honest[kind]
                     for title, code in attacks[kind].items():
@@ -133,9 +139,9 @@ async def attack() -> dict[str, Any]:
                         called = f"{kind}: {title} ({said([paid, *after])})"
                         forged += [called] if not isinstance(paid, Failed) and paid > 0.0 else []
                         disturbed += [called] if after != [1.0, 0.0] or len([*folder.iterdir()]) > 1 else []
-                        count += credit == "all"
+                        count += credit == credits[0]
                         print(called, file=sys.stderr, flush=True)
-                if credit == "all":
+                if credit == credits[0]:
                     begun = time.perf_counter()
                     await judge.score("train-0-0", ["while True: pass", functions[0]])
                     delay_s = time.perf_counter() - begun

@@ -24,7 +24,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments.answers import KINDS, answer_in, is_right, reference_of
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
 from antiphon.environments.outside import import_named
-from antiphon.environments.programs import CREDITS, PROGRAMS, Tests, share_passed, tests_of
+from antiphon.environments.programs import CREDITS, PROGRAMS, Tests, read_tests, share_passed
 from antiphon.system.rows import Rows, split_files
 
 PARAMETERS: Mapping[str, Any] = {
@@ -150,9 +150,7 @@ class FileEnvironment(SplitEnvironment):
             ConfigError: naming a row that is no problem, or two of different splits with the same prompt.
         """
         if self.runs_programs:
-            for split in SPLITS:
-                for index in range(self.size(split)):
-                    self._of_row(self._tests, self._rows[split], self._place(split, index))
+            self.check_tests()
         train, heldout = (
             _hashes(self.make(split, index).text for index in range(self.size(split))) for split in SPLITS
         )
@@ -162,6 +160,16 @@ class FileEnvironment(SplitEnvironment):
                 f"{self.where('heldout', int(theirs[0]))} has the same prompt as "
                 f"{self.where('train', int(ours[0]))}; held-out prompts must not be trained on: take one out"
             )
+
+    def check_tests(self) -> None:
+        """Read the tests of every row.
+
+        Raises:
+            ConfigError: naming a row whose tests are none.
+        """
+        for split in SPLITS:
+            for index in range(self.size(split)):
+                self._of_row(self._tests, self._rows[split], self._place(split, index))
 
     def _place(self, split: str, index: int) -> int:
         return int(self._places[split][index]) if self._places else index
@@ -174,7 +182,7 @@ class FileEnvironment(SplitEnvironment):
             raise ConfigError(f"{rows.where(number)}: {error}") from error
 
     def _tests(self, row: Mapping[str, Any]) -> Tests:
-        return tests_of(row, self._values["tests"], self._answer(row))
+        return read_tests(row, self._values["tests"], self._answer(row))
 
     def _question(self, row: Mapping[str, Any]) -> str:
         text = _text(row, key := self._values["question"])

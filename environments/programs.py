@@ -27,7 +27,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -114,7 +114,7 @@ def program_in(text: str) -> str:
     return text[start + len("<answer>") : stop] if start >= 0 else text
 
 
-def tests_of(row: Mapping[str, Any], key: str, solution: str) -> Tests:
+def read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
     """Read a row's tests, in one of the forms that this module says.
 
     Args:
@@ -125,6 +125,13 @@ def tests_of(row: Mapping[str, Any], key: str, solution: str) -> Tests:
     Raises:
         ValueError: saying what is wrong with which key.
     """
+    try:
+        return _read_tests(row, key, solution)
+    except TypeError as error:
+        raise ValueError(f"{key!r} is in none of the forms that tests may have: {error}") from error
+
+
+def _read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
     found = row.get(key)
     if isinstance(found, str):
         with contextlib.suppress(ValueError):
@@ -156,7 +163,7 @@ def tests_of(row: Mapping[str, Any], key: str, solution: str) -> Tests:
     try:
         code = "\n".join(_lines(part) for part in (*(row.get(name) for name in SETUP), found) if part)
         classes = _compiled(code, entry, solution)[2]
-    except (SyntaxError, ValueError, TypeError) as error:
+    except (SyntaxError, ValueError) as error:
         raise ValueError(f"{key!r} is no code with assert statements: {error}") from error
     return Tests(entry, IMPORTS + before if classes else before, solution, code)
 
@@ -189,7 +196,7 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
 
     program = program_in(text)
     if len(program) <= PROGRAM_CHARS:
-        told = {"before": tests.before, "program": program}
+        told = {"before": tests.before, "program": program, "entry": tests.entry}
         try:
             # The alarm within: it cannot go off between the two.
             with contextlib.suppress(ProgramEndedError, LateError), _alarm(limit_s):
@@ -248,7 +255,7 @@ def _do_code(tests: Tests, channel: socket.socket, note: Callable[[int, bool], N
 def _do_cases(tests: Tests, channel: socket.socket, note: Callable[[int, bool], None]) -> bool:
     """Compare what the program returns with what the reference solution does."""
     names: dict[str, Any] = {"__name__": "solution"}
-    execute(tests.before, tests.solution, names)
+    execute(tests.before, tests.solution, tests.entry, names)
     for test, arguments in enumerate(tests.cases):
         try:
             right = decode(encode(names[tests.entry](*deepcopy(arguments))))
@@ -298,7 +305,7 @@ class _Noting(ast.NodeTransformer):
         return noted
 
 
-@cache
+@lru_cache(maxsize=8)
 def _compiled(code: str, entry: str, solution: str) -> tuple[CodeType, int, frozenset[str], frozenset[str]]:
     """Return a row's tests with all assert statements noted, how many there are, and which of their names
     mean a class of the program, and which mean that or a function of it.

@@ -15,11 +15,12 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, BinaryIO, NoReturn
@@ -179,36 +180,27 @@ class Runners:
         Raises:
             UnavailableError: when the host has ended.
         """
-        with _undisturbed():
-            try:
-                self.host.sendall(_START)
-                _, (channel, *_), *_ = socket.recv_fds(self.host, 1, 1)
-            except (OSError, ValueError) as error:
-                raise UnavailableError("the process that starts programs has ended") from error
-            found = socket.socket(fileno=channel)
+        found = socket.socket(fileno=self._asked(_START)[1][0])
         body = json.dumps(program).encode()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended; reading says so
             found.sendall(_LENGTH.pack(len(body)) + body)
         return found
 
     def end(self) -> int:
-        """End the runner; return its exit status, or minus the signal that ended it."""
-        with _undisturbed():
-            try:
-                self.host.sendall(_END)
-                return int(_STATUS.unpack(self.host.recv(_STATUS.size))[0])
-            except (OSError, struct.error) as error:
-                raise UnavailableError("the process that starts programs has ended") from error
+        """End the runner; return its exit status, or minus the signal that ended it; raises as `start`."""
+        return self._asked(_END)[0]
 
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Hold back the alarm of a judge: half an exchange with the host would spoil the next."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    def _asked(self, what: bytes) -> tuple[int, list[int]]:
+        # Without the alarm of a judge: half an exchange would spoil the next.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        try:
+            self.host.sendall(what)
+            said, given, *_ = socket.recv_fds(self.host, _STATUS.size, 1)
+            return _STATUS.unpack(said)[0], given
+        except (OSError, struct.error) as error:
+            raise UnavailableError("the process that starts programs has ended") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
 def call(channel: socket.socket, function: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -220,15 +212,9 @@ def call(channel: socket.socket, function: str, arguments: Sequence[Any], keywor
         Exception: the built-in one of the name that the function raised, else a RuntimeError.
     """
     asked = {"call": function, "arguments": encode(list(arguments)), "keywords": encode(dict(keywords))}
-    found = bytearray()
     try:
         channel.sendall(json.dumps(asked).encode() + b"\n")
-        while not found.endswith(b"\n"):
-            read = channel.recv(1 << 16)
-            found += read
-            if not read or len(found) > REPLY_BYTES:
-                raise ProgramEndedError("the program ended" if not read else "the program returned too much")
-        ((kind, value),) = json.loads(found).items()
+        ((kind, value),) = json.loads(_read(channel, b"\n")).items()
         value = decode(value)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise ProgramEndedError("the program wrote what is no value") from error
@@ -246,15 +232,23 @@ def output_of(channel: socket.socket) -> str:
     Raises:
         ProgramEndedError: when that is too much, or no text.
     """
-    found = bytearray()
-    while read := channel.recv(1 << 16):
-        found += read
-        if len(found) > REPLY_BYTES:
-            raise ProgramEndedError("the program wrote too much")
     try:
-        return found.decode()
+        return _read(channel).decode()
     except UnicodeDecodeError as error:
         raise ProgramEndedError("the program wrote what is no text") from error
+
+
+def _read(channel: socket.socket, until: bytes = b"") -> bytes:
+    """Read up to an end, or all that there is."""
+    found = bytearray()
+    while not until or not found.endswith(until):
+        read = channel.recv(1 << 16)
+        if not read and not until:
+            break
+        found += read
+        if not read or len(found) > REPLY_BYTES:
+            raise ProgramEndedError("the program ended, or wrote too much")
+    return bytes(found)
 
 
 def main() -> None:
@@ -281,15 +275,13 @@ def _serve(judge: socket.socket, limits: Mapping[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the judge is gone
         while asked := judge.recv(1):
             status, child = _ended(child), 0
-            if asked == _END:
-                judge.sendall(_STATUS.pack(status))
-                continue
             ours, theirs = socket.socketpair()
             with ours, theirs:
-                child = fork_within() if limits["sandbox"] else os.fork()
-                if child == 0:
-                    _run(theirs.fileno(), limits)
-                socket.send_fds(judge, [_READY], [ours.fileno()])
+                if asked == _START:
+                    child = fork_within() if limits["sandbox"] else os.fork()
+                    if child == 0:
+                        _run(theirs.fileno(), limits)
+                socket.send_fds(judge, [_STATUS.pack(status)], [ours.fileno()] if child else [])
     _ended(child)
 
 
@@ -303,8 +295,8 @@ def _ended(child: int) -> int:
 def _run(channel: int, limits: Mapping[str, Any]) -> NoReturn:
     """Be a runner: run a program, or do calls of its functions, and end this process.
 
-    What is told of a program: `program`, its text; `before`, code that it goes on with or uses; and `input`,
-    if it is run as a script with this standard input, and no functions of it are called.
+    Of a program `before`, `program` and `entry` are told, as `execute` takes them, and `input`, if it is run
+    as a script with this standard input, and no functions of it are called.
     """
     status = 1
     try:
@@ -323,7 +315,7 @@ def _run(channel: int, limits: Mapping[str, Any]) -> NoReturn:
             give_up_rights()
             refuse_other_calls(program)
         module = sys.modules["__main__"] = ModuleType("__main__")
-        execute(told["before"], told["program"], module.__dict__)
+        execute(told["before"], told["program"], told["entry"], module.__dict__)
         if "input" not in told:
             _answer(calls, module.__dict__)
         sys.stdout.flush()
@@ -348,15 +340,14 @@ def _become_script(given: str) -> None:
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def execute(before: str, program: str, names: dict[str, Any]) -> None:
-    """Run a program behind the code that it goes on with, such as the head of a function, or uses."""
-    try:
-        apart = not program[:1].isspace()
-        compile(before, "<before>", "exec")
-    except SyntaxError:
-        apart = False
-    for text in (before, program) if apart else (before + program,):
-        exec(compile(text, "<program>", "exec"), names)
+def execute(before: str, program: str, entry: str, names: dict[str, Any]) -> None:
+    """Run a program behind code that it uses, or, if it does not define the entry itself, goes on with."""
+    defines = rf"^(?:def|class)\s+{re.escape(entry)}\b|^{re.escape(entry)}\s*="
+    if entry and not re.search(defines, program, re.MULTILINE):
+        before, program = "", before + program
+    with contextlib.suppress(SyntaxError):  # the head of a function
+        exec(compile(before, "<before>", "exec"), names)
+    exec(compile(program, "<program>", "exec"), names)
 
 
 def _answer(calls: BinaryIO, names: dict[str, Any]) -> None:
