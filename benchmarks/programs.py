@@ -38,8 +38,8 @@ BROKEN = {"mbpp": (367, 927)}
 """By `task_id`."""
 ATTACKS = PROJECT / "benchmarks" / "data" / "verdict_attacks.yaml"
 FEWEST_PER_S, FEWEST_ATTACKS = 150.0, 40
-ANSWER_S, ATTACK_S = 10.0, 2.0
-"""Seconds that one answer may take; of an attack, many of which take all of it."""
+ANSWER_S = 10.0
+"""Seconds that judging a reference solution may take."""
 NUMBERS = (3, 4, 11)
 SECRET = {3: 7391, 4: 2287, 11: 90813}
 LEARN = r"""import re
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--data", type=Path, help="folder with HumanEval and MBPP; without, attacks alone")
     parser.add_argument("--samples", type=int, default=8, help="programs of a group")
+    parser.add_argument("--credits", nargs="+", default=CREDITS, choices=CREDITS, help="of the attacks")
+    parser.add_argument("--attack-s", type=float, default=2.0, help="seconds that judging an attack may take")
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {}
     violated, at_size = [], []
@@ -71,12 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result["programs_per_s"] = round(judged / spent_s, 1)
         if judged / spent_s < FEWEST_PER_S:
             at_size.append(f"programs_per_s is {judged / spent_s:.0f}, below {FEWEST_PER_S:g}")
-    attacked = asyncio.run(attack())
+    attacked = asyncio.run(attack(options.credits, options.attack_s))
     violated += [f"{name} {what}" for what in ("forged", "disturbed") for name in attacked[what]]
     if attacked["attacks"] < FEWEST_ATTACKS:
         violated.append(f"{attacked['attacks']} attacks are fewer than {FEWEST_ATTACKS}")
     result |= {name: len(found) if isinstance(found, list) else found for name, found in attacked.items()}
-    if attacked["hang_delay_s"] > 1.5 * ATTACK_S:
+    if attacked["hang_delay_s"] > 1.5 * options.attack_s:
         at_size.append(f"a program that hangs delays another by {attacked['hang_delay_s']:.2f} s")
     return finish(result, record=options.record, violated=violated, at_size=at_size)
 
@@ -109,7 +111,7 @@ async def judge_references(
     return count - len(wrong), wrong, spent_s
 
 
-async def attack(credits: Sequence[str] = CREDITS, answer_s: float = ATTACK_S) -> dict[str, Any]:
+async def attack(credits: Sequence[str], answer_s: float) -> dict[str, Any]:
     """Try all attacks; return how many, the names of those that succeeded, and what hanging costs others.
 
     Args:

@@ -258,6 +258,7 @@ def main() -> None:
         close_scratch()
     for name in OFTEN_IMPORTED.split():
         __import__(name)
+    filter_program()  # which is remembered
     gc.collect()
     gc.freeze()  # collecting in a fork would copy every page that it inherits
     control.sendall(_READY)
@@ -309,11 +310,10 @@ def _run(channel: int, limits: Mapping[str, Any]) -> NoReturn:
         told = json.loads(calls.read(_LENGTH.unpack(calls.read(_LENGTH.size))[0]))
         if "input" in told:
             _become_script(told["input"])
-        program = filter_program()
         limit_this_process(**limits["runner"], open_files=OPEN_FILES)
         if limits["sandbox"]:
             give_up_rights()
-            refuse_other_calls(program)
+            refuse_other_calls(filter_program())
         module = sys.modules["__main__"] = ModuleType("__main__")
         execute(told["before"], told["program"], told["entry"], module.__dict__)
         if "input" not in told:

@@ -123,7 +123,7 @@ def test_a_program_that_hangs_is_wrong_and_those_behind_it_are_judged(tmp_path: 
 
 def test_no_attack_forges_its_verdict_and_the_judge_goes_on() -> None:
     needs_bubblewrap()
-    found = asyncio.run(benchmark.attack(["share"], answer_s=1.0))
+    found = asyncio.run(benchmark.attack(["share"], 1.0))
     assert found["attacks"] >= 40 and found["forged"] == [] and found["disturbed"] == []
 
 
