@@ -162,7 +162,7 @@ def _read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
         return Tests(scripts=(*pairs,))
     try:
         code = "\n".join(_lines(part) for part in (*(row.get(name) for name in SETUP), found) if part)
-        classes = _compiled(code, entry, solution)[2]
+        classes = _compiled(code, entry, solution)[3]
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{key!r} is no code with assert statements: {error}") from error
     return Tests(entry, IMPORTS + before if classes else before, solution, code)
@@ -172,7 +172,8 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
     """Return the share of its tests that the program within a text passes.
 
     An assert statement is one test, and is passed when it holds as often as it is reached. A program that
-    ends, takes too long or answers what is no value passes none of the tests from there on.
+    ends, takes too long or answers what is no value passes no test from there on, and none in a loop, which
+    it may have held for a while.
 
     Args:
         text: a policy's, or a reference solution.
@@ -187,7 +188,10 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
         raise ContractError("programs are judged in scoring processes alone")
     runners, limit_s = _judging[0]
     results: dict[int, bool] = {}
-    count = len(tests.scripts) or len(tests.cases) or _compiled(tests.code, tests.entry, tests.solution)[1]
+    once = {*range(len(tests.scripts) or len(tests.cases))}
+    count, finished = len(once), False
+    if tests.code:
+        _, count, once, *_ = _compiled(tests.code, tests.entry, tests.solution)
 
     def note(test: int, passed: bool) -> None:
         results[test] = passed and results.get(test, True)
@@ -206,13 +210,13 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
                         note(test, runners.end() == 0 and passed)
                 if not tests.scripts:
                     with runners.start(told) as channel:
-                        do = _do_cases if tests.cases else _do_code
-                        if do(tests, channel, note) and results:
-                            results = {**dict.fromkeys(range(count), True), **results}
+                        finished = (_do_cases if tests.cases else _do_code)(tests, channel, note)
         finally:
             runners.end()
-    passed_share = sum(results.values()) / count
-    return float(passed_share == 1.0) if all_or_nothing else passed_share
+    if finished and results:
+        results = {**dict.fromkeys(range(count), True), **results}  # those that are not reached do no harm
+    passed = sum(held and (finished or test in once) for test, held in results.items())
+    return float(passed == count) if all_or_nothing else passed / count
 
 
 class _Remote(Named):
@@ -238,7 +242,7 @@ class _Remote(Named):
 
 def _do_code(tests: Tests, channel: socket.socket, note: Callable[[int, bool], None]) -> bool:
     """Run a row's tests; return whether they came to their end."""
-    compiled, _, classes, functions = _compiled(tests.code, tests.entry, tests.solution)
+    compiled, _, _, classes, functions = _compiled(tests.code, tests.entry, tests.solution)
     remote = {name: _Remote(channel, name, is_class=name in classes) for name in functions}
     names = {**remote, "__name__": "tests"}
     with contextlib.suppress(SyntaxError):  # the head of a function, with which the program goes on
@@ -294,32 +298,41 @@ def _lines(code: Any) -> str:
 class _Noting(ast.NodeTransformer):
     """Has each assert statement say whether it holds, and the code go on behind it."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.count = self.depth = 0
+        self.once = set[int]()
+        """Statements that are in no loop, and in no function but `check`."""
+
+    def visit(self, node: ast.AST) -> Any:
+        many = isinstance(node, ast.For | ast.While | ast.FunctionDef | ast.Lambda | ast.AsyncFunctionDef)
+        many = many and getattr(node, "name", "") != "check"
+        self.depth += many
+        found = super().visit(node)
+        self.depth -= many
+        return found
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         note = f"{_NOTE}({self.count}"
         tells = f"try: pass\nexcept Exception: {note}, False)\nelse: {note}, True)"
         noted = ast.parse(tells).body[0]
         assert isinstance(noted, ast.Try)
+        self.once |= set() if self.depth else {self.count}
         noted.body, self.count = [node], self.count + 1
         return noted
 
 
 @lru_cache(maxsize=8)
-def _compiled(code: str, entry: str, solution: str) -> tuple[CodeType, int, frozenset[str], frozenset[str]]:
-    """Return a row's tests with all assert statements noted, how many there are, and which of their names
-    mean a class of the program, and which mean that or a function of it.
+def _compiled(
+    code: str, entry: str, solution: str
+) -> tuple[CodeType, int, set[int], frozenset[str], frozenset[str]]:
+    """Return a row's tests with all assert statements noted, how many there are, which of these are reached
+    once at most, and which of their names mean a class of the program, or that or a function of it.
 
     Raises:
         SyntaxError, ValueError: when it is no code, or has no assert statement.
     """
     tree = ast.parse(code)
     nodes = [*ast.walk(tree)]
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    own = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
-    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    own |= _defined(nodes)
-    own |= {(one.asname or one.name).partition(".")[0] for one in nodes if isinstance(one, ast.alias)}
     builtin = {*dir(builtins)}
     made = (node.value for node in nodes if isinstance(node, ast.Attribute))
     classes = {one.func.id for one in made if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)}
@@ -327,17 +340,23 @@ def _compiled(code: str, entry: str, solution: str) -> tuple[CodeType, int, froz
         body = ast.parse(solution).body
         builtin -= _defined(body)
         classes |= _defined(one for one in body if isinstance(one, ast.ClassDef))
-    functions = {node.id for node in names if isinstance(node.ctx, ast.Load)} - own - builtin
-    functions |= {entry} - {""}
-    classes &= functions
+    # Names that the tests define themselves are among them, and are defined before they are used.
+    functions = {node.id for node in nodes if isinstance(node, ast.Name)} - builtin | {entry} - {""}
+    classes &= functions - _defined(nodes)
     called = (one.value for one in tree.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call))
-    if entry and "check" in own and not any(ast.unparse(one.func) == "check" for one in called):
+    if entry and "check" in _defined(nodes) and not any(ast.unparse(one.func) == "check" for one in called):
         tree.body += ast.parse(f"check({entry})").body
     noting = _Noting()
     noted = ast.fix_missing_locations(noting.visit(tree))
     if not noting.count:
         raise ValueError("it has no assert statement")
-    return compile(noted, "<tests>", "exec"), noting.count, frozenset(classes), frozenset(functions)
+    return (
+        compile(noted, "<tests>", "exec"),
+        noting.count,
+        noting.once,
+        frozenset(classes),
+        frozenset(functions),
+    )
 
 
 def _defined(nodes: Iterable[ast.AST]) -> set[str]:

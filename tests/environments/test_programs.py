@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 PROBLEMS = [json.loads(line) for line in (ROOT / "examples/code/problems.jsonl").read_text().splitlines()]
 DOUBLE: Row = {"question": "Double.", "answer": "", "tests": ["assert f(2) == 4", "assert f(3) == 6"]}
 THIRD: Row = {"question": "Third.", "entry_point": "f", "answer": "def f(n): return n / 3"}
+ENDING = "def f(n): return 2 * n if n < 3 else exit()"
 HUNG = "while True: pass"
 
 
@@ -90,9 +91,13 @@ def test_the_solutions_of_all_forms_are_right_and_those_of_others_wrong(tmp_path
     [
         (DOUBLE, "def f(n): return 4", 0.5),
         (DOUBLE, "def f(n): return n * 2 if n < 3 else 1 / 0", 0.5),
-        (DOUBLE, "calls = []\ndef f(n):\n    calls.append(n)\n    return 4 if calls == [2] else exit()", 0.5),
+        (DOUBLE, ENDING, 0.5),
         (with_tests("for n in (1, 2):\n    assert f(n) == 2 * n"), "def f(n): return 2", 0.0),
         (with_tests("assert f(1) == 2\nf(2)\nassert f(3) == 6"), "def f(n): return [0, 2][n]", 0.5),
+        (with_tests("for n in (2, 3):\n    assert f(n) == 2 * n"), ENDING, 0.0),
+        (with_tests("for n in (2, 3):\n    found = f(n)\n    assert found == 2 * n\nassert 1"), ENDING, 0.0),
+        (with_tests("assert f(2) == 4\nfor n in (2, 3):\n    assert f(n) == 2 * n"), ENDING, 0.5),
+        (with_tests("def check(f):\n    assert f(2) == 4\n    assert f(3) == 6\ncheck(f)"), ENDING, 0.5),
         (with_tests("if f(1) == 3:\n    assert f(2) == 5\nassert f(3) == 6"), "def f(n): return 2 * n", 1.0),
         (with_tests("if f(1) == 3:\n    assert f(2) == 5"), "def f(n): return 2 * n", 0.0),
         (
