@@ -165,7 +165,7 @@ def _read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
         classes = _compiled(code, entry, solution)[3]
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{key!r} is no code with assert statements: {error}") from error
-    return Tests(entry, IMPORTS + before if classes else before, solution, code)
+    return Tests(entry, IMPORTS + before if "Solution" in classes else before, solution, code)
 
 
 def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
@@ -215,8 +215,8 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
             runners.end()
     if finished and results:
         results = {**dict.fromkeys(range(count), True), **results}  # those that are not reached do no harm
-    passed = sum(held and (finished or test in once) for test, held in results.items())
-    return float(passed == count) if all_or_nothing else passed / count
+    passed_count = sum(held and (finished or test in once) for test, held in results.items())
+    return float(passed_count == count) if all_or_nothing else passed_count / count
 
 
 class _Remote(Named):
