@@ -51,17 +51,9 @@ SETUP = ("sanitized_imports", "test_imports", "setup", "test_setup_code")
 """Keys of a row that may have code for its tests, as a text or a list of lines."""
 TOLERANCE = 1e-6, 1e-7
 """How far a floating-point number may be from a reference solution's: absolute, relative (EvalPlus)."""
-IMPORTS = """import bisect, collections, functools, heapq, itertools, math, operator, random, re, string
-from bisect import *
-from collections import *
-from functools import *
-from heapq import *
-from itertools import *
-from math import *
-from string import *
-from typing import *
-"""
-"""What LeetCode has imported where a class `Solution` begins."""
+_MODULES = "bisect collections functools heapq itertools math operator random re string typing builtins"
+IMPORTS = "".join(f"import {name}\nfrom {name} import *\n" for name in _MODULES.split(" "))
+"""What LeetCode has imported where a class `Solution` begins; last what others hide, such as `pow`."""
 _FENCE = "```"
 _NOTE = "_note_"
 
@@ -115,12 +107,7 @@ def program_in(text: str) -> str:
 
 
 def read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
-    """Read a row's tests, in one of the forms that this module says.
-
-    Args:
-        row: the row.
-        key: the key of its tests.
-        solution: its reference solution; empty where it has none.
+    """Read a row's tests under a key; `solution` is its reference solution, or empty.
 
     Raises:
         ValueError: saying what is wrong with which key.
@@ -175,10 +162,7 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
     ends, takes too long or answers what is no value passes no test from there on, and none in a loop, which
     it may have held for a while.
 
-    Args:
-        text: a policy's, or a reference solution.
-        tests: what the program must do.
-        all_or_nothing: return 0 for less than all of them, as soon as that is clear.
+    With `all_or_nothing` it is 0 for less than all of them, as soon as that is clear.
 
     Raises:
         ContractError: outside of a scoring process.

@@ -115,13 +115,7 @@ class RunnerHost:
     """The host of runners, as the process that forks judges has it."""
 
     def __init__(self, hidden: Sequence[str], *, cpu_s: int, memory_bytes: int, sandbox: bool) -> None:
-        """Start it.
-
-        Args:
-            hidden: files and folders of the sandbox that no program sees.
-            cpu_s: seconds of processor time of one runner.
-            memory_bytes: address space of one runner.
-            sandbox: whether this process is in the sandbox, whose rights it takes to set runners apart.
+        """Start it; no program sees what is `hidden`, and each has so much processor time and address space.
 
         Raises:
             ConfigError: when it does not start.
