@@ -231,7 +231,7 @@ def _hashes(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
 def _function(named: Any) -> Callable[[str, dict[str, Any]], float]:
     called = f"environment.parameters.score={named}"
     if not isinstance(named, str) or ":" not in named:
-        close = difflib.get_close_matches(str(named), KINDS, n=1)
+        close = difflib.get_close_matches(str(named), [*KINDS, PROGRAMS], n=1)
         hint = f"did you mean {close[0]}?" if close else f"give {_SCORES}"
         raise ConfigError(f"{called} is unknown; {hint}")
     found: Callable[[str, dict[str, Any]], float] = import_named(called, named, "function")
