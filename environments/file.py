@@ -3,8 +3,8 @@
 The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
 `heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
 and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), `math` (see
-`environments.math_judge`), or `package.module:function`, which gets a completion's text and the row as a dict
-and returns a number in 0..1.
+`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`), or
+`package.module:function`, which gets a completion's text and the row as a dict and returns a number in 0..1.
 
 `heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
 says whether its row is held out, so that a question that comes twice is on one side only.
@@ -26,6 +26,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments import answers, math_judge
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
 from antiphon.environments.outside import import_named
+from antiphon.environments.programs import CREDITS, PROGRAMS, Tests, read_tests, share_passed
 from antiphon.system.rows import Rows, split_files
 
 PARAMETERS: Mapping[str, Any] = {
@@ -37,6 +38,8 @@ PARAMETERS: Mapping[str, Any] = {
     "id": None,
     "prompt_prefix": "",
     "prompt_suffix": "",
+    "tests": "tests",
+    "credit": "all",
 }
 """What `environment.parameters` takes, and defaults; `train` and `score` must be given."""
 MATH = "math"
@@ -48,7 +51,7 @@ WORDS, OWN, COMPARED = 13, 5, 50_000
 """Words in a row that prompts of different splits share by no chance, those among them at least that stand in
 less than half of the training rows, so that a template is none, and training rows that are looked at."""
 _T = TypeVar("_T")
-_SCORES = f"{', '.join(KINDS)} or package.module:function"
+_SCORES = f"{', '.join(KINDS)}, {PROGRAMS} or package.module:function"
 _NONE = {
     "exact": "which is empty",
     "number": "which is no number, alone or behind ####",
@@ -75,14 +78,19 @@ class FileEnvironment(SplitEnvironment):
             if values[name] is None:
                 raise ConfigError(f"environment.parameters.{name} is missing: {wanted}")
         named = {name: values[name] for name in ("question", "answer", "id") if values[name] is not None}
-        around = {name: values[name] for name in ("prompt_prefix", "prompt_suffix")}
-        for name, value in {**named, **around}.items():
+        texts = {name: values[name] for name in ("prompt_prefix", "prompt_suffix", "tests")}
+        for name, value in {**named, **texts}.items():
             if not isinstance(value, str):
                 raise ConfigError(f"environment.parameters.{name}={value!r} is no text")
-        self._function = None if values["score"] in KINDS else _function(values["score"])
-        self.only_compares = values["score"] in answers.KINDS
-        files, columns = split_files(values), None if self._function else [*named.values()]
-        rows = [Rows(found, columns) for found in files.values()]
+        score = values["score"]
+        self.runs_programs = score == PROGRAMS
+        """Whether its answers are programs, which takes runners."""
+        if values["credit"] not in CREDITS:
+            raise ConfigError(f"environment.parameters.credit={values['credit']!r} is neither all nor share")
+        self._function = None if score in KINDS or self.runs_programs else _function(score)
+        self.only_compares = score in answers.KINDS
+        files = split_files(values)
+        rows = [Rows(found, [*named.values()] if score in KINDS else None) for found in files.values()]
         self._rows = dict(zip(SPLITS, [*rows, rows[0]], strict=False))
         self._places: dict[str, npt.NDArray[np.int64]] = {}
         """The rows of each split, where a share of one file is held out."""
@@ -129,17 +137,21 @@ class FileEnvironment(SplitEnvironment):
         kind = self._values["score"]
         if kind == MATH:
             return [float(math_judge.judge(text, problem.answer)) for text in completions]
-        if self._function is None:
+        if self.only_compares:
             found = (answers.answer_in(text, kind) for text in completions)
             return [float(answers.is_right(answer, problem.answer, kind)) for answer in found]
         split, index = self.place_of(problem.key.partition(":")[0])
-        row = self._rows[split][self._place(split, index)]
+        rows, place = self._rows[split], self._place(split, index)
+        if self._function is None:
+            tests, whole = self._of_row(self._tests, rows, place), self._values["credit"] == "all"
+            return [share_passed(text, tests, all_or_nothing=whole) for text in completions]
+        row = rows[place]
         return [self._function(text, dict(row)) for text in completions]
 
     def explain(self, problem: Problem, completion: str, reward: float) -> str:
         """Say what was found in a completion, and what was wanted."""
         kind, wanted = self._values["score"], f"wanted {problem.answer!r}"
-        if self._function is not None:
+        if kind not in KINDS:
             return "" if reward >= 1.0 or not problem.answer else wanted
         math = kind == MATH
         found = math_judge.answer_in(completion) if math else answers.answer_in(completion, kind)
@@ -169,6 +181,8 @@ class FileEnvironment(SplitEnvironment):
             ConfigError: naming a row that is no problem, or two of different splits with the same prompt; or
                 where more than `MOST_UNREAD` of a split's references cannot be compared.
         """
+        if self.runs_programs:
+            self.check_tests()
         train, heldout = (
             _hashes(self.make(split, index).text for index in range(self.size(split))) for split in SPLITS
         )
@@ -211,6 +225,16 @@ class FileEnvironment(SplitEnvironment):
             )
         return [said]
 
+    def check_tests(self) -> None:
+        """Read the tests of every row.
+
+        Raises:
+            ConfigError: naming a row whose tests are none.
+        """
+        for split in SPLITS:
+            for index in range(self.size(split)):
+                self._of_row(self._tests, self._rows[split], self._place(split, index))
+
     def _place(self, split: str, index: int) -> int:
         return int(self._places[split][index]) if self._places else index
 
@@ -221,6 +245,9 @@ class FileEnvironment(SplitEnvironment):
         except ValueError as error:
             raise ConfigError(f"{rows.where(number)}: {error}") from error
 
+    def _tests(self, row: Mapping[str, Any]) -> Tests:
+        return read_tests(row, self._values["tests"], self._answer(row))
+
     def _question(self, row: Mapping[str, Any]) -> str:
         text = _text(row, key := self._values["question"])
         if not text.strip():
@@ -229,7 +256,7 @@ class FileEnvironment(SplitEnvironment):
 
     def _answer(self, row: Mapping[str, Any]) -> str:
         key, kind = self._values["answer"], self._values["score"]
-        if self._function is not None:  # it may look elsewhere
+        if kind not in KINDS:  # what scores may look elsewhere
             return _text(row, key) if isinstance(row.get(key), str) else ""
         listed = kind == MATH and isinstance(row.get(key), list)
         text = " ".join(_text({key: one}, key) for one in row[key]) if listed else _text(row, key)
@@ -288,7 +315,7 @@ def _alike(train: Iterable[str], heldout: Iterable[str]) -> dict[int, int]:
 def _function(named: Any) -> Callable[[str, dict[str, Any]], float]:
     called = f"environment.parameters.score={named}"
     if not isinstance(named, str) or ":" not in named:
-        close = difflib.get_close_matches(str(named), KINDS, n=1)
+        close = difflib.get_close_matches(str(named), [*KINDS, PROGRAMS], n=1)
         hint = f"did you mean {close[0]}?" if close else f"give {_SCORES}"
         raise ConfigError(f"{called} is unknown; {hint}")
     found: Callable[[str, dict[str, Any]], float] = import_named(called, named, "function")

@@ -17,11 +17,14 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.messages import UNIT_RANGE, Message, RewardRange, Tool
 from antiphon.environments.conversation import AnyEnvironment, opening
 from antiphon.environments.environment import SPLITS, Environment
-from antiphon.environments.file import FileEnvironment
+from antiphon.environments.file import FileEnvironment, located
 from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
-from antiphon.environments.scoring.messages import Failed
+from antiphon.environments.scoring.messages import Failed, ScoringTask, Verdict
 from antiphon.system.packages import environment_facts, find_package, reference_of
+
+TRIAL_S, TRIAL_BYTES = 5.0, 2 << 30
+"""What a program may take of time and address space whose verdict is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +119,23 @@ def describe_file(parameters: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: as `FileEnvironment` and its `try_out`: every row is read.
     """
-    from antiphon.environments.scoring.pool import InProcess
+    from antiphon.environments.scoring.pool import InProcess, ScoringPool
 
     environment = FileEnvironment(parameters, 0, MOST_PROMPTS, MOST_PROMPTS)
     environment.try_out()
     problem = environment.problem("train", 0)
     others = (environment.problem("train", index).answer for index in range(environment.size("train")))
     answers = problem.answer, "", next((answer for answer in others if answer != problem.answer), "?")
-    verdicts = asyncio.run(InProcess(environment).score(problem.key, answers))
+
+    async def scored() -> list[Verdict]:
+        if not environment.runs_programs:
+            return await InProcess(environment).score(problem.key, answers)
+        named, files = located(parameters)
+        task = ScoringTask(FILE, named, 0, MOST_PROMPTS, MOST_PROMPTS, TRIAL_S, TRIAL_BYTES, readable=files)
+        async with ScoringPool(task, processes=1, attempts=1, sandbox=True, patience_s=TRIAL_S) as pool:
+            return await pool.score(problem.key, answers)
+
+    verdicts = asyncio.run(scored())
     return {
         "rows": {split: environment.size(split) for split in SPLITS},
         "files": environment_facts(EnvironmentSection(name=FILE, parameters=dict(parameters))),

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -50,6 +51,7 @@ from antiphon.services.coordinator.prompts import prompts_of, renders_turns
 from antiphon.services.coordinator.sealing import own_advantage
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import conversations_of, scorer_of
+from antiphon.services.reward.service import Scorer
 from antiphon.services.rollout.engine.environment import OVERRULING, device
 from antiphon.system.free_space import free_bytes
 from antiphon.system.memory import host_bytes
@@ -75,6 +77,9 @@ FORMS = ("{}", "<answer>{}</answer>")
 PROBLEMS, FIRST, FEWEST = 64, 8, 16
 """Problems that a decoy is tried on, the first of them, after which only those that are paid go on, and the
 fewest: with less, a right answer to one problem is paid for a large share of all."""
+SOLUTIONS, MOST_BROKEN, NAMED = 1024, 0.1, 8
+"""Reference solutions of each split that are judged by their own tests, the share that may fail, and how many
+of these are named."""
 MARGIN = 0.25
 """What luck may take from a decoy's share of the first problems."""
 TRY_S = 120.0
@@ -175,6 +180,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         check_answering(config, environment)
     else:
         notes += check_scoring(config, environment)
+        if isinstance(environment, FileEnvironment) and environment.runs_programs:
+            notes += check_solutions(config, environment)
     if results is not None:
         make_usable(results, "--results")
     make_home(home)
@@ -297,6 +304,46 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     if pays_references:
         return []
     return [f"{section.name} has no reference answers that earn anything, so samples and reports show none"]
+
+
+def check_solutions(config: RunConfig, environment: FileEnvironment) -> list[str]:
+    """Judge the reference solutions of programs by their own tests, and return what is worth a note.
+
+    Raises:
+        ConfigError: when more than `MOST_BROKEN` of them fail.
+    """
+    places = [
+        (split, index)
+        for split, size in (("train", environment.size("train")), ("heldout", config.evaluation.prompts))
+        for index in looked_at(environment, split, size, SOLUTIONS)
+        if environment.problem(split, index).answer
+    ]
+    todo, broken = deque(places), list[tuple[str, int]]()
+
+    async def judge(scorer: Scorer) -> None:
+        while todo:
+            place = todo.popleft()
+            problem = environment.problem(*place)
+            if await scorer.score(problem.key, [problem.answer]) != [1.0]:
+                broken.append(place)
+
+    async def judged() -> None:
+        async with scorer_of(config, environment) as scorer, asyncio.TaskGroup() as judging:
+            for _ in range(config.reward.processes):
+                judging.create_task(judge(scorer))
+
+    asyncio.run(judged())
+    if not broken:
+        return []
+    named = ", ".join(environment.where(*place) for place in sorted(broken)[:NAMED])
+    more = ", ..." if len(broken) > NAMED else ""
+    said = f"{len(broken)} of {len(places)} reference solutions fail their own tests: {named}{more}"
+    if len(broken) > MOST_BROKEN * len(places):
+        raise ConfigError(
+            f"environment.parameters.tests: {said}; more than {MOST_BROKEN:.0%}: take these rows out, "
+            "or see whether the tests, the solutions (answer) and reward.answer_timeout_s are meant"
+        )
+    return [f"{said}; nothing can be learned from them"]
 
 
 def check_patience(config: RunConfig, prompts_s: float) -> list[str]:

@@ -22,13 +22,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError
-from antiphon.system.processes import SAME_ORDER
 from antiphon.system.system_calls import filter_program, refuse_other_calls
 
 PROGRAM = "bwrap"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 SCRATCH, SCRATCH_BYTES, SCRATCH_FILES = "/scratch", 64 << 20, 4096
 """Folder that can be written to until rights are given up, and what it or one of `own_scratch` holds."""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Variables for libraries that would wait for threads that they may not start."""
 NOBODY = 65_534
 """User and group of what answers run in where this process is root."""
 TRIAL_S = 20.0
@@ -74,6 +75,8 @@ def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
     Raises:
         ConfigError: when bubblewrap is not installed.
     """
+    from antiphon.system.processes import SAME_ORDER  # no program of a policy needs what it brings along
+
     program = shutil.which(PROGRAM)
     if program is None:
         raise ConfigError(

@@ -5,7 +5,7 @@ has limits of time and memory. It inherits the loaded libraries, so it costs mil
 it whatever an answer did: nothing of a group is left when the next one is scored. This process itself only
 carries answers, and forks again for those behind one that hung. It ends when an answer has ended its fork, so
 that nothing of it can stay, and with the service that started it. Conversations have forks that stay
-(`conversing`).
+(`conversing`). What judges programs has them run elsewhere (`runners`).
 
     python -s -P -m antiphon.environments.scoring.child sandbox     (by `ScoringPool`)
 """
@@ -25,6 +25,7 @@ from typing import NoReturn
 from antiphon.core.errors import AntiphonError
 from antiphon.environments.conversation import ConversationEnvironment
 from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.programs import judge_with
 from antiphon.environments.scoring.conversing import LiveConversations
 from antiphon.environments.scoring.messages import (
     READY,
@@ -37,10 +38,12 @@ from antiphon.environments.scoring.messages import (
     result_line,
     turn_line,
 )
-from antiphon.environments.scoring.tool_processes import ONE_THREAD, ending
-from antiphon.system.sandbox import close_scratch, fork_apart, limit_this_process
+from antiphon.environments.scoring.runners import RunnerHost, Runners
+from antiphon.environments.scoring.tool_processes import TIME_SHARE, ending
+from antiphon.system.sandbox import ONE_THREAD, close_scratch, fork_apart, limit_this_process
 
-OPEN_FILES = 16
+OPEN_FILES, JUDGE_FILES = 16, 1024
+"""Of what scores answers, and of a judge, which has the environment's open and those of its runners."""
 ENDING_S = 0.02
 """Seconds of an answer's deadline that are left for ending it, so that it delays no other by more."""
 _RESULT = struct.Struct("<cd200s")
@@ -68,6 +71,10 @@ def main() -> int:
         conversations = None
         if isinstance(environment, ConversationEnvironment):
             conversations = LiveConversations(environment, task, sandbox=sandbox)
+        host = None
+        if getattr(environment, "runs_programs", False):
+            cpu_s = math.ceil(task.answer_timeout_s) + 1
+            host = RunnerHost(task.readable, cpu_s=cpu_s, memory_bytes=task.memory_bytes, sandbox=sandbox)
     except AntiphonError as error:
         print(task.without_secrets(str(error)), file=sys.stderr)
         return error.exit_code
@@ -89,7 +96,7 @@ def main() -> int:
                 results.flush()
             continue
         problem = environment.problem_by_key(asked["key"])
-        for result in _score_apart(environment, problem, asked["texts"], asked["hangs"], task, fork):
+        for result in _score_apart(environment, problem, asked["texts"], asked["hangs"], task, fork, host):
             results.write(result_line(result))
             results.flush()
     return 0
@@ -102,6 +109,7 @@ def _score_apart(
     hangs: int,
     task: ScoringTask,
     fork: Callable[[], int],
+    host: RunnerHost | None,
 ) -> Iterator[Verdict]:
     """Yield the verdict on each answer, up to the last of this many that may hang.
 
@@ -113,11 +121,17 @@ def _score_apart(
     at = 0
     while at < len(texts) and hangs:
         reading, writing = os.pipe()
+        runners = None if host is None else host.for_judge()
         child = fork()
         if child == 0:
             os.close(reading)  # or an answer could take away what this process was told to read
-            _score(environment, problem, texts[at:], task, writing)
+            if runners is not None:
+                judge_with(Runners(runners), TIME_SHARE * task.answer_timeout_s)
+            open_files = OPEN_FILES if host is None else JUDGE_FILES
+            _score(environment, problem, texts[at:], task, writing, open_files)
         os.close(writing)
+        if runners is not None:
+            runners.close()
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             poll = select.poll()
             poll.register(pipe, select.POLLIN)
@@ -156,7 +170,12 @@ def _parsed(found: bytes, task: ScoringTask) -> Verdict | None:
 
 
 def _score(
-    environment: Environment, problem: Problem, texts: Sequence[str], task: ScoringTask, writing: int
+    environment: Environment,
+    problem: Problem,
+    texts: Sequence[str],
+    task: ScoringTask,
+    writing: int,
+    open_files: int,
 ) -> NoReturn:
     """Score answers and end this process, whatever they do."""
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -164,7 +183,7 @@ def _score(
         os.dup2(nothing, stream)
     os.close(nothing)
     cpu_s = math.ceil(len(texts) * task.answer_timeout_s) + 1
-    limit_this_process(cpu_s=cpu_s, memory_bytes=task.memory_bytes, open_files=OPEN_FILES)
+    limit_this_process(cpu_s=cpu_s, memory_bytes=task.memory_bytes, open_files=open_files)
     for text in texts:
         try:
             reward = checked_reward(environment.reward(problem, [text])[0], task.reward_range)

@@ -23,6 +23,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.environments.scoring.messages import ScoringTask, line_of
 from antiphon.system.processes import SAME_ORDER
 from antiphon.system.sandbox import (
+    ONE_THREAD,
     SCRATCH,
     SCRATCH_BYTES,
     fork_within,
@@ -44,8 +45,6 @@ TEXT_BYTES = 60_000
 """Longest code: as much as a pipe holds."""
 SHELL = ("/bin/sh", "-c")
 PYTHON = (sys.executable, "-s", "-P", str(Path(__file__).with_name("python_tool.py")))
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Variables for libraries that would wait for threads that they may not start."""
 _VARIABLES = {
     **SAME_ORDER,
     **ONE_THREAD,

@@ -315,7 +315,7 @@ GOOD = {"question": "1 + 1 =", "answer": "2"}
         (
             GOOD,
             {"score": None},
-            "environment.parameters.score is missing: give exact, number, choice, math or",
+            "environment.parameters.score is missing: give exact, number, choice, math,",
         ),
         (GOOD, {"train": None}, "environment.parameters.train is missing: name a file"),
         (GOOD, {"question": 3}, "environment.parameters.question=3 is no text"),

@@ -56,8 +56,9 @@ def test_the_presets_clip_from_the_second_update_of_a_step(name: str, objective:
     assert config.sampling == demo.sampling and config.evaluation == demo.evaluation
 
 
-def test_the_example_from_a_file_is_the_demo_with_another_environment() -> None:
-    config, demo = (load_config(ROOT / "examples" / f"{name}.yaml") for name in ("file", "quickstart"))
+@pytest.mark.parametrize("name", ["file", "code"])
+def test_an_example_from_a_file_is_the_demo_with_another_environment(name: str) -> None:
+    config, demo = (load_config(ROOT / "examples" / f"{one}.yaml") for one in (name, "quickstart"))
     assert {name for name, _ in config if getattr(config, name) != getattr(demo, name)} == {
         "run",
         "environment",
