@@ -42,12 +42,21 @@ Row = dict[str, Any]
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file of JSON lines, which may be gzipped."""
+    """Yield the hands of a file of JSON lines, which may be gzipped.
+
+    Raises:
+        SystemExit: when it cannot be read, or a line is no hand; it is named.
+    """
     opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            if line.strip():
-                yield json.loads(line)
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                row = json.loads(line)
+                if not {"acpc", "variant"} & row.keys():
+                    raise SystemExit(f"line {number} of {path} is no hand: it has no acpc and no variant")
+                yield row
+    except (OSError, ValueError, AttributeError) as error:
+        raise SystemExit(f"{path} cannot be read as hands, one JSON object a line: {error}") from error
 
 
 def whole_deck(dealt: Sequence[int]) -> list[int]:
@@ -57,9 +66,13 @@ def whole_deck(dealt: Sequence[int]) -> list[int]:
 
 def ours(row: Row) -> bool:
     """Tell whether a recorded hand is of the game that `environments/poker` plays."""
+    blinds = row["blinds_or_straddles"]
     return (
         row["variant"] == "NT"
-        and not any(row["antes"])
+        and not any([*row["antes"], *blinds[2:]])
+        and row["min_bet"] == blinds[1]
+        and all(isinstance(chips, int) for chips in row["starting_stacks"])
+        and not any("." in action for action in row["actions"])
         and 2 <= len(row["starting_stacks"]) <= 6
         and not any("?" in action for action in row["actions"] if action.startswith("d "))
     )

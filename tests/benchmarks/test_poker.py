@@ -73,6 +73,15 @@ def test_a_hand_that_ends_otherwise_is_named(
     assert any(sentence.startswith(row["id"]) for sentence in found["violated"])
 
 
+@pytest.mark.parametrize("line", ["{", "[]", '{"id": "x"}'])
+def test_a_file_that_has_something_else_is_named(line: str, tmp_path: Path) -> None:
+    hands = tmp_path / "hands.jsonl"
+    hands.write_text(line)
+    for path in (hands, tmp_path / "missing.jsonl"):
+        with pytest.raises(SystemExit, match=f"{path.name} (is|cannot)"):
+            poker.main(["--hands", str(path)])
+
+
 def test_a_match_is_the_same_each_time_and_fair_to_both() -> None:
     ours, _, _ = poker_league.play(("station", "tight"), 20, 7, range(4))
     assert ours == poker_league.play(("station", "tight"), 20, 7, range(4))[0]
