@@ -96,6 +96,7 @@ class Hand:
         self._rest = list(deck[2 * self.seats :])
         self.bets = ""
         """All actions so far; "/" begins a street."""
+        self._legal: Legal | None = None
         self._all_in: tuple[list[int], list[int], list[int]] | None = None
         self._state: State = _Game(_AUTOMATED, True, 0, tuple(blinds), blinds[1])(self.stacks, self.seats)
         for hole in self.holes:
@@ -122,15 +123,13 @@ class Hand:
 
     def legal(self) -> Legal:
         """Return what the actor may do."""
-        state = self._state
-        call = state.checking_or_calling_amount or 0
-        if not state.can_complete_bet_or_raise_to():
-            return Legal(call, 0, 0)
-        lowest, highest = (
-            state.min_completion_betting_or_raising_to_amount,
-            state.max_completion_betting_or_raising_to_amount,
-        )
-        return Legal(call, lowest or 0, highest or 0)
+        if self._legal is None:
+            state, lowest, highest = self._state, None, None
+            if state.can_complete_bet_or_raise_to():
+                lowest = state.min_completion_betting_or_raising_to_amount
+                highest = state.max_completion_betting_or_raising_to_amount
+            self._legal = Legal(state.checking_or_calling_amount or 0, lowest or 0, highest or 0)
+        return self._legal
 
     def act(self, action: str) -> None:
         """Do what the actor chose, and deal what follows.
@@ -148,6 +147,7 @@ class Hand:
         else:
             state.complete_bet_or_raise_to(int(action[1:]))
         self.bets += action
+        self._legal = None
         if state.status and state.actor_index is None:
             self._deal()
 
