@@ -66,7 +66,7 @@ def whole_deck(dealt: Sequence[int]) -> list[int]:
 
 def ours(row: Row) -> bool:
     """Tell whether a recorded hand is of the game that `environments/poker` plays."""
-    blinds = row["blinds_or_straddles"]
+    blinds = row.get("blinds_or_straddles", ())  # games with a bring-in have none
     return (
         row["variant"] == "NT"
         and not any([*row["antes"], *blinds[2:]])

@@ -24,6 +24,18 @@ SIX_HANDED = {
     "final_stacks": [9950, 9900, 10000, 9250, 10900, 10000],
 }
 """A recorded hand, of github.com/wjsutton/phh-dataset (MIT)."""
+STUD = {
+    "id": "stud",
+    "variant": "F7S",
+    "ante_trimming_status": True,
+    "antes": [1, 1],
+    "bring_in": 1,
+    "small_bet": 2,
+    "big_bet": 4,
+    "starting_stacks": [50, 50],
+    "actions": ["d dh p1 2c3d4h", "d dh p2 KsQsAs", "p1 pb", "p2 cbr 2", "p1 f"],
+    "final_stacks": [48, 52],
+}
 REFERENCE = {
     "id": "hu-1-1",
     "acpc": "STATE:0:r202r651r20000c///:7c2d|2h2s/Jd6dTd/Jh/Qs",
@@ -51,9 +63,9 @@ def test_recorded_hands_end_with_the_recorded_stacks(
         "id": "antes",
         "final_stacks": [9940, 9890, 9990, 9240, 10950, 9990],
     }
-    status, found = run(tmp_path, capsys, SIX_HANDED, other, REFERENCE)
+    status, found = run(tmp_path, capsys, SIX_HANDED, other, STUD, REFERENCE)
     assert status == 0
-    assert found | {"hands": 2, "replayed": 2, "reference": 1, "returns_equal": 1, "legal_equal": 4} == found
+    assert found | {"hands": 3, "replayed": 3, "reference": 1, "returns_equal": 1, "legal_equal": 4} == found
 
 
 @pytest.mark.parametrize(
