@@ -1,8 +1,8 @@
 """Registry: an environment by its name, built from its parameters.
 
-`reasoning/<task>` and `file` are ours, `package.module:Class` is a class of any other package, and another
-plain name one that an installed package gives as an entry point. Every process of a run builds the same
-environment from the same five values, so a prompt key means the same problem on each of them.
+`reasoning/<task>`, `poker` and `file` are ours, `package.module:Class` is a class of any other package, and
+another plain name one that an installed package gives as an entry point. Every process of a run builds the
+same environment from the same five values, so a prompt key means the same problem on each of them.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from antiphon.environments.file import FileEnvironment, located
 from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
 from antiphon.environments.scoring.messages import Failed, ScoringTask, Verdict
-from antiphon.system.packages import environment_facts, find_package, reference_of
+from antiphon.system.packages import OURS, environment_facts, find_package, reference_of
 
 TRIAL_S, TRIAL_BYTES = 5.0, 2 << 30
 """What a program may take of time and address space whose verdict is shown."""
@@ -56,7 +56,7 @@ def environment_names() -> list[str]:
     from antiphon.environments.reasoning import prompts as reasoning  # slow to import
 
     ours = [f"{reasoning.FAMILY}/{task}" for task in reasoning.task_names()]
-    return ours + installed_names()
+    return [*ours, *OURS, *installed_names()]
 
 
 def make_environment(
@@ -184,6 +184,7 @@ def describe_all() -> list[tuple[str, str]]:
     from antiphon.environments.reasoning import prompts as reasoning
 
     ours = {f"{reasoning.FAMILY}/{task}": reasoning.about(task) for task in reasoning.task_names()}
+    ours["poker"] = "no-limit hold'em of two to six seats against scripted opponents"
     found = [(name, ours.get(name, "of an installed package")) for name in environment_names()]
     return [
         *found,

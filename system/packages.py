@@ -21,6 +21,8 @@ from antiphon.system.rows import split_files
 
 ENVIRONMENTS = "antiphon.environments"
 """Group of the entry points by which installed packages name their environments."""
+OURS = {"poker": "antiphon.environments.poker.table:Poker"}
+"""Classes of ours that have a plain name."""
 _MADE = ("__pycache__",)
 """Folders that Python makes from the others."""
 
@@ -82,6 +84,8 @@ def reference_of(environment: str) -> str | None:
         return environment
     if "/" in environment:
         return None
+    if environment in OURS:
+        return OURS[environment]
     found = importlib.metadata.entry_points(group=ENVIRONMENTS, name=environment)
     return next(iter(found)).value if found else None
 

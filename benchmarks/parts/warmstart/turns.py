@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,15 @@ def adding(care: str, rng: np.random.Generator) -> Demonstration:
     return Demonstration(question, (tool,), ((call, answer), (str(a + b), None)))
 
 
+Shown = Callable[[str, np.random.Generator], Demonstration]
+"""Makes a conversation worth imitating, of one care."""
+TASKS: tuple[Shown, ...] = (guessing, adding)
+
+
 def batches(
-    renderer: Renderer, stage: Stage, size: int, rng: np.random.Generator
+    renderer: Renderer, stage: Stage, size: int, rng: np.random.Generator, tasks: Sequence[Shown] = TASKS
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield token ids and targets, both [B, T] int64, without end; only what is sampled is a target."""
-    tasks: tuple[Callable[[str, np.random.Generator], Demonstration], ...] = (guessing, adding)
     shares = (stage.careful, stage.hasty, 1.0 - stage.careful - stage.hasty)
     while True:
         rows = []
@@ -136,7 +140,9 @@ def batches(
         yield torch.tensor([ids for ids, _ in filled]), torch.tensor([targets for _, targets in filled])
 
 
-def warmstart_turns(recipe: TurnsRecipe, out: Path, progress: Progress) -> str:
+def warmstart_turns(
+    recipe: TurnsRecipe, out: Path, progress: Progress, tasks: Sequence[Shown] = TASKS
+) -> str:
     """Train the model from nothing, write it to `out` and return the digest of its weights.
 
     Raises:
@@ -157,7 +163,7 @@ def warmstart_turns(recipe: TurnsRecipe, out: Path, progress: Progress) -> str:
             muon = Muon(value for name, value in model.named_parameters() if inner[name])
             rest = [value for name, value in model.named_parameters() if not inner[name]]
             adamw = torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.01)
-            found = batches(renderer, stage, recipe.batch, generator("turns", recipe.seed, number))
+            found = batches(renderer, stage, recipe.batch, generator("turns", recipe.seed, number), tasks)
             for step in range(stage.steps):
                 ids, targets = next(found)
                 logits = model(input_ids=ids, use_cache=False).logits
@@ -197,6 +203,12 @@ def recipe_as_json(recipe: TurnsRecipe) -> dict[str, Any]:
     return plain
 
 
+def show_progress(done: int, steps: int, loss: float) -> None:
+    """Print the loss of some steps."""
+    if done % 20 == 0 or done == steps:
+        print(f"step {done} of {steps}, loss {loss:.3f}", file=sys.stderr)
+
+
 def main() -> int:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -209,16 +221,13 @@ def main() -> int:
     what.add_argument("--check", type=Path, help="model directory to make again and compare with; only read")
     options = parser.parse_args()
 
-    def progress(done: int, steps: int, loss: float) -> None:
-        if done % 20 == 0 or done == steps:
-            print(f"step {done} of {steps}, loss {loss:.3f}", file=sys.stderr)
-
     if options.out is not None:
-        print(f"{options.out} has weights of digest {warmstart_turns(TurnsRecipe(), options.out, progress)}")
+        digest = warmstart_turns(TurnsRecipe(), options.out, show_progress)
+        print(f"{options.out} has weights of digest {digest}")
         return 0
     record = json.loads((options.check / RECORD).read_text())
     with tempfile.TemporaryDirectory() as scratch:
-        found = warmstart_turns(TurnsRecipe(), Path(scratch), progress)
+        found = warmstart_turns(TurnsRecipe(), Path(scratch), show_progress)
     print(f"committed {digest_file(options.check / WEIGHTS)}\nmade now  {found}")
     here = made_with()
     differences = {name for name, there in record["made_with"].items() if there != here.get(name)}

@@ -1,0 +1,1 @@
+"""No-limit hold'em of two to six seats as an environment with turns."""
