@@ -1,9 +1,9 @@
-"""Browse: how soon the page of rollouts shows, and a filter answers, with 100,000 trajectories.
+"""Browse: how soon the page of rollouts shows and a filter answers, with 100,000 trajectories.
 
-A run of this size is made up, with batches, timings and log as a run writes them, and `antiphon browse` serves
-it. `first_page_s` is the page, its script and styles, its head and the first rows, one after the other;
-`filter_s` the slowest of the filters, text search included; each is the median of its repetitions. `start_s` is
-from the command to its address, `texts_s` from there until all texts can be searched. Fails beyond 1 s and 0.3 s.
+A run of this size is made up, with batches, timings and log as runs write them, and is served.
+`first_page_s` is the page, script and styles, its head and the first rows, one after another; `filter_s` the
+slowest of the filters, text search included; each is the median of its repetitions. `start_s` is from the
+command to its address, `texts_s` from there until all texts can be searched. Fails beyond 1 s and 0.3 s.
 
     .venv/bin/python benchmarks/browse.py [--trajectories 100000]
 """

@@ -38,17 +38,19 @@ class RolloutIndex:
         self._timings = lru_cache(maxsize=16)(files.timings)
         names = [f"{letter}{step}" for step in files.steps for letter in "tf"]
         names += [f"v{version}" for version in files.evaluated]
-        found = [(name, rows) for name in names if (rows := files.rows(_entry(name)))]
-        if missing := sum(files.body(_entry(name)) is None for name in names if name[0] == "t"):
+        facts, missing = list[tuple[object, ...]](), 0
+        for name in names:
+            rows = files.rows(_entry(name))
+            facts += [_facts(name, place, row) for place, row in enumerate(rows)]
+            missing += name[0] == "t" and not rows and files.body(_entry(name)) is None
+        if missing:
             self.lacks.append(f"the batches of {missing} steps")
-        if not found:
+        if not facts:
             raise ConfigError(
                 f"no trajectory of run {files.run_id} is here; they are in its ledger, or in the store "
                 "of the home in which it ran: bring one of these, or wait for the run's first step"
             )
-        self.table = np.array(
-            [_facts(f"{n}.{i}", row) for n, rows in found for i, row in enumerate(rows)], ROLLOUT
-        )
+        self.table = np.array(facts, ROLLOUT)
 
     @cached_property
     def codec(self) -> TextCodec | None:
@@ -104,18 +106,13 @@ def _entry(name: str) -> str:
     return batch_entry(number, "parquet" if name[0] == "t" else "samples.parquet")
 
 
-def _facts(name: str, row: BatchRow) -> tuple[object, ...]:
-    number, heldout = int(name[1:].partition(".")[0]), name[0] == "v"
-    version = number if heldout else row.oldest_version if row.spans else -1
+def _facts(name: str, place: int, row: BatchRow) -> tuple[object, ...]:
+    part, number = _PARTS[name[0]], int(name[1:])
     failed = f"could not be scored: {row.failure}" if row.failure else ""
-    return (
-        *(name, _PARTS[name[0]], -1 if heldout else number, version),
-        *(
-            -1 if heldout or version < 0 else number - version,
-            row.reward,
-            row.sample_index,
-            row.token_ids.size,
-        ),
-        *(row.group_id, row.prompt_key, "; ".join(filter(None, (row.finish_reason.value, failed, row.said)))),
-        *("", "", ""),
+    reason = "; ".join(filter(None, (row.finish_reason.value, failed, row.said)))
+    version = row.oldest_version if row.spans else -1
+    when = (
+        (-1, number, -1) if part == "held-out" else (number, version, number - version if row.spans else -1)
     )
+    counts = row.reward, row.sample_index, row.token_ids.size
+    return f"{name}.{place}", part, *when, *counts, row.group_id, row.prompt_key, reason, "", "", ""

@@ -18,7 +18,7 @@ from aiohttp import web
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.plain_text import plain
-from antiphon.core.reporting.rollouts import differing, group_of, over_versions, read_query, select
+from antiphon.core.reporting.rollouts import ROLLOUT, differing, group_of, over_versions, read_query, select
 from antiphon.lineage.rollout_index import RolloutIndex
 from antiphon.lineage.samples import Explain, reason_of, texts_of
 from antiphon.report.render import render
@@ -26,10 +26,8 @@ from antiphon.system.ports import LOOPBACK, owner_of_connection
 
 ROWS = 100
 """Trajectories of one answer."""
-LISTED = (
-    *("name", "part", "step", "version", "staleness", "reward", "tokens", "sample", "group", "prompt"),
-    *("reason", "head"),
-)
+LISTED = [*(ROLLOUT.names or ())[:-2]]
+"""Fields of a trajectory that a list shows: all but its texts."""
 DRAFTS = ("drafted", "accepted", "passes")
 OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
 HEADERS = {
@@ -96,7 +94,7 @@ class RolloutPages:
         }
 
     def _row(self, place: int) -> dict[str, Any]:
-        row = dict(zip(LISTED, self._table[[*LISTED]][place].item(), strict=True))
+        row = dict(zip(LISTED, self._table[LISTED][place].item(), strict=True))
         row["reward"] = f"{row['reward']:g}"
         return {name: _shown(value) if isinstance(value, str) else value for name, value in row.items()}
 
