@@ -3,7 +3,7 @@
 All comes from `SampleFiles`: the run log and the store, or a ledger alone. Texts are read after all else.
 """
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -51,15 +51,11 @@ class RolloutIndex:
                 "of the home in which it ran: bring one of these, or wait for the run's first step"
             )
         self.table = np.array(facts, ROLLOUT)
-
-    @cached_property
-    def codec(self) -> TextCodec | None:
-        """What makes text of tokens; None where the run's tokenizer is not here."""
+        self.codec: TextCodec | None = None
         try:
-            return self.files.codec
+            self.codec = files.codec
         except ConfigError as error:
             self.lacks.append(f"texts, so that tokens are shown as numbers: {error}")
-            return None
 
     def read_texts(self) -> None:
         """Read the texts that are searched, in the order of the table, as far as there is room for them."""

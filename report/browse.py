@@ -28,6 +28,8 @@ ROWS = 100
 """Trajectories of one answer."""
 LISTED = [*(ROLLOUT.names or ())[:-2]]
 """Fields of a trajectory that a list shows: all but its texts."""
+BESIDE = 32
+"""Most trajectories beside each other."""
 DRAFTS = ("drafted", "accepted", "passes")
 OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
 HEADERS = {
@@ -39,6 +41,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 _shown = partial(plain, keep="\n\t")
+_Answer = Callable[[], dict[str, Any]]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -57,10 +60,9 @@ class RolloutPages:
 
         async def asked(request: web.Request) -> web.Response:
             part, _, name = request.match_info["what"].partition("/")
-            answer = {"run": self.run, "rows": partial(self.rows, request.query)}.get(part)
-            return web.json_response(
-                await asyncio.to_thread(answer or partial(self.trajectories, name, part))
-            )
+            shown: _Answer = partial(self.trajectories, name, part)
+            answers: dict[str, _Answer] = {"run": self.run, "rows": partial(self.rows, request.query)}
+            return web.json_response(await asyncio.to_thread(answers.get(part, shown)))
 
         app = web.Application(middlewares=[_guarded])
         app.router.add_get("/api/{what:run|rows|(one|group|versions)/[tfv0-9.]+}", asked)
@@ -101,17 +103,21 @@ class RolloutPages:
     def trajectories(self, name: str, view: str = "one") -> dict[str, Any]:
         """Return a trajectory, with view=group its group, with versions one of its prompt for each version.
 
+        Of more than `BESIDE` it is the nearest ones.
+
         Raises:
             ConfigError: when there is none of that name.
             IntegrityError: when its file was altered.
         """
         place, before = self._index.place(name), None
-        beside = {"group": group_of, "versions": over_versions}.get(view, lambda table, place: [place])
-        shown = [self._whole(one) for one in beside(self._table, place)]
+        others = {"group": group_of, "versions": over_versions}.get(view)
+        places = [place] if others is None else others(self._table, place)
+        first = max(0, places.index(place) - BESIDE // 2)
+        shown = [self._whole(one) for one in places[first : first + BESIDE]]
         for one in shown if view == "versions" else ():
             one["marked"] = [] if before is None else differing(before, one["ids"])
             before = one["ids"]
-        return {"shown": shown}
+        return {"shown": shown, "of": len(places)}
 
     def _whole(self, place: int) -> dict[str, Any]:
         (row, timing), codec = self._index.trajectory(place), self._index.codec

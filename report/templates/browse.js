@@ -62,6 +62,8 @@ function paint() {
     source: [["sampled", 1], ["observed", 6]],
   }[at("colour").value];
   at("legend").replaceChildren(...legend.map(([text, number]) => make("span", text, {className: `t${number}`})));
+  const {of} = at("columns").dataset;
+  if (of > all.length) at("legend").append(make("span", `the nearest ${all.length} of ${of}`));
   if (all.some(one => one.marked.length)) at("legend").append(make("span", "not in the version before", {className: "marked"}));
   choose();
 }
@@ -119,7 +121,7 @@ async function show() {
     said.shown.forEach(one => shown.set(one.name, one));
     const open = said.shown.reduce((sum, one) => sum + one.pieces.length, 0) < MOST;
     at("columns").replaceChildren(...said.shown.map(one => article(one, open)));
-    at("columns").dataset.view = view;
+    Object.assign(at("columns").dataset, {view, of: said.of});
     paint();
     (token ? document.querySelector(".chosen") : at("shown"))?.scrollIntoView({block: token ? "center" : "start"});
   }

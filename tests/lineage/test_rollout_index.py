@@ -95,10 +95,10 @@ def test_a_copied_ledger_shows_the_same_under_the_same_names(run: BrowsedRun, tm
 def test_what_is_not_here_is_said(run: BrowsedRun, tmp_path: Path) -> None:
     shutil.copytree(run.ledger / run.run_id, tmp_path / run.run_id)
     (tmp_path / run.run_id / "model" / "tokenizer.json").unlink(missing_ok=True)
-    index = RolloutIndex(files_of(tmp_path / run.run_id, tmp_path))
-    index.files.config = index.files.config.model_copy(
-        update={"model": index.files.config.model.model_copy(update={"path": "/nowhere"})}
-    )
+    files = files_of(tmp_path / run.run_id, tmp_path)
+    nowhere = files.config.model.model_copy(update={"path": "/nowhere"})
+    files.config = files.config.model_copy(update={"model": nowhere})
+    index = RolloutIndex(files)
     assert index.codec is None
     index.read_texts()
     assert index.searched == 0 and "tokens are shown as numbers: model.path='/nowhere'" in index.lacks[0]

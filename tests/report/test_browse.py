@@ -127,6 +127,12 @@ def test_groups_stand_side_by_side_and_versions_are_compared(port: int) -> None:
     assert [one["marked"] for one in versions[:2]] == [[], [[7, 9]]], "the last two tokens are new in step 2"
 
 
+def test_of_many_the_nearest_are_shown(pages: RolloutPages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browse, "BESIDE", 2)
+    found = pages.trajectories("t2.3", "group")
+    assert [one["name"] for one in found["shown"]] == ["t2.2", "t2.3"] and found["of"] == GROUP
+
+
 def test_what_others_wrote_is_never_markup(port: int) -> None:
     status, headers, body = ask(port, "/api/one/t1.2")
     assert status == 200 and headers["x-content-type-options"] == "nosniff"

@@ -65,9 +65,10 @@ def fill(browser: Browser, name: str, value: str, shows: str) -> None:
 def test_nothing_sticks_out_of_a_page_of_any_width(browser: Browser, pixels: int, view: str) -> None:
     browser.resize(pixels, 800)
     go_to(browser, f"t2.3{view}", "t2.3: reward 1.5, version 1")
+    count = {"": 1, "/group": GROUP, "/versions": 3}[view]
+    browser.wait_for(f"document.querySelectorAll('article').length === {count}", "others are shown")
     assert width(browser) == pixels
     tops = browser.run("Array.from(document.querySelectorAll('article'), e => e.getBoundingClientRect().top)")
-    assert len(tops) == {"": 1, "/group": GROUP, "/versions": 3}[view]
     assert len(set(tops[:2])) == (1 if pixels == DESKTOP else len(tops[:2])), (
         "side by side where there is room"
     )
@@ -78,7 +79,8 @@ def test_filters_narrow_the_list_and_stand_in_the_address(browser: Browser, addr
     fill(browser, "part", "trained", f"{STEPS * GROUP} of 27 trajectories")
     fill(browser, "step", "1..2", f"{2 * GROUP} of 27")
     fill(browser, "text", "</THINK>", "of 27")
-    assert browser.run("location.search") == "?part=trained&step=1..2&text=%3C%2FTHINK%3E"
+    asked = "?part=trained&step=1..2&text=%3C%2FTHINK%3E"
+    browser.wait_for(f"location.search === '{asked}'", "the address names other filters")
     fill(browser, "step", "1-2", "step='1-2' means nothing here")
     browser.go(f"{address}?reason=length&part=trained")
     browser.shows(f"{STEPS} of 27 trajectories")
@@ -142,7 +144,7 @@ def test_what_differs_from_the_version_before_is_marked(browser: Browser) -> Non
 
 
 def test_words_of_models_and_environments_are_text(browser: Browser) -> None:
-    go_to(browser, "t1.2", "lost <img src=x onerror=", "<think>")
+    go_to(browser, "t1.2", "t1.2: reward 1", "lost <img src=x onerror=", "<think>")
     assert browser.run("document.querySelectorAll('img, article script, think').length") == 0
     assert browser.run("document.title") == "Rollouts - Antiphon"
     blocked = (
