@@ -58,6 +58,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "evaluate": Verb(
             "[OPTIONS] [RUN] [VERSION]", ("", "RUN v12 --results scores.json", "RUN best --samples")
         ),
+        "browse": Verb("[OPTIONS] [RUN]", ("", "RUN --port 0", "copies/ledger/RUN")),
     },
     "Take away and check": {
         "export": Verb("RUN [VERSION] FOLDER", ("RUN best my-model", "RUN v12 my-model")),

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
-from antiphon.core.records import BatchRow
+from antiphon.core.records import BatchRow, RowTiming
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import branches
 from antiphon.lineage.documents.graph import read_document
 from antiphon.lineage.layout import ledger_files
-from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry
+from antiphon.lineage.names import MODEL_FOLDER, RUN, RUN_FOLDER, batch_entry, evaluation_entry
 from antiphon.lineage.rollout_table import decode_batch, decode_timings
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -69,6 +69,9 @@ class SampleFiles:
         self.run_id, self.store = run_dir.name, store
         self._digests = dict(_logged(run_dir))
         self._pinned = {} if ledgers is None else ledger_files(ledgers, self.run_id)
+        pinned = self._pinned.get(f"{RUN_FOLDER}/config.yaml")
+        self.log = run_dir if (run_dir / "config.yaml").is_file() else pinned and pinned.parent
+        """Folder with the run's log; None where it is not here."""
         names = [match for match in map(_FILES.fullmatch, (*self._digests, *self._pinned)) if match]
         self.steps = sorted({int(match[2]) for match in names if match[1] == "batches/t"})
         self.evaluated = sorted({int(match[2]) for match in names if match[1] == "evaluations/v"})
@@ -81,13 +84,27 @@ class SampleFiles:
         return sorted(trained | set(self.evaluated))
 
     def rows(self, name: str) -> list[BatchRow]:
-        """Return the rows of a file by its place in the ledger; none where it is not kept.
+        """Return the rows of a file by its place in the ledger, with what was said; none where it is gone.
 
         Raises:
             IntegrityError: when the file was altered.
         """
         body = self.body(name)
-        return [] if body is None else decode_batch(body)
+        rows = [] if body is None else decode_batch(body)
+        timings = self.timings(name) if rows else []
+        for place, timing in enumerate(timings):
+            if timing.said:
+                rows[place] = replace(rows[place], said=timing.said)
+        return rows
+
+    def timings(self, name: str) -> list[RowTiming]:
+        """Return the timings of the rows of a file; none where there are none.
+
+        Raises:
+            IntegrityError: when the file was altered.
+        """
+        body = self.body(name.replace(".parquet", ".timings.parquet"))
+        return [] if body is None else decode_timings(body)
 
     def body(self, name: str) -> bytes | None:
         """Return a file by its place in the ledger; None where it is not kept.
@@ -172,7 +189,7 @@ def _samples(
             prompt=prompt,
             answer=answer,
             reward=row.reward,
-            reason=_reason(row, answer, explain),
+            reason=reason_of(row, answer, explain),
             kept_as=kind,
             trained=trained,
         )
@@ -219,14 +236,11 @@ def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[Bat
     for step in range(version, version + files.config.loop.max_staleness + 1):
         for kind, trained in (("parquet", True), ("samples.parquet", False)):
             rows = files.rows(batch_entry(step, kind))
-            timings = files.body(batch_entry(step, "timings.parquet")) if trained and rows else None
-            if timings is not None:
-                said = [timing.said for timing in decode_timings(timings)]
-                rows = [replace(row, said=told) for row, told in zip(rows, said, strict=True)]
             yield from ((row, step, trained) for row in rows if row.spans and row.oldest_version == version)
 
 
-def _reason(row: BatchRow, answer: str, explain: Explain | None) -> str:
+def reason_of(row: BatchRow, answer: str, explain: Explain | None) -> str:
+    """Return why a completion got its reward, as every view says it; empty where no one knows."""
     if row.failure:
         return f"could not be scored: {row.failure}"
     said = [f"cut at {row.token_ids.size} tokens"] if row.finish_reason.cut_off else []

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.records import IntArray
 from antiphon.models.directory import end_tokens, read_json
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -183,6 +184,25 @@ class TextCodec:
         size, ends = self.vocabulary_size, self.end_tokens
         ids = [i for i in numbers if 0 <= i < size and i not in ends]
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def texts(self, many: Sequence[IntArray]) -> list[str]:
+        """Turn many completions into text at once; special tokens are left out."""
+        return list(self.tokenizer.decode_batch([ids.tolist() for ids in many], skip_special_tokens=True))
+
+    def pieces(self, token_ids: Iterable[int]) -> list[str]:
+        """Return the text of each token, special ones included; joined they are the text of all.
+
+        A token that ends within a character has none, and the one that completes it has the character.
+        """
+        ids, found, before, begin = [*map(int, token_ids)], list[str](), 0, 0
+        text = partial(self.tokenizer.decode, skip_special_tokens=False)
+        for stop in range(1, len(ids) + 1):
+            # In the context of the piece before: a decoder may treat the first token of a text otherwise.
+            piece = text(ids[before:stop])[len(text(ids[before:begin])) :]
+            whole = not piece.endswith("\N{REPLACEMENT CHARACTER}") or stop - begin > 3 or stop == len(ids)
+            found.append(piece if whole else "")
+            before, begin = (begin, stop) if whole else (before, begin)
+        return found
 
 
 class StopStrings:

@@ -37,6 +37,7 @@ from antiphon.report.cpu_section import cpu_rows
 from antiphon.report.pictures import pictures
 from antiphon.report.render import render
 from antiphon.system.files import write_atomically
+from antiphon.system.ports import ROLLOUTS_PORT
 
 DELIVERY_ROWS = 40
 """Deliveries in the table of weights, the newest."""
@@ -153,7 +154,8 @@ def samples_section(run_dir: Path, store: ArtifactStore, explain: Explain | None
         problem = f"They cannot all be shown: {error}."
     if not (parts or problem):
         return Markup()
-    return render("samples.html", parts=parts, longest=LONGEST_SAMPLE, run=run_dir.name, problem=problem)
+    said = {"longest": LONGEST_SAMPLE, "run": run_dir.name, "problem": problem, "port": ROLLOUTS_PORT}
+    return render("samples.html", parts=parts, **said)
 
 
 def _pairs(first: list[Sample], last: list[Sample]) -> Iterator[tuple[Sample | None, Sample | None]]:

@@ -7,11 +7,11 @@ from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.environments.environment import explain
 from antiphon.environments.registry import environment_of
+from antiphon.lineage.documents.replay_copy import find_copy
 from antiphon.lineage.layout import find_project
 from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
-from antiphon.runs.directory import store_directory
 
 
 def samples_of(
@@ -30,9 +30,8 @@ def samples_of(
         ConfigError: when there is no such run or version, or its tokenizer is not here.
         IntegrityError: when a file was altered.
     """
-    root = store_directory(home)
-    files = SampleFiles(run_dir, ArtifactStore(root), ledger_folder(run_dir, home))
-    files.store, known = open_store(root, files.config.record), files.versions()
+    files = files_of(run_dir, home)
+    known = files.versions()
     versions = known[::-1] if version is None else [version]
     found = read_samples(files, versions, split, count, explainer(files.config))
     if version is not None and not found:
@@ -42,6 +41,27 @@ def samples_of(
             "filtered and held-out ones only with record.samples"
         )
     return found
+
+
+def files_of(place: Path, home: Path) -> SampleFiles:
+    """Return the files with a run's completions.
+
+    Args:
+        place: the run's folder, in this home or another one, or where it would be of a run that was only
+            pulled; or a folder that `find_copy` takes.
+        home: holds runs and the store.
+
+    Raises:
+        ConfigError: when there is no such run.
+        IntegrityError: when a copied ledger was altered.
+    """
+    own = place.parent == home / "runs"
+    if own or (place / "config.yaml").is_file():
+        files = SampleFiles(place, ArtifactStore(place.parents[1] / "store"), ledger_folder(place, home))
+        files.store = open_store(files.store.root, files.config.record) if own else files.store
+        return files
+    root = find_copy(place, None).root
+    return SampleFiles(root, ArtifactStore(root), root.parent)
 
 
 def version_of(run_dir: Path, wanted: int | str | None) -> int | None:

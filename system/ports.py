@@ -11,6 +11,8 @@ import socket
 from antiphon.core.errors import UnavailableError
 
 LOOPBACK = "127.0.0.1"
+ROLLOUTS_PORT = 7780
+"""Where `antiphon browse` listens unless told otherwise, and where links of reports lead."""
 OFFERED = range(20_000, 32_000)
 """Below Linux's usual range for outgoing connections, 32768 to 60999."""
 
@@ -56,3 +58,12 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
         except OSError:
             return False
     return True
+
+
+def owner_of_connection(port: int) -> int | None:
+    """Return the user id of the process that is connected from a port of loopback; None where none is."""
+    with open("/proc/net/tcp", encoding="ascii") as lines:
+        for words in map(str.split, lines):
+            if words[1] == f"0100007F:{port:04X}" and words[3] == "01":  # established
+                return int(words[7])
+    return None

@@ -224,3 +224,24 @@ def test_a_special_token_that_is_text_changes_nothing_around_it(kind: str, text:
     spelt = {codec.tokenizer.token_to_id(one): codec.tokenizer.token_to_id(two) for one, two in ("<(", ">)")}
     found = codec.encode(text.replace("(end)", codec.shielded("<end>")))
     assert [spelt.get(token, token) for token in found] == list(codec.encode(text))
+
+
+BYTES = Tokenizer(
+    models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+)
+BYTES.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+BYTES.decoder = decoders.ByteLevel()
+
+
+@given(st.text(max_size=20))
+def test_the_pieces_of_tokens_are_the_text_also_where_a_character_has_several(text: str) -> None:
+    codec = TextCodec(BYTES, [0], 256)
+    ids = codec.encode(text)
+    pieces = codec.pieces(ids)
+    assert "".join(pieces) == text and len(pieces) == len(ids)
+    assert "\N{REPLACEMENT CHARACTER}" in text or not any("\N{REPLACEMENT CHARACTER}" in p for p in pieces)
+
+
+@given(st.lists(st.integers(0, 300), max_size=20))
+def test_tokens_that_make_no_text_have_a_piece_each(ids: list[int]) -> None:
+    assert len(TextCodec(BYTES, [0], 256).pieces(ids)) == len(ids)

@@ -43,3 +43,12 @@ def test_calls_to_the_own_machine_know_no_proxy(
     assert os.environ["no_proxy"].split(",")[: len(kept)] == kept
     assert os.environ["NO_PROXY"].split(",").count("127.0.0.1") == 1
     assert urllib.request.proxy_bypass("127.0.0.1") and not urllib.request.proxy_bypass("antiphon.org")
+
+
+def test_a_connection_is_its_users() -> None:
+    with (
+        socket.create_server((ports.LOOPBACK, 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        assert ports.owner_of_connection(client.getsockname()[1]) == os.getuid()
+    assert ports.owner_of_connection(ports.free_port()) is None
