@@ -78,8 +78,8 @@ class FileEnvironment(SplitEnvironment):
             if values[name] is None:
                 raise ConfigError(f"environment.parameters.{name} is missing: {wanted}")
         named = {name: values[name] for name in ("question", "answer", "id") if values[name] is not None}
-        texts = {name: values[name] for name in ("prompt_prefix", "prompt_suffix", "tests")}
-        for name, value in {**named, **texts}.items():
+        others = {name: values[name] for name in ("prompt_prefix", "prompt_suffix", "tests")}
+        for name, value in {**named, **others}.items():
             if not isinstance(value, str):
                 raise ConfigError(f"environment.parameters.{name}={value!r} is no text")
         score = values["score"]
