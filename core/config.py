@@ -17,7 +17,9 @@ from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.capacity.provisioning_config import ProvisioningSection
 from antiphon.core.config_errors import LOADER, read_yaml, sentences
 from antiphon.core.config_sections import (
+    FILE,
     HOST,
+    JUDGE,
     CoordinatorSection,
     EnvironmentSection,
     GatewaySection,
@@ -34,6 +36,7 @@ from antiphon.core.config_sections import (
 )
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ConfigError
+from antiphon.core.judge_config import JudgeSection
 from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group_bytes
 from antiphon.core.records import TurnLimits
 from antiphon.core.sampling_config import EvaluationSection, Rule, SamplingSection
@@ -49,6 +52,7 @@ class RunConfig(Section):
     environment: EnvironmentSection = EnvironmentSection()
     gateway: GatewaySection = GatewaySection()
     reward: RewardSection = RewardSection()
+    judge: JudgeSection = JudgeSection()
     loop: LoopSection = LoopSection()
     sampling: SamplingSection = SamplingSection()
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -165,6 +169,28 @@ class RunConfig(Section):
             raise ValueError(
                 f"broadcast.snapshots_kept={self.broadcast.snapshots_kept} must be at least "
                 f"loop.max_staleness + 2 = {loop.max_staleness + 2}; raise it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_judge(self) -> Self:
+        judge, name, stall_s = self.judge, self.environment.name, self.services.stall_timeout_s
+        asked = name == FILE and self.environment.parameters.get("score") == JUDGE
+        if asked and not judge.url:
+            raise ValueError(
+                f"environment.parameters.score={JUDGE} needs judge.url and judge.model, which give the "
+                "rewards; set them, or take another score"
+            )
+        if judge.url and (name == HOST or (name == FILE and not asked)):
+            says = f"environment.parameters.score={JUDGE}" if name == FILE else "another environment"
+            raise ValueError(
+                f"judge.url has no effect with environment.name={name}, which gives the rewards itself; "
+                f"use {says}, or leave judge out"
+            )
+        if judge.url and judge.attempts * judge.timeout_s >= stall_s:
+            raise ValueError(
+                f"judge.attempts={judge.attempts} times judge.timeout_s={judge.timeout_s:g} is no less than "
+                f"services.stall_timeout_s={stall_s:g}; lower the former, or raise the latter"
             )
         return self
 

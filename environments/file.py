@@ -2,8 +2,9 @@
 
 The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
 `heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
-and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), or
-`package.module:function`, which gets a completion's text and the row as a dict and returns a number in 0..1.
+and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), `judge` (the model of
+the configuration's section `judge`), or `package.module:function`, which gets a completion's text and the row
+as a dict and returns a number in 0..1.
 
 `heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
 says whether its row is held out, so that a question that comes twice is on one side only.
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from antiphon.core.config_sections import FILE, MOST_PROMPTS
+from antiphon.core.config_sections import FILE, JUDGE, MOST_PROMPTS
 from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments.answers import KINDS, answer_in, is_right, reference_of
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
@@ -37,7 +38,7 @@ PARAMETERS: Mapping[str, Any] = {
 """What `environment.parameters` takes, and defaults; `train` and `score` must be given."""
 ID_CHARS = 100
 _T = TypeVar("_T")
-_SCORES = f"{', '.join(KINDS)} or package.module:function"
+_SCORES = f"{', '.join(KINDS)}, {JUDGE} or package.module:function"
 _NONE = {
     "exact": "which is empty",
     "number": "which is no number, alone or behind ####",
@@ -66,7 +67,7 @@ class FileEnvironment(SplitEnvironment):
         for name, value in {**named, "prompt_suffix": values["prompt_suffix"]}.items():
             if not isinstance(value, str):
                 raise ConfigError(f"environment.parameters.{name}={value!r} is no text")
-        self._function = None if values["score"] in KINDS else _function(values["score"])
+        self._function = None if values["score"] in (*KINDS, JUDGE) else _function(values["score"])
         self.only_compares = self._function is None
         files = split_files(values)
         rows = [Rows(found, [*named.values()] if self.only_compares else None) for found in files.values()]
@@ -114,6 +115,8 @@ class FileEnvironment(SplitEnvironment):
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Return what each completion is worth: 1.0 or 0.0, or what the function says."""
         kind = self._values["score"]
+        if kind == JUDGE:
+            raise ContractError(f"environment.parameters.score={JUDGE}: the model of judge.url gives rewards")
         if self._function is None:
             return [float(is_right(answer_in(text, kind), problem.answer, kind)) for text in completions]
         split, index = self.place_of(problem.key.partition(":")[0])
@@ -164,7 +167,7 @@ class FileEnvironment(SplitEnvironment):
 
     def _answer(self, row: Mapping[str, Any]) -> str:
         key, kind = self._values["answer"], self._values["score"]
-        if self._function is not None:  # it may look elsewhere
+        if self._function is not None or kind == JUDGE:  # they may do without
             return _text(row, key) if isinstance(row.get(key), str) else ""
         text = _text(row, key)
         answer = reference_of(row[key], kind)
@@ -203,7 +206,7 @@ def _hashes(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
 def _function(named: Any) -> Callable[[str, dict[str, Any]], float]:
     called = f"environment.parameters.score={named}"
     if not isinstance(named, str) or ":" not in named:
-        close = difflib.get_close_matches(str(named), KINDS, n=1)
+        close = difflib.get_close_matches(str(named), (*KINDS, JUDGE), n=1)
         hint = f"did you mean {close[0]}?" if close else f"give {_SCORES}"
         raise ConfigError(f"{called} is unknown; {hint}")
     found: Callable[[str, dict[str, Any]], float] = import_named(called, named, "function")

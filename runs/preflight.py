@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ from antiphon.services.coordinator.prompts import prompts_of, renders_turns
 from antiphon.services.coordinator.sealing import own_advantage
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import conversations_of, scorer_of
+from antiphon.services.reward.service import Scorer
 from antiphon.services.rollout.engine.environment import OVERRULING, device
 from antiphon.system.free_space import free_bytes
 from antiphon.system.memory import host_bytes
@@ -257,11 +259,13 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     """Score trial answers where the run will score them, and return what is worth a note.
 
     Raises:
-        ConfigError: when there is no sandbox, an answer is not scored in it, or one answer earns more than it
-            may whatever is asked.
+        ConfigError: when there is no sandbox, an answer is not scored in it or by the judge, or one answer
+            earns more than it may whatever is asked.
     """
     one = config.reward.model_copy(update={"processes": 1})
     scoring, section = scorer_of(config.model_copy(update={"reward": one}), environment), config.environment
+    if config.judge.url:
+        return asyncio.run(_check_judge(config, environment, scoring))
     problems = [
         environment.problem("train", index)
         for index in looked_at(environment, "train", environment.size("train"), PROBLEMS)
@@ -293,6 +297,21 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     if pays_references:
         return []
     return [f"{section.name} has no reference answers that earn anything, so samples and reports show none"]
+
+
+async def _check_judge(
+    config: RunConfig, environment: Environment, scoring: AbstractAsyncContextManager[Scorer]
+) -> list[str]:
+    """Have a model judge one answer; decoys would cost a request each."""
+    problem = environment.problem("train", 0)
+    async with scoring as scorer:
+        (verdict,) = await scorer.score(problem.key, [problem.answer or "I do not know."])
+    if isinstance(verdict, Failed):
+        raise ConfigError(
+            f"judge.url={config.judge.url}: a trial answer to {problem.key} was not judged by judge.model="
+            f"{config.judge.model} ({verdict.reason}); correct judge, or see to its server"
+        )
+    return [f"{config.judge.model} gave a trial answer {verdict:g}; what else it pays is not tried"]
 
 
 def check_patience(config: RunConfig, prompts_s: float) -> list[str]:

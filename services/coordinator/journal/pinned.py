@@ -24,6 +24,10 @@ UNPINNED = {
     "evaluation.samples": "1",
     "sampling.stop": "[]",
     "algorithm.advantage": "null",
+    "judge.model": '""',
+    "judge.kind": '"chat"',
+    "judge.prompt": "null",
+    "judge.scale": "[0.0, 10.0]",
 }
 """What runs keep only where it has another value than this."""
 
@@ -60,6 +64,7 @@ def pinned_values(
     del found["environment.host_command"]  # how a host is started says nothing of what it runs
     for name in ("objective", "advantage", "baseline", "normalise_advantages", "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
+    found |= {f"judge.{name}": tree["judge"][name] for name in ("model", "kind", "prompt", "scale")}
     found |= {f"evaluation.{name}": tree["evaluation"][name] for name in ("prompts", "samples")}
     found[REWARD_RANGE] = reward_range
     texts = {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
