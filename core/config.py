@@ -174,23 +174,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_judge(self) -> Self:
-        judge, name, stall_s = self.judge, self.environment.name, self.services.stall_timeout_s
-        asked = name == FILE and self.environment.parameters.get("score") == JUDGE
-        if asked and not judge.url:
+        name, score = self.environment.name, self.environment.parameters.get("score")
+        there = bool(self.judge.url)
+        if (name == HOST and there) or (name == FILE and there != (score == JUDGE)):
             raise ValueError(
-                f"environment.parameters.score={JUDGE} needs judge.url and judge.model, which give the "
-                "rewards; set them, or take another score"
-            )
-        if judge.url and (name == HOST or (name == FILE and not asked)):
-            says = f"environment.parameters.score={JUDGE}" if name == FILE else "another environment"
-            raise ValueError(
-                f"judge.url has no effect with environment.name={name}, which gives the rewards itself; "
-                f"use {says}, or leave judge out"
-            )
-        if judge.url and judge.attempts * judge.timeout_s >= stall_s:
-            raise ValueError(
-                f"judge.attempts={judge.attempts} times judge.timeout_s={judge.timeout_s:g} is no less than "
-                f"services.stall_timeout_s={stall_s:g}; lower the former, or raise the latter"
+                f"judge.url {'is' if there else 'is not'} set, but environment.name={name} has "
+                f"environment.parameters.score={score}; a judge goes with score={JUDGE} of {FILE}, or "
+                "with an environment of one turn that is no host: set both, or neither"
             )
         return self
 

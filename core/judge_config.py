@@ -7,10 +7,9 @@ reply only a number is read.
 import json
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from antiphon.core.config_sections import MOST_TOKENS, VARIABLE, Section
 from antiphon.core.digests import digest_bytes
@@ -36,13 +35,11 @@ _SCORE = re.compile(r"(?i)score[^\w+-]{0,8}([+-]?[0-9]{1,6}(?:\.[0-9]{1,12})?)(?
 _OTHER = {"reference": "response", "response": "reference"}
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """An answer of a policy, and what it answers."""
+class Judged(NamedTuple):
+    """A response of a policy, what it answers, and a reference answer, which is empty where there is none."""
 
     question: str
     reference: str
-    """Empty where there is none."""
     response: str
 
 
@@ -72,46 +69,37 @@ class JudgeSection(Section):
     """Requests at the same time."""
     key: str | None = None
     """Name of a variable, such as JUDGE_KEY, whose value is sent as the API key; no record has the value."""
-    price_per_million: tuple[float, float] = (0.0, 0.0)
+    price_per_million: tuple[NonNegativeFloat, NonNegativeFloat] = (0.0, 0.0)
     """US dollars for a million tokens of prompts, and of replies."""
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        if url and not _URL.fullmatch(url):  # it is not repeated: there may be a key in it
-            raise ValueError(
-                "judge.url is no address such as http://127.0.0.1:8000/v1; a key belongs in a variable that "
-                "judge.key names"
-            )
-        return url.rstrip("/")
-
-    @field_validator("key")
-    @classmethod
-    def _check_key(cls, name: str | None) -> str | None:
-        if name is not None and not VARIABLE.fullmatch(name):  # it may be the key itself
-            raise ValueError(
-                "judge.key is no name of a variable for secrets; name one, as JUDGE_KEY, and export the key "
-                "in it where the run is started"
-            )
-        return name
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        low, high = self.scale
-        if low >= high:
-            raise ValueError(f"judge.scale=[{low:g}, {high:g}] must begin with the lower score; swap the two")
-        if min(self.price_per_million) < 0.0:
-            raise ValueError("judge.price_per_million has a price below 0; give dollars, or leave it out")
-        fields = type(self).model_fields
+        fields, prompt = type(self).model_fields, self.prompt
         changed = [name for name in fields if getattr(self, name) != fields[name].default]
-        if changed and not self.url:
-            raise ValueError(f"judge.{changed[0]} has no effect without judge.url; set that, or leave it out")
-        if self.url and not self.model:
-            raise ValueError("judge.url needs judge.model, the name by which its server knows the model")
-        if self.prompt is not None and self.kind == "reward":
-            raise ValueError("judge.prompt has no effect with judge.kind=reward; leave it out")
-        if self.prompt is not None and "{response}" not in self.prompt:
-            raise ValueError("judge.prompt has no {response}, where the answer is to stand; put it in")
+        # What stands in url and key is not repeated: it may be the key itself.
+        for wrong, sentence in (
+            (
+                self.url and not _URL.fullmatch(self.url),
+                "judge.url is no address such as http://127.0.0.1:8000/v1; a key belongs in a variable that "
+                "judge.key names",
+            ),
+            (
+                self.key is not None and not VARIABLE.fullmatch(self.key),
+                "judge.key is no name of a variable for secrets; name one, as JUDGE_KEY, and export it",
+            ),
+            (self.scale[0] >= self.scale[1], "judge.scale must begin with the lower score; swap the two"),
+            (
+                changed and not self.url,
+                f"judge.{', '.join(changed[:1])} has no effect without judge.url; set that, or leave it out",
+            ),
+            (self.url and not self.model, "judge.url needs judge.model, as its server calls the model"),
+            (
+                prompt is not None and (self.kind == "reward" or "{response}" not in prompt),
+                "judge.prompt needs a {response}, where the answer is to stand, and judge.kind=chat",
+            ),
+        ):
+            if wrong:
+                raise ValueError(sentence)
         return self
 
     @property
@@ -121,19 +109,17 @@ class JudgeSection(Section):
 
     def facts(self) -> dict[str, str]:
         """Return what records say of the judge besides the configuration; empty where there is none."""
-        if not self.url:
-            return {}
-        return {"model": self.model, "kind": self.kind, "prompt": digest_bytes(self.template.encode())}
+        prompt = digest_bytes(self.template.encode())
+        return {"model": self.model, "kind": self.kind, "prompt": prompt} if self.url else {}
 
     def digest_of(self, one: Judged, swapped: bool = False) -> str:
         """Return the name of a judgement: all that it depends on, but for where the model is served."""
-        order = ["swapped"] if swapped else []
-        asked = [self.model, self.kind, self.template, self.scale, one.question, one.reference, one.response]
-        return digest_bytes(json.dumps([*asked, *order]).encode())
+        asked = [self.model, self.kind, self.template, self.scale, one, *(["swapped"] if swapped else [])]
+        return digest_bytes(json.dumps(asked).encode())
 
     def checks_order(self, one: Judged) -> bool:
         """Return whether an answer is judged a second time in the other order; its content decides."""
-        both = all(f"{{{name}}}" in self.template for name in _OTHER) and one.reference
+        both = one.reference and all(f"{{{name}}}" in self.template for name in _OTHER)
         return bool(both) and int(self.digest_of(one)[:8], 16) % CHECKED_TWICE == 0
 
     def request(self, one: Judged, swapped: bool = False) -> tuple[str, dict[str, Any]]:
@@ -141,22 +127,21 @@ class JudgeSection(Section):
         if self.kind == "reward":
             said = (("user", one.question), ("assistant", one.response))
             messages = [{"role": role, "content": text} for role, text in said]
-            return f"{self.url.removesuffix('/v1')}/pooling", {"model": self.model, "messages": messages}
+            return f"{self.url.rstrip('/').removesuffix('/v1')}/pooling", {
+                "model": self.model,
+                "messages": messages,
+            }
         mark = self.digest_of(one)[:16]  # no text can hold a digest of itself
-        low, high = self.scale
-        texts = {"question": one.question, "reference": one.reference, "response": one.response}
-        parts = {
-            name: f"<{name} {mark}>\n{text}\n</{name} {mark}>" if text or name != "reference" else ""
-            for name, text in texts.items()
-        } | {"low": f"{low:g}", "high": f"{high:g}"}
-
-        def filled(place: re.Match[str]) -> str:
-            return parts[_OTHER.get(place[1], place[1]) if swapped else place[1]]
-
-        prompt = _PLACE.sub(filled, self.template)  # in one pass: what texts have in braces stays
+        parts = {"low": f"{self.scale[0]:g}", "high": f"{self.scale[1]:g}", "reference": ""}
+        for name, text in one._asdict().items():
+            if text or name != "reference":
+                parts[name] = f"<{name} {mark}>\n{text}\n</{name} {mark}>"
+        if swapped:
+            parts |= {name: parts[other] for name, other in _OTHER.items()}
+        prompt = _PLACE.sub(lambda place: parts[place[1]], self.template)  # texts may have braces, too
         messages = [{"role": "user", "content": prompt}]
         asked = {"model": self.model, "messages": messages, "max_tokens": self.max_tokens, "temperature": 0.0}
-        return f"{self.url}/chat/completions", asked
+        return f"{self.url.rstrip('/')}/chat/completions", asked
 
     def reply_in(self, tree: Any) -> str:
         """Return what a server answered: the text of a chat model, the number of a reward model.
@@ -164,23 +149,19 @@ class JudgeSection(Section):
         Raises:
             ValueError: when it is no such answer.
         """
-        other = f"the answer has another form than that of judge.kind={self.kind}"
         try:
             if self.kind == "reward":
                 found = tree["data"][0]["data"]
-                if isinstance(found[-1], list):  # a number for each token; that of the last one is meant
-                    found = found[-1]
-                (number,) = found
+                (number,) = found[-1] if isinstance(found[-1], list) else found  # of each token, or of all
                 return repr(float(number))
             choice = tree["choices"][0]
             text, cut = choice["message"]["content"] or "", choice.get("finish_reason") == "length"
+            text = text[-REPLY_CHARS:] + ""
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError):
-            raise ValueError(other) from None
+            raise ValueError(f"the answer has another form than that of judge.kind={self.kind}") from None
         if cut:
             raise ValueError(f"the reply was cut off at judge.max_tokens={self.max_tokens}; raise that")
-        if not isinstance(text, str):
-            raise ValueError(other)
-        return text[-REPLY_CHARS:]
+        return str(text)
 
     def share_in(self, reply: str) -> float:
         """Return the way through the scale that a reply gives, 0..1: the last `score: N` of a chat model.
@@ -199,8 +180,3 @@ class JudgeSection(Section):
         if not math.isfinite(score) or (self.kind == "chat" and not low <= score <= high):
             raise ValueError(f"the score {score:g} is none from {low:g} to {high:g}")
         return (min(high, max(low, score)) - low) / (high - low)
-
-    def price(self, tokens_in: int, tokens_out: int) -> float:
-        """Return what tokens of prompts and of replies cost, US dollars."""
-        of_prompts, of_replies = self.price_per_million
-        return (tokens_in * of_prompts + tokens_out * of_replies) / 1e6

@@ -7,8 +7,8 @@ restart; a reply that came when its process was killed is the only one that is a
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from antiphon.core.errors import UnavailableError
@@ -17,20 +17,19 @@ from antiphon.core.reporting.shortcuts import Differences
 JUDGEMENTS_FILE = "judgements.sqlite"
 WAIT_S = 10.0
 """Longest wait for another process that writes."""
-ORDER = "In the other order of reference and response the judge gave {} more"
-_TABLE = """
-CREATE TABLE IF NOT EXISTS judgements (
+_ORDER = "In the other order of reference and response the judge gave {} more"
+_TABLE = """CREATE TABLE IF NOT EXISTS judgements (
     digest TEXT PRIMARY KEY, other_order_of TEXT NOT NULL, share REAL, reply TEXT NOT NULL,
     failure TEXT NOT NULL, tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL,
-    requests INTEGER NOT NULL, seconds REAL NOT NULL, usd REAL NOT NULL
-) WITHOUT ROWID
-"""
-_COLUMNS = "share, reply, failure, tokens_in, tokens_out, requests, seconds, usd"
+    requests INTEGER NOT NULL, seconds REAL NOT NULL, usd REAL NOT NULL) WITHOUT ROWID"""
+_SUMS = """SELECT count(*), sum(share IS NULL), sum(requests), sum(tokens_in + tokens_out), sum(usd),
+    sum(seconds) FROM judgements"""
+_PAIRS = """SELECT b.share - a.share FROM judgements b JOIN judgements a ON a.digest = b.other_order_of
+    WHERE a.share IS NOT NULL AND b.share IS NOT NULL ORDER BY a.digest"""
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What a model said of an answer."""
+class Judgement(NamedTuple):
+    """What a model said of an answer, in the order of the table; sums are those of all its requests."""
 
     share: float | None
     """The way through the judge's scale, 0..1; None where the reply has no score."""
@@ -39,7 +38,6 @@ class Judgement:
     failure: str
     """Why there is no score; empty with one."""
     tokens_in: int
-    """Of all requests for it, as the next."""
     tokens_out: int
     requests: int
     """Those that were answered."""
@@ -48,39 +46,34 @@ class Judgement:
 
 
 class Judgements:
-    """The judgements of a run, which one process writes; of two, neither loses any."""
+    """The judgements of a run; None as a path keeps them in memory.
+
+    Raises:
+        UnavailableError: from each method, when the file cannot be used.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Open or make the file; None keeps them in memory.
-
-        Raises:
-            UnavailableError: when it cannot be opened, as all of these when it cannot be used.
-        """
         with _usable():
             if path is not None:
                 path.touch(mode=0o600)
             self._file = sqlite3.connect(path or ":memory:", timeout=WAIT_S, isolation_level=None)
             # Without a flush for each: a killed process loses nothing, a machine without power the last ones.
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            self._file.execute(_TABLE)
+            for order in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _TABLE):
+                self._file.execute(order)
 
     def find(self, digest: str) -> Judgement | None:
         """Return the judgement of this name."""
         with _usable():
-            query = f"SELECT {_COLUMNS} FROM judgements WHERE digest = ?"
+            query = "SELECT * FROM judgements WHERE digest = ?"
             row = self._file.execute(query, (digest,)).fetchone()
-        return None if row is None else Judgement(*row)
+        return None if row is None else Judgement(*row[2:])
 
     def add(self, digest: str, judgement: Judgement, other_order_of: str = "") -> None:
         """Keep a judgement, the first of a name; `other_order_of` names the one in the usual order."""
         with _usable():
-            values = (digest, other_order_of, *astuple(judgement))
+            values = (digest, other_order_of, *judgement)
             marks = ", ".join("?" * len(values))
-            self._file.execute(
-                f"INSERT OR IGNORE INTO judgements (digest, other_order_of, {_COLUMNS}) VALUES ({marks})",
-                values,
-            )
+            self._file.execute(f"INSERT OR IGNORE INTO judgements VALUES ({marks})", values)
 
     def close(self) -> None:
         """Close the file."""
@@ -92,19 +85,11 @@ def judgement_lines(run_dir: Path) -> list[str]:
     path, order = run_dir / JUDGEMENTS_FILE, Differences()
     if not path.is_file():
         return []
-    sums = "count(*), sum(share IS NULL), sum(requests), sum(tokens_in + tokens_out), sum(usd), sum(seconds)"
-    pairs = (
-        "SELECT b.share - a.share FROM judgements b JOIN judgements a ON a.digest = b.other_order_of "
-        "WHERE a.share IS NOT NULL AND b.share IS NOT NULL ORDER BY a.digest"
-    )
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", timeout=WAIT_S, uri=True)
-        ) as file:
-            count, failed, requests, tokens, usd, seconds = file.execute(
-                f"SELECT {sums} FROM judgements"
-            ).fetchone()
-            for (difference,) in file.execute(pairs):
+        url = f"file:{quote(str(path.absolute()))}?mode=ro"
+        with contextlib.closing(sqlite3.connect(url, timeout=WAIT_S, uri=True)) as file:
+            count, failed, requests, tokens, usd, seconds = file.execute(_SUMS).fetchone()
+            for (difference,) in file.execute(_PAIRS):
                 order.add(difference)
     except sqlite3.Error as error:
         return [f"{JUDGEMENTS_FILE} cannot be read: {error}"]
@@ -114,7 +99,7 @@ def judgement_lines(run_dir: Path) -> list[str]:
         f"A model gave {count:,} judgements in {requests:,} requests of {seconds / requests:.2f} s, for "
         f"{tokens:,} tokens and ${usd:,.2f}; {failed:,} have no score."
     )
-    return [said, *order.lines(ORDER, "answers that were judged twice")]
+    return [said, *order.lines(_ORDER, "answers that were judged twice")]
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def build_report(
         origin=ORIGIN,
         scores={found.version: found.reward_mean for found in view.evaluations},
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        shortcuts=[*view.longer_less_shorter.lines(LONGER, "groups"), *judgement_lines(run_dir)],
+        shortcuts=[*view.by_length.lines(LONGER, "groups"), *judgement_lines(run_dir)],
         missing=[step for step, digest in batches.items() if not store.has(digest)],
     )
     write_atomically(out, page.encode("utf-8"))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +48,6 @@ from antiphon.services.coordinator.prompts import prompts_of, renders_turns
 from antiphon.services.coordinator.sealing import own_advantage
 from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.reward.server import conversations_of, scorer_of
-from antiphon.services.reward.service import Scorer
 from antiphon.services.rollout.engine.environment import OVERRULING, device
 from antiphon.system.free_space import free_bytes
 from antiphon.system.memory import host_bytes
@@ -264,8 +262,6 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     """
     one = config.reward.model_copy(update={"processes": 1})
     scoring, section = scorer_of(config.model_copy(update={"reward": one}), environment), config.environment
-    if config.judge.url:
-        return asyncio.run(_check_judge(config, environment, scoring))
     problems = [
         environment.problem("train", index)
         for index in looked_at(environment, "train", environment.size("train"), PROBLEMS)
@@ -274,7 +270,15 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     async def tried() -> tuple[str, float, bool]:
         async with scoring as scorer:
             trial = await scorer.score(problems[0].key, [problems[0].answer, ""])
-            if failed := [verdict for verdict in trial if isinstance(verdict, Failed)]:
+            failed = [verdict for verdict in trial if isinstance(verdict, Failed)]
+            if failed and config.judge.url:
+                raise ConfigError(
+                    f"judge.url={config.judge.url}: a trial answer to {problems[0].key} was not judged by "
+                    f"judge.model={config.judge.model} ({failed[0].reason}); correct judge, or its server"
+                )
+            if config.judge.url:  # each decoy would cost a request
+                return "", 0.0, True
+            if failed:
                 raise ConfigError(
                     f"environment.name={section.name}: a trial answer to {problems[0].key} was not scored "
                     f"where the run scores ({failed[0].reason}); there a class may start no thread and no "
@@ -297,21 +301,6 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     if pays_references:
         return []
     return [f"{section.name} has no reference answers that earn anything, so samples and reports show none"]
-
-
-async def _check_judge(
-    config: RunConfig, environment: Environment, scoring: AbstractAsyncContextManager[Scorer]
-) -> list[str]:
-    """Have a model judge one answer; decoys would cost a request each."""
-    problem = environment.problem("train", 0)
-    async with scoring as scorer:
-        (verdict,) = await scorer.score(problem.key, [problem.answer or "I do not know."])
-    if isinstance(verdict, Failed):
-        raise ConfigError(
-            f"judge.url={config.judge.url}: a trial answer to {problem.key} was not judged by judge.model="
-            f"{config.judge.model} ({verdict.reason}); correct judge, or see to its server"
-        )
-    return [f"{config.judge.model} gave a trial answer {verdict:g}; what else it pays is not tried"]
 
 
 def check_patience(config: RunConfig, prompts_s: float) -> list[str]:

@@ -21,7 +21,7 @@ from antiphon.core.messages import UNIT_RANGE
 from antiphon.core.records import DraftingStatistics, StepCommit
 from antiphon.core.reporting.alarms import StepAlarms
 from antiphon.core.reporting.deliveries import Deliveries
-from antiphon.core.reporting.shortcuts import Differences, longer_less_shorter
+from antiphon.core.reporting.shortcuts import Differences
 from antiphon.core.run_clock import RunClock
 from antiphon.core.status import Event
 
@@ -142,8 +142,8 @@ class RunView:
         """How versions came to the workers."""
         self.offered_again: Counter[str] = Counter()
         """Why leases ended without a hand-in, numbers left out -> groups that were offered again for it."""
-        self.longer_less_shorter = Differences()
-        """Within each training group, the reward of its longer half less that of its shorter half."""
+        self.by_length = Differences()
+        """What the longer completions of each training group earned more than the shorter ones."""
         self._lengths: dict[str, Sequence[int]] = {}
         self._clock = RunClock()
         self._timed = 0.0
@@ -258,10 +258,9 @@ class RunView:
         submitted = self._submitted.pop(data["group_id"], None)
         if submitted is not None:
             self.reward.add(submitted, at, 0)
-        lengths, failed = self._lengths.pop(data["group_id"], ()), {x for x, _ in data.get("failures", ())}
-        scored = [x for x in enumerate(zip(lengths, data["rewards"], strict=False)) if x[0] not in failed]
-        if (difference := longer_less_shorter([pair for _, pair in scored])) is not None:
-            self.longer_less_shorter.add(difference)
+        failed = {sample for sample, _ in data.get("failures", ())}
+        pairs = enumerate(zip(self._lengths.pop(data["group_id"], ()), data["rewards"], strict=False))
+        self.by_length.compare([pair for sample, pair in pairs if sample not in failed])
 
     def _on_group_dropped(self, at: float, data: Mapping[str, Any]) -> None:
         drafted = self._drafted.pop(data["group_id"], None)

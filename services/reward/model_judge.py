@@ -1,15 +1,14 @@
 """Model judge: has a model elsewhere give the rewards, over HTTP.
 
 What the policy wrote is sent, compared and kept, never evaluated. Nothing that the other side does can hold
-an answer up for longer than `judge.attempts` times `judge.timeout_s`, or fill the memory: an answer that it
-does not judge has *failed*, with the reason. What it judged is kept (`lineage.judgements`).
+a request up for longer than `judge.timeout_s`, or fill the memory: an answer that it does not judge in
+`judge.attempts` requests has *failed*, with the reason. What was judged is kept (`lineage.judgements`).
 """
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
@@ -37,7 +36,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ModelJudge:
-    """Gives verdicts by a model; an asynchronous context."""
+    """Gives verdicts by a model; an asynchronous context, which keeps judgements at a path or in memory."""
 
     def __init__(
         self,
@@ -47,12 +46,6 @@ class ModelJudge:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Prepare; nothing is asked before the context is entered.
-
-        Args:
-            section: the judge.
-            environment: has the problems, and the range that the judge's scale is spread over.
-            path: the file of judgements; None keeps them in memory.
-            sleep: waits this many seconds; tests pass their own.
 
         Raises:
             ConfigError: when the variable with the API key is not set.
@@ -66,11 +59,10 @@ class ModelJudge:
 
     async def __aenter__(self) -> Self:
         self._kept = Judgements(self._path)
-        headers = {"Accept-Encoding": "identity"}
-        for value in self._secrets.values():
-            headers["Authorization"] = f"Bearer {value}"
+        key = self._secrets.get(self._section.key or "")
+        keys = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._session = aiohttp.ClientSession(
-            headers=headers,
+            headers={"Accept-Encoding": "identity", **keys},
             timeout=aiohttp.ClientTimeout(total=self._section.timeout_s),
             connector=aiohttp.TCPConnector(limit=self._section.at_once),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -78,18 +70,12 @@ class ModelJudge:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._session.close()
         self._kept.close()
 
     async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
-        """Return the verdict on each answer to the problem with a key.
-
-        Raises:
-            UnavailableError: when judgements cannot be kept.
-        """
+        """Return the verdict on each answer to the problem with a key."""
         problem = self._environment.problem_by_key(key)
         asked = {text: Judged(problem.text, problem.answer, text) for text in texts}
         async with asyncio.TaskGroup() as tasks:
@@ -97,8 +83,7 @@ class ModelJudge:
             for one in asked.values():
                 if self._section.checks_order(one):
                     tasks.create_task(self._judge(one, swapped=True))
-        found = {text: self._verdict(task.result()) for text, task in judging.items()}
-        return [found[text] for text in texts]
+        return [self._verdict(judging[text].result()) for text in texts]
 
     def _verdict(self, found: Judgement | Failed) -> Verdict:
         if isinstance(found, Failed):
@@ -110,23 +95,21 @@ class ModelJudge:
         """Return what is kept of an answer; else ask, and keep what was paid for."""
         digest = self._section.digest_of(one, swapped)
         async with self._judging.setdefault(digest, asyncio.Lock()):
-            kept = self._kept.find(digest)
-            if kept is not None:
-                return kept
-            found = await self._ask(*self._section.request(one, swapped))
-            if isinstance(found, Judgement):
-                self._kept.add(digest, found, self._section.digest_of(one) if swapped else "")
+            found: Judgement | Failed | None = self._kept.find(digest)
+            if found is None:
+                found = await self._ask(*self._section.request(one, swapped))
+                if isinstance(found, Judgement):
+                    self._kept.add(digest, found, self._section.digest_of(one) if swapped else "")
             return found
 
     async def _ask(self, url: str, body: dict[str, Any]) -> Judgement | Failed:
-        """Ask until there is a score; a reply without one is paid for, too, and kept if none was better."""
+        """Ask until there is a score; a reply without one is paid for, too."""
         clock, section = asyncio.get_running_loop().time, self._section
+        share, reply, failure = None, "", ""
         tokens_in = tokens_out = requests = 0
-        seconds, reply, failure = 0.0, "", ""
+        seconds = 0.0
         for attempt in range(section.attempts):
-            if attempt:
-                await self._sleep(min(PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
-            share = None
+            await self._sleep(min(PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S) if attempt else 0.0)
             async with self._places:
                 begun = clock()
                 try:
@@ -135,19 +118,18 @@ class ModelJudge:
                     tokens_in += _tokens(tree, "prompt")
                     tokens_out += _tokens(tree, "completion")
                     reply = section.reply_in(tree)
-                    share = section.share_in(reply)
+                    share, failure = section.share_in(reply), ""
+                    break
                 except (UnavailableError, ContractError, ValueError) as error:
                     failure = self._plain(f"judge: {error}")
                     _log.warning("judge.failed", attempt=attempt + 1, reason=failure)
                     if isinstance(error, ContractError):
                         break
-            if share is not None:
-                failure = ""
-                break
         if not requests:
             return Failed(failure)
+        of_prompts, of_replies = section.price_per_million
+        usd = (tokens_in * of_prompts + tokens_out * of_replies) / 1e6
         reply = self._plain(reply, keep="\n", most=len(reply))
-        usd = section.price(tokens_in, tokens_out)
         return Judgement(share, reply, failure, tokens_in, tokens_out, requests, seconds, usd)
 
     async def _post(self, url: str, body: dict[str, Any]) -> Any:
@@ -157,9 +139,9 @@ class ModelJudge:
             UnavailableError: when asking again may help.
             ContractError: when it will not.
         """
+        found = bytearray()
         try:
             async with self._session.post(url, json=body, allow_redirects=False) as answer:
-                found = bytearray()
                 async for chunk in answer.content.iter_any():
                     found += chunk
                     if len(found) > ANSWER_BYTES:
@@ -172,8 +154,8 @@ class ModelJudge:
         if status != 200:
             if 300 <= status < 400:
                 said = f"go to {answer.headers.get('Location', '')}; give the final address in judge.url"
-            why = f"it answered with status {status}: {said}"
-            raise UnavailableError(why) if status >= 500 or status in PASSING else ContractError(why)
+            kind = UnavailableError if status >= 500 or status in PASSING else ContractError
+            raise kind(f"it answered with status {status}: {said}")
         try:
             return json.loads(found)
         except (ValueError, RecursionError):

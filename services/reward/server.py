@@ -72,13 +72,6 @@ def _options(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _at_once(config: RunConfig, scorer: Scorer | None) -> int:
-    """Return how many groups are scored at the same time."""
-    if config.judge.url:
-        return config.judge.at_once
-    return config.reward.processes if isinstance(scorer, ScoringPool) else 1
-
-
 def scorer_of(
     config: RunConfig, environment: Environment, run_dir: Path | None = None
 ) -> contextlib.AbstractAsyncContextManager[Scorer]:
@@ -109,8 +102,8 @@ def conversations_of(
     """
     if config.judge.url:
         raise ConfigError(
-            f"judge.url has no effect with environment.name={config.environment.name}, which has turns and "
-            "gives the rewards itself; leave judge out, or use another environment"
+            f"judge.url has no effect with environment.name={config.environment.name}, which has turns; "
+            "leave judge out, or use another environment"
         )
     task = _task_of(config, environment)
     if environment.only_compares and config.reward.sandbox != "always":
@@ -170,6 +163,7 @@ async def serve_reward(
             answer = TurnAnswerer(conversations, renderer, config.environment.seed)
         else:
             scorer = await running.enter_async_context(scorer_of(config, environment, run_dir))
+        processes = config.reward.processes if isinstance(scorer, ScoringPool) else 1
         service = RewardService(
             coordinator,
             scorer,
@@ -177,7 +171,7 @@ async def serve_reward(
             run_id,
             client_id,
             config.services.stall_timeout_s,
-            at_once=_at_once(config, scorer),
+            at_once=config.judge.at_once if config.judge.url else processes,
             answer=answer,
             environment_digest=digest,
         )

@@ -31,19 +31,20 @@ def prompt_of(section: JudgeSection, one: Judged, swapped: bool = False) -> str:
         ({"judge": {"url": "ftp://a", "model": "m"}}, "judge.url is no address such as"),
         ({"judge": {"url": MODEL["url"]}}, "judge.url needs judge.model"),
         ({"judge": {"model": "m"}}, "judge.model has no effect without judge.url"),
-        ({"judge": {**MODEL, "scale": [1, 1]}}, "judge.scale=[1, 1] must begin with the lower score"),
+        ({"judge": {**MODEL, "scale": [1, 1]}}, "judge.scale must begin with the lower score"),
         ({"judge": {**MODEL, "key": "sk-123"}}, "judge.key is no name of a variable"),
-        ({"judge": {**MODEL, "prompt": "Good?"}}, "judge.prompt has no {response}"),
-        ({"judge": {**MODEL, "kind": "reward", "prompt": "{response}"}}, "judge.prompt has no effect with"),
-        ({"judge": {**MODEL, "price_per_million": [-1, 0]}}, "judge.price_per_million has a price below 0"),
-        ({"judge": {**MODEL, "attempts": 5}}, "judge.attempts=5 times judge.timeout_s=60 is no less than"),
-        ({"environment": FILE}, "environment.parameters.score=judge needs judge.url"),
+        ({"judge": {**MODEL, "prompt": "Good?"}}, "judge.prompt needs a {response}"),
+        ({"judge": {**MODEL, "kind": "reward", "prompt": "{response}"}}, "and judge.kind=chat"),
+        ({"judge": {**MODEL, "price_per_million": [-1, 0]}}, "judge.price_per_million.0=-1 is not possible"),
+        ({"environment": FILE}, "judge.url is not set, but environment.name=file has"),
         (
             {"environment": {**FILE, "parameters": {"train": "a", "score": "exact"}}, "judge": MODEL},
-            "judge.url has no effect with environment.name=file, which gives the rewards itself; use "
-            "environment.parameters.score=judge",
+            "judge.url is set, but environment.name=file has environment.parameters.score=exact",
         ),
-        ({"environment": {"name": "host"}, "judge": MODEL}, "no effect with environment.name=host"),
+        (
+            {"environment": {"name": "host"}, "judge": MODEL},
+            "judge.url is set, but environment.name=host has",
+        ),
     ],
 )
 def test_a_judge_that_cannot_act_is_one_sentence(tree: dict[str, Any], words: str) -> None:

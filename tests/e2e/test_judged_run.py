@@ -36,11 +36,11 @@ def test_the_example_trains_on_what_a_model_says(tmp_path: Path, monkeypatch: py
             section = JudgeSection(url=server.url, model="Qwen/Qwen3-8B")
             assert manifest["judge"] == section.facts()
             first, *_ = judgement_lines(run_dir)
-            assert f"in {len(server.asked) - 1:,} requests" in first, "all but the trial before the start"
+            assert f"in {len(server.asked) - 2:,} requests" in first, "all but the trials before the start"
             prompts = [body["messages"][0]["content"] for body in server.asked]
-            assert len(set(prompts[1:])) == len(prompts) - 1, "nothing is asked for twice"
+            assert len(set(prompts[2:])) == len(prompts) - 2, "nothing is asked for twice"
             page = (run_dir / "report.html").read_text()
-            assert "A model gave " in page and "the longer half of the completions earned " in page
+            assert "A model gave " in page and "completions longer than its mean earned " in page
             shown = command(job.home, "status", run_dir.name)
             assert first in shown.stdout
             kept = [path for path in run_dir.rglob("*") if path.is_file()]

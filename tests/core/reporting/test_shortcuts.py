@@ -14,11 +14,11 @@ from antiphon.core.loop.events import (
     JournalEvent,
     dump_event,
 )
-from antiphon.core.reporting.shortcuts import LONGER, Differences, longer_less_shorter
+from antiphon.core.reporting.shortcuts import LONGER, Differences
 from antiphon.core.status import Event
 from tests.support.run_views import view_of
 
-COMPLETIONS = st.lists(st.tuples(st.integers(1, 9), st.floats(-1.0, 1.0)), min_size=1, max_size=12)
+COMPLETIONS = st.lists(st.tuples(st.integers(1, 9), st.floats(-1.0, 1.0)), min_size=0, max_size=12)
 
 
 @given(st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=30))
@@ -40,17 +40,22 @@ def test_one_difference_says_nothing() -> None:
     assert found.lines(LONGER, "groups") == []
 
 
-@given(COMPLETIONS, st.randoms())
-def test_the_difference_depends_on_no_order_and_turns_with_the_rewards(
-    completions: list[tuple[int, float]], random: object
+def compared(completions: list[tuple[int, float]]) -> float | None:
+    found = Differences()
+    found.compare(completions)
+    return found.mean if found.count else None
+
+
+@given(COMPLETIONS)
+def test_a_comparison_depends_on_no_order_and_turns_with_the_rewards(
+    completions: list[tuple[int, float]],
 ) -> None:
-    found = longer_less_shorter(completions)
-    assert (found is None) == (len({length for length, _ in completions}) == 1)
+    found = compared(completions)
+    assert (found is None) == (len({length for length, _ in completions}) < 2)
     if found is not None:
-        assert longer_less_shorter(completions[::-1]) == pytest.approx(found)
-        turned = [(length, -reward) for length, reward in completions]
-        assert longer_less_shorter(turned) == pytest.approx(-found)
-        assert longer_less_shorter([(length, float(length)) for length, _ in completions]) > 0.0  # type: ignore[operator]
+        assert compared(completions[::-1]) == pytest.approx(found)
+        assert compared([(length, -reward) for length, reward in completions]) == pytest.approx(-found)
+        assert (compared([(length, float(length)) for length, _ in completions]) or 0.0) > 0.0
 
 
 @pytest.mark.parametrize(
@@ -64,10 +69,10 @@ def test_the_difference_depends_on_no_order_and_turns_with_the_rewards(
         ([], None),
     ],
 )
-def test_the_longer_half_is_compared_with_the_shorter(
+def test_longer_completions_are_compared_with_shorter_ones(
     completions: list[tuple[int, float]], difference: float | None
 ) -> None:
-    assert longer_less_shorter(completions) == difference
+    assert compared(completions) == difference
 
 
 def test_a_view_compares_training_groups_and_leaves_failed_answers_out() -> None:
@@ -84,5 +89,5 @@ def test_a_view_compares_training_groups_and_leaves_failed_answers_out() -> None
     group("c", (0.0, 0.0, 1.0), opened=False)  # of an evaluation
     said.append(GroupDropped("a", "filtered"))
     view = view_of(Event(i, 1.7e9, one.kind, dump_event(one)) for i, one in enumerate(said))
-    found = view.longer_less_shorter
+    found = view.by_length
     assert (found.count, found.mean) == (2, 0.25)
