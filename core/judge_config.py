@@ -25,7 +25,7 @@ Say in at most three sentences how right and how complete the response is, by th
 one. Then end with one line: "Score: N", where N is a number from {low} (wrong) to {high} (right)."""
 """What a chat model is asked where `judge.prompt` says nothing else."""
 CHECKED_TWICE = 32
-"""Of so many answers one is judged a second time with reference and response in the other order."""
+"""Of this many answers one is judged a second time with reference and response in the other order."""
 REPLY_CHARS = 20_000
 """Characters at the end of a reply in which the score is looked for, and which are kept."""
 

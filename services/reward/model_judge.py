@@ -129,7 +129,7 @@ class ModelJudge:
             return Failed(failure)
         of_prompts, of_replies = section.price_per_million
         usd = (tokens_in * of_prompts + tokens_out * of_replies) / 1e6
-        reply = self._plain(reply, keep="\n", most=len(reply))
+        reply = self._plain(reply, keep="\n", most=None)
         return Judgement(share, reply, failure, tokens_in, tokens_out, requests, seconds, usd)
 
     async def _post(self, url: str, body: dict[str, Any]) -> Any:
@@ -161,7 +161,7 @@ class ModelJudge:
         except (ValueError, RecursionError):
             raise UnavailableError(f"its answer is no JSON: {said}") from None
 
-    def _plain(self, text: str, keep: str = "", most: int = REASON_CHARS) -> str:
+    def _plain(self, text: str, keep: str = "", most: int | None = REASON_CHARS) -> str:
         """Return a text of the other side without orders and without the key."""
         for name, value in self._secrets.items():
             text = text.replace(value, f"${name}")
