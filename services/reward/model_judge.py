@@ -20,7 +20,7 @@ from antiphon.core.judge_config import Judged, JudgeSection
 from antiphon.core.reporting.plain_text import plain
 from antiphon.environments.environment import Environment, reward_range_of
 from antiphon.environments.outside import secret_values
-from antiphon.environments.scoring.messages import REASON_CHARS, Failed, Verdict
+from antiphon.environments.scoring.messages import REASON_CHARS, Failed, Verdict, checked_reward
 from antiphon.lineage.judgements import Judgement, Judgements
 
 ANSWER_BYTES = 1 << 20
@@ -89,7 +89,11 @@ class ModelJudge:
         if isinstance(found, Failed):
             return found
         low, high = self._within
-        return Failed(found.failure) if found.share is None else low + found.share * (high - low)
+        if found.share is None:
+            return Failed(found.failure)
+        return checked_reward(
+            low + found.share * (high - low), self._within
+        )  # of floats the sum may be beyond
 
     async def _judge(self, one: Judged, swapped: bool = False) -> Judgement | Failed:
         """Return what is kept of an answer; else ask, and keep what was paid for."""
