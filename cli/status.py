@@ -23,6 +23,7 @@ from antiphon.core.reporting.run_display import TokenRates, planes_of
 from antiphon.core.status import Event
 from antiphon.lineage.cursors import standing
 from antiphon.lineage.hosts import GatewayRecord, read_gateway, waiting_for_host
+from antiphon.lineage.judgements import judgement_lines
 from antiphon.lineage.run_overview import read_figures
 from antiphon.net.security.credentials import Credentials
 from antiphon.runs.alarm_watch import alarm_line, current_alarms, records_alarms
@@ -91,9 +92,8 @@ def status(
     history = RunHistory()
     history.take(found)
     Console().print(picture(found, planes_of(found, {}), history, None))
-    print(
-        "\n".join([*figures.lines(), *map(alarm_line, alarms), *gateway.lines(), f"coordinator: {address}"])
-    )
+    beside = [*gateway.lines(), *judgement_lines(directory)]
+    print("\n".join([*figures.lines(), *map(alarm_line, alarms), *beside, f"coordinator: {address}"]))
     if gateway.url:
         print(f"gateway: {gateway.url}")
     others = [d.name for d in list_runs(home) if d != directory]
@@ -149,7 +149,8 @@ def _show_resting(directory: Path, as_json: bool) -> int:
     if as_json:
         _print_json(outcome, alarms, figures, gateway)
     else:
-        print("\n".join([*lines, *map(alarm_line, alarms), *gateway.lines()]))
+        beside = [*gateway.lines(), *judgement_lines(directory)]
+        print("\n".join([*lines, *map(alarm_line, alarms), *beside]))
     if not finished:
         raise AntiphonError(
             f"run {directory.name} is not running and not finished; continue it with "

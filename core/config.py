@@ -17,7 +17,9 @@ from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.capacity.provisioning_config import ProvisioningSection
 from antiphon.core.config_errors import LOADER, read_yaml, sentences
 from antiphon.core.config_sections import (
+    FILE,
     HOST,
+    JUDGE,
     CoordinatorSection,
     EnvironmentSection,
     GatewaySection,
@@ -34,6 +36,7 @@ from antiphon.core.config_sections import (
 )
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ConfigError
+from antiphon.core.judge_config import JudgeSection
 from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group_bytes
 from antiphon.core.records import TurnLimits
 from antiphon.core.sampling_config import EvaluationSection, Rule, SamplingSection
@@ -49,6 +52,7 @@ class RunConfig(Section):
     environment: EnvironmentSection = EnvironmentSection()
     gateway: GatewaySection = GatewaySection()
     reward: RewardSection = RewardSection()
+    judge: JudgeSection = JudgeSection()
     loop: LoopSection = LoopSection()
     sampling: SamplingSection = SamplingSection()
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -171,6 +175,18 @@ class RunConfig(Section):
             raise ValueError(
                 f"broadcast.snapshots_kept={self.broadcast.snapshots_kept} must be at least "
                 f"loop.max_staleness + 2 = {loop.max_staleness + 2}; raise it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_judge(self) -> Self:
+        name, score = self.environment.name, self.environment.parameters.get("score")
+        there = bool(self.judge.url)
+        if (name == HOST and there) or (name == FILE and there != (score == JUDGE)):
+            raise ValueError(
+                f"judge.url {'is' if there else 'is not'} set, but environment.name={name} has "
+                f"environment.parameters.score={score}; a judge goes with score={JUDGE} of {FILE}, or "
+                "with an environment of one turn that is no host: set both, or neither"
             )
         return self
 

@@ -9,7 +9,8 @@ _STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
 _NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
-_VARIABLE = re.compile(r"(?!PYTHON|LD_|ANTIPHON_|PATH$|HOME$|TMPDIR$)[A-Z][A-Z0-9_]{0,63}")
+VARIABLE = re.compile(r"(?!PYTHON|LD_|ANTIPHON_|PATH$|HOME$|TMPDIR$)[A-Z][A-Z0-9_]{0,63}")
+"""Names of variables that may hold a secret."""
 
 # Every number has a bound: beyond it a message, a clock or a shape would overflow in some service, later.
 MOST_STEPS = 10_000_000
@@ -26,6 +27,8 @@ FILE = "file"
 """`environment.name` of prompts from files."""
 HOST = "host"
 """`environment.name` of environments that programs beside the run hold."""
+JUDGE = "judge"
+"""What `environment.parameters.score` of `file` says where the model of `judge` gives the rewards."""
 _WORDS = {True: "on", False: "off"}
 
 
@@ -140,7 +143,7 @@ class EnvironmentSection(Section):
     @field_validator("secrets", mode="after")
     @classmethod
     def _check_secrets(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(_VARIABLE.fullmatch(name) for name in names):  # what stands there may be a secret itself
+        if not all(VARIABLE.fullmatch(name) for name in names):  # what stands there may be a secret itself
             raise ValueError(
                 "environment.secrets has something else than names of variables for secrets; name one, as "
                 "JUDGE_KEY, and export its value where the run is started"

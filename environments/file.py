@@ -3,8 +3,9 @@
 The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
 `heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
 and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), `math` (see
-`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`), or
-`package.module:function`, which gets a completion's text and the row as a dict and returns a number in 0..1.
+`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`), `judge`
+(the model of the configuration's section `judge`), or `package.module:function`, which gets a completion's
+text and the row as a dict and returns a number in 0..1.
 
 `heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
 says whether its row is held out, so that a question that comes twice is on one side only.
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from antiphon.core.config_sections import FILE, MOST_PROMPTS
+from antiphon.core.config_sections import FILE, JUDGE, MOST_PROMPTS
 from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments import answers, math_judge
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
@@ -51,7 +52,7 @@ WORDS, OWN, COMPARED = 13, 5, 50_000
 """Words in a row that prompts of different splits share by no chance, those among them at least that stand in
 less than half of the training rows, so that a template is none, and training rows that are looked at."""
 _T = TypeVar("_T")
-_SCORES = f"{', '.join(KINDS)}, {PROGRAMS} or package.module:function"
+_SCORES = f"{', '.join(KINDS)}, {PROGRAMS}, {JUDGE} or package.module:function"
 _NONE = {
     "exact": "which is empty",
     "number": "which is no number, alone or behind ####",
@@ -87,10 +88,10 @@ class FileEnvironment(SplitEnvironment):
         """Whether its answers are programs, which takes runners."""
         if values["credit"] not in CREDITS:
             raise ConfigError(f"environment.parameters.credit={values['credit']!r} is neither all nor share")
-        self._function = None if score in KINDS or self.runs_programs else _function(score)
-        self.only_compares = score in answers.KINDS
+        self._function = None if score in (*KINDS, PROGRAMS, JUDGE) else _function(score)
+        self.only_compares = score in (*answers.KINDS, JUDGE)  # nothing is judged here where a model does it
         files = split_files(values)
-        rows = [Rows(found, [*named.values()] if score in KINDS else None) for found in files.values()]
+        rows = [Rows(found, [*named.values()] if score in (*KINDS, JUDGE) else None) for found in files.values()]
         self._rows = dict(zip(SPLITS, [*rows, rows[0]], strict=False))
         self._places: dict[str, npt.NDArray[np.int64]] = {}
         """The rows of each split, where a share of one file is held out."""
@@ -135,6 +136,8 @@ class FileEnvironment(SplitEnvironment):
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Return what each completion is worth: 1.0 or 0.0, or what the function says."""
         kind = self._values["score"]
+        if kind == JUDGE:
+            raise ContractError(f"environment.parameters.score={JUDGE}: the model of judge.url gives rewards")
         if kind == MATH:
             return [float(math_judge.judge(text, problem.answer)) for text in completions]
         if self.only_compares:
@@ -256,7 +259,7 @@ class FileEnvironment(SplitEnvironment):
 
     def _answer(self, row: Mapping[str, Any]) -> str:
         key, kind = self._values["answer"], self._values["score"]
-        if kind not in KINDS:  # what scores may look elsewhere
+        if kind not in KINDS:  # what scores may look elsewhere, or do without
             return _text(row, key) if isinstance(row.get(key), str) else ""
         listed = kind == MATH and isinstance(row.get(key), list)
         text = " ".join(_text({key: one}, key) for one in row[key]) if listed else _text(row, key)
@@ -315,7 +318,7 @@ def _alike(train: Iterable[str], heldout: Iterable[str]) -> dict[int, int]:
 def _function(named: Any) -> Callable[[str, dict[str, Any]], float]:
     called = f"environment.parameters.score={named}"
     if not isinstance(named, str) or ":" not in named:
-        close = difflib.get_close_matches(str(named), [*KINDS, PROGRAMS], n=1)
+        close = difflib.get_close_matches(str(named), [*KINDS, PROGRAMS, JUDGE], n=1)
         hint = f"did you mean {close[0]}?" if close else f"give {_SCORES}"
         raise ConfigError(f"{called} is unknown; {hint}")
     found: Callable[[str, dict[str, Any]], float] = import_named(called, named, "function")

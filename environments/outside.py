@@ -56,16 +56,15 @@ def folders_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (str(package.root), *named), (str(package.path), *named)
 
 
-def secret_values(names: Sequence[str]) -> dict[str, str]:
-    """Return the values of the variables that `environment.secrets` names.
+def secret_values(names: Sequence[str], field: str = "environment.secrets") -> dict[str, str]:
+    """Return the values of the variables that a field of the configuration names.
 
     Raises:
         ConfigError: when one is not set.
     """
     if missing := [name for name in names if not os.environ.get(name)]:
         raise ConfigError(
-            f"environment.secrets names {', '.join(missing)}, which is not set here; export it where the run "
-            "is started"
+            f"{field} names {', '.join(missing)}, which is not set here; export it where the run is started"
         )
     return {name: os.environ[name] for name in names}
 

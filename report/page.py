@@ -23,9 +23,11 @@ from antiphon.core.errors import AntiphonError, InfeasibleError
 from antiphon.core.loop.work_account import Use
 from antiphon.core.reporting.figures import score, score_name
 from antiphon.core.reporting.run_view import RunView
+from antiphon.core.reporting.shortcuts import LONGER
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.hosts import read_gateway
+from antiphon.lineage.judgements import judgement_lines
 from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
@@ -108,6 +110,7 @@ def build_report(
         origin=ORIGIN,
         scores={found.version: found.reward_mean for found in view.evaluations},
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        shortcuts=[*view.by_length.lines(LONGER, "groups"), *judgement_lines(run_dir)],
         missing=[step for step, digest in batches.items() if not store.has(digest)],
     )
     write_atomically(out, page.encode("utf-8"))

@@ -268,8 +268,8 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     """Score trial answers where the run will score them, and return what is worth a note.
 
     Raises:
-        ConfigError: when there is no sandbox, an answer is not scored in it, or one answer earns more than it
-            may whatever is asked.
+        ConfigError: when there is no sandbox, an answer is not scored in it or by the judge, or one answer
+            earns more than it may whatever is asked.
     """
     one = config.reward.model_copy(update={"processes": 1})
     scoring, section = scorer_of(config.model_copy(update={"reward": one}), environment), config.environment
@@ -281,7 +281,15 @@ def check_scoring(config: RunConfig, environment: Environment) -> list[str]:
     async def tried() -> tuple[str, float, bool]:
         async with scoring as scorer:
             trial = await scorer.score(problems[0].key, [problems[0].answer, ""])
-            if failed := [verdict for verdict in trial if isinstance(verdict, Failed)]:
+            failed = [verdict for verdict in trial if isinstance(verdict, Failed)]
+            if failed and config.judge.url:
+                raise ConfigError(
+                    f"judge.url={config.judge.url}: a trial answer to {problems[0].key} was not judged by "
+                    f"judge.model={config.judge.model} ({failed[0].reason}); correct judge, or its server"
+                )
+            if config.judge.url:  # each decoy would cost a request
+                return "", 0.0, True
+            if failed:
                 raise ConfigError(
                     f"environment.name={section.name}: a trial answer to {problems[0].key} was not scored "
                     f"where the run scores ({failed[0].reason}); there a class may start no thread and no "

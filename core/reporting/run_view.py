@@ -21,6 +21,7 @@ from antiphon.core.messages import UNIT_RANGE
 from antiphon.core.records import DraftingStatistics, StepCommit
 from antiphon.core.reporting.alarms import StepAlarms
 from antiphon.core.reporting.deliveries import Deliveries
+from antiphon.core.reporting.shortcuts import Differences
 from antiphon.core.run_clock import RunClock
 from antiphon.core.status import Event
 
@@ -141,6 +142,9 @@ class RunView:
         """How versions came to the workers."""
         self.offered_again: Counter[str] = Counter()
         """Why leases ended without a hand-in, numbers left out -> groups that were offered again for it."""
+        self.by_length = Differences()
+        """What the longer completions of each training group earned more than the shorter ones."""
+        self._lengths: dict[str, Sequence[int]] = {}
         self._clock = RunClock()
         self._timed = 0.0
         """Unix seconds of the last event that the clock counted."""
@@ -245,6 +249,8 @@ class RunView:
         self.generated.add(at, sum(data["token_counts"]))
         self._submitted[group_id] = at
         statistics, epoch = _drafting(data), self._epochs.get(group_id)
+        if epoch is not None:
+            self._lengths[group_id] = data["token_counts"]
         if statistics is not None and epoch is not None:  # evaluations belong to no epoch
             self._drafted[group_id] = (epoch, statistics)
 
@@ -252,12 +258,15 @@ class RunView:
         submitted = self._submitted.pop(data["group_id"], None)
         if submitted is not None:
             self.reward.add(submitted, at, 0)
+        failed = {sample for sample, _ in data.get("failures", ())}
+        pairs = enumerate(zip(self._lengths.pop(data["group_id"], ()), data["rewards"], strict=False))
+        self.by_length.compare([pair for sample, pair in pairs if sample not in failed])
 
     def _on_group_dropped(self, at: float, data: Mapping[str, Any]) -> None:
         drafted = self._drafted.pop(data["group_id"], None)
         if drafted is not None and data["reason"] == "filtered":
             self._filtered.append(drafted)
-        for known in (self._leases, self._submitted, self._epochs):
+        for known in (self._leases, self._submitted, self._epochs, self._lengths):
             known.pop(data["group_id"], None)
 
     def _on_batch_sealed(self, at: float, data: Mapping[str, Any]) -> None:

@@ -82,11 +82,12 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
 
     `project` is the source tree; its git revision and its lock files are noted where it has them. The
     package of an environment from outside is noted apart: its edits are none of our code. So are the files
-    of one that reads them, and the packages of the user's own objective and advantage.
+    of one that reads them, a model that judges, and the packages of the user's own objective and advantage.
     """
     package, libraries = environment_facts(config.environment), library_versions()
     methods, section = method_facts(config.algorithm), config.learner
     ranks = {"ranks": section.ranks, "stage": section.stage, "plan": PLAN_VERSION}
+    judge = config.judge.facts()
     locks = [lock for name, lock in LOCKS.items() if name in libraries and (project / lock).is_file()]
     return {
         "format": MANIFEST_FORMAT,
@@ -98,6 +99,7 @@ def build_manifest(config: RunConfig, run_id: str, project: Path) -> dict[str, A
         "libraries": libraries,
         **({"ranks": ranks} if section.ranks > 1 else {}),
         **({"environment": package} if package else {}),
+        **({"judge": judge} if judge else {}),
         **({"methods": methods} if methods else {}),
         "hardware": hardware(),
         "threads": {name: _bare(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name)},

@@ -10,6 +10,7 @@ from typing import Any
 
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import FILE
+from antiphon.core.errors import ConfigError
 from antiphon.environments.conversation import AnyEnvironment, ConversationEnvironment
 from antiphon.environments.environment import Environment, reward_range_of
 from antiphon.environments.file import located
@@ -18,6 +19,7 @@ from antiphon.environments.outside import folders_of, secret_values
 from antiphon.environments.scoring.conversations import ConversationPool, InProcessConversations
 from antiphon.environments.scoring.messages import ScoringTask
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
+from antiphon.lineage.judgements import JUDGEMENTS_FILE
 from antiphon.models.rendering import Renderer
 from antiphon.net.rpc.serving import Security, start_server, stop_server
 from antiphon.net.security.credentials import Credentials, needed_token_key
@@ -70,8 +72,20 @@ def _options(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def scorer_of(config: RunConfig, environment: Environment) -> contextlib.AbstractAsyncContextManager[Scorer]:
-    """Return what scores answers, as `reward.sandbox` says; nothing is started before it is entered."""
+def scorer_of(
+    config: RunConfig, environment: Environment, run_dir: Path | None = None
+) -> contextlib.AbstractAsyncContextManager[Scorer]:
+    """Return what scores answers, as `judge` and `reward.sandbox` say; nothing starts before it is entered.
+
+    Judgements of a model are kept in `run_dir`; without, as long as the context lasts.
+
+    Raises:
+        ConfigError: when a variable for secrets is not set.
+    """
+    if config.judge.url:
+        from antiphon.services.reward.model_judge import ModelJudge  # brings an HTTP client along
+
+        return ModelJudge(config.judge, environment, None if run_dir is None else run_dir / JUDGEMENTS_FILE)
     task = _task_of(config, environment)
     if environment.only_compares and config.reward.sandbox != "always":
         return contextlib.nullcontext(InProcess(environment, task.without_secrets))
@@ -81,7 +95,16 @@ def scorer_of(config: RunConfig, environment: Environment) -> contextlib.Abstrac
 def conversations_of(
     config: RunConfig, environment: ConversationEnvironment
 ) -> ConversationPool | InProcessConversations:
-    """Return what answers replies, as `reward.sandbox` says; nothing is started before it is entered."""
+    """Return what answers replies, as `reward.sandbox` says; nothing is started before it is entered.
+
+    Raises:
+        ConfigError: when a model is to judge, which knows no turns.
+    """
+    if config.judge.url:
+        raise ConfigError(
+            f"judge.url has no effect with environment.name={config.environment.name}, which has turns; "
+            "leave judge out, or use another environment"
+        )
     task = _task_of(config, environment)
     if environment.only_compares and config.reward.sandbox != "always":
         limit_s = task.answer_timeout_s
@@ -106,7 +129,7 @@ async def serve_reward(
     Port 0 picks a free one; `ready` is called with it. `reward_with` stands in for the environment and
     the decoder that `config` names. Without `credentials`, the services' bundle, it serves without
     encryption, on loopback alone. Where hosts hold the environment they are served in the scorer's place, and
-    `run_dir` keeps what is known of them.
+    `run_dir` keeps what is known of them, and a model's judgements.
 
     Raises:
         ConfigError: when the environment, the sandbox, the tokenizer or the port cannot be used, or the
@@ -139,7 +162,8 @@ async def serve_reward(
             renderer = await asyncio.to_thread(Renderer.load, config, turns=True)
             answer = TurnAnswerer(conversations, renderer, config.environment.seed)
         else:
-            scorer = await running.enter_async_context(scorer_of(config, environment))
+            scorer = await running.enter_async_context(scorer_of(config, environment, run_dir))
+        processes = config.reward.processes if isinstance(scorer, ScoringPool) else 1
         service = RewardService(
             coordinator,
             scorer,
@@ -147,7 +171,7 @@ async def serve_reward(
             run_id,
             client_id,
             config.services.stall_timeout_s,
-            at_once=config.reward.processes if isinstance(scorer, ScoringPool) else 1,
+            at_once=config.judge.at_once if config.judge.url else processes,
             answer=answer,
             environment_digest=digest,
         )

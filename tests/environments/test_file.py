@@ -452,6 +452,17 @@ def test_a_function_needs_no_reference_answer(mine: Row) -> None:
     environment.try_out()
 
 
+def test_a_model_that_judges_needs_no_reference_answer_and_is_the_only_one_that_does(two: Row) -> None:
+    for answer, wanted in (("answer", "2"), ("solution", "")):
+        environment = opened(**{**two, "score": "judge", "answer": answer})
+        environment.try_out()
+        assert environment.problem("train", 1).answer == wanted
+    with pytest.raises(ContractError, match=r"the model of judge\.url gives rewards"):
+        environment.reward(environment.problem("train", 1), ["2"])
+    with pytest.raises(ConfigError, match="did you mean judge"):
+        opened(**{**two, "score": "judges"})
+
+
 def test_a_reward_is_explained(two: Row, mine: Row) -> None:
     for score, text, found in (
         ("number", "it is 7", "7"),

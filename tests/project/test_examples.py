@@ -64,3 +64,14 @@ def test_an_example_from_a_file_is_the_demo_with_another_environment(name: str) 
         "environment",
         "evaluation",
     }
+
+
+def test_the_example_with_a_judge_is_that_from_a_file_with_another_score() -> None:
+    config, file = (load_config(ROOT / "examples" / f"{name}.yaml") for name in ("judge", "file"))
+    assert {name for name, _ in config if getattr(config, name) != getattr(file, name)} == {
+        "run",
+        "environment",
+        "judge",
+    }
+    ours, theirs = config.environment.parameters, file.environment.parameters
+    assert {name for name in ours if ours[name] != theirs[name]} == {"score"}

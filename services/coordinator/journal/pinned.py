@@ -27,6 +27,10 @@ UNPINNED = {
     "learner.lora.start": "null",
     "algorithm.overlong_margin_tokens": "null",
     "algorithm.overlong_penalty": "0.5",
+    "judge.model": '""',
+    "judge.kind": '"chat"',
+    "judge.prompt": "null",
+    "judge.scale": "[0.0, 10.0]",
 }
 """What runs keep only where it has another value than this."""
 
@@ -66,6 +70,7 @@ def pinned_values(
     of_rewards = "baseline", "normalise_advantages", "overlong_margin_tokens", "overlong_penalty"
     for name in ("objective", "advantage", *of_rewards, "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
+    found |= {f"judge.{name}": tree["judge"][name] for name in ("model", "kind", "prompt", "scale")}
     found |= {f"evaluation.{name}": tree["evaluation"][name] for name in ("prompts", "samples")}
     found[REWARD_RANGE] = reward_range
     texts = {name: json.dumps(value, sort_keys=True) for name, value in found.items()}

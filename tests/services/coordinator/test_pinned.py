@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,22 @@ def test_what_is_usual_leaves_no_trace() -> None:
 def test_what_is_not_usual_is_kept() -> None:
     found = pinned_values(config(4), {"files": "digest"}, WIDE)
     assert range_of(found) == WIDE and found["evaluation.samples"] == "4" and found["files"] == "digest"
+
+
+def test_a_judge_stays_the_same_wherever_it_is_served() -> None:
+    def judged(**fields: Any) -> dict[str, str]:
+        return pinned_values(build_config({"judge": {"url": "http://a", "model": "m", **fields}}))
+
+    assert not [name for name in pinned_values(config()) if name.startswith("judge.")]
+    check_same_run("run-1", judged(), judged(url="http://b", timeout_s=5.0, at_once=1))
+    for before, now, words in (
+        (judged(), judged(model="n"), 'judge.model="n" differs from "m"'),
+        (judged(), judged(scale=[0, 1]), r"judge\.scale=.* differs from .*10"),
+        (pinned_values(config()), judged(), 'judge.model="m" differs from ""'),
+        (judged(), pinned_values(config()), 'judge.model="" differs from "m"'),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_same_run("run-1", before, now)
 
 
 def test_how_a_host_is_started_may_change() -> None:

@@ -1,0 +1,179 @@
+"""Model judge: has a model elsewhere give the rewards, over HTTP.
+
+What the policy wrote is sent, compared and kept, never evaluated. Nothing that the other side does can hold
+a request up for longer than `judge.timeout_s`, or fill the memory: an answer that it does not judge in
+`judge.attempts` requests has *failed*, with the reason. What was judged is kept (`lineage.judgements`).
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+from weakref import WeakValueDictionary
+
+import aiohttp
+import structlog
+
+from antiphon.core.errors import ContractError, UnavailableError
+from antiphon.core.judge_config import Judged, JudgeSection
+from antiphon.core.reporting.plain_text import plain
+from antiphon.environments.environment import Environment, reward_range_of
+from antiphon.environments.outside import secret_values
+from antiphon.environments.scoring.messages import REASON_CHARS, Failed, Verdict, checked_reward
+from antiphon.lineage.judgements import Judgement, Judgements
+
+ANSWER_BYTES = 1 << 20
+"""Longest answer that is read."""
+SAID_CHARS = 100
+"""Characters of a refusal that are repeated."""
+PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+"""Pause before the second request for an answer, which doubles for each further one, and the longest."""
+PASSING = (408, 425, 429)
+"""Statuses below 500 after which it is worth asking again."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ModelJudge:
+    """Gives verdicts by a model; an asynchronous context, which keeps judgements at a path or in memory."""
+
+    def __init__(
+        self,
+        section: JudgeSection,
+        environment: Environment,
+        path: Path | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Prepare; nothing is asked before the context is entered.
+
+        Raises:
+            ConfigError: when the variable with the API key is not set.
+        """
+        self._section, self._environment, self._path, self._sleep = section, environment, path, sleep
+        self._secrets = secret_values([section.key] if section.key else [], "judge.key")
+        self._within = reward_range_of(environment)
+        self._places = asyncio.Semaphore(section.at_once)
+        self._judging: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By digest; held while an answer is judged, so that another group with the same one waits for it."""
+
+    async def __aenter__(self) -> Self:
+        self._kept = Judgements(self._path)
+        key = self._secrets.get(self._section.key or "")
+        keys = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._session = aiohttp.ClientSession(
+            headers={"Accept-Encoding": "identity", **keys},
+            timeout=aiohttp.ClientTimeout(total=self._section.timeout_s),
+            connector=aiohttp.TCPConnector(limit=self._section.at_once),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # few bytes would become many
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._session.close()
+        self._kept.close()
+
+    async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
+        """Return the verdict on each answer to the problem with a key."""
+        problem = self._environment.problem_by_key(key)
+        asked = {text: Judged(problem.text, problem.answer, text) for text in texts}
+        async with asyncio.TaskGroup() as tasks:
+            judging = {text: tasks.create_task(self._judge(one)) for text, one in asked.items()}
+            for one in asked.values():
+                if self._section.checks_order(one):
+                    tasks.create_task(self._judge(one, swapped=True))
+        return [self._verdict(judging[text].result()) for text in texts]
+
+    def _verdict(self, found: Judgement | Failed) -> Verdict:
+        if isinstance(found, Failed):
+            return found
+        low, high = self._within
+        if found.share is None:
+            return Failed(found.failure)
+        return checked_reward(
+            low + found.share * (high - low), self._within
+        )  # of floats the sum may be beyond
+
+    async def _judge(self, one: Judged, swapped: bool = False) -> Judgement | Failed:
+        """Return what is kept of an answer; else ask, and keep what was paid for."""
+        digest = self._section.digest_of(one, swapped)
+        async with self._judging.setdefault(digest, asyncio.Lock()):
+            found: Judgement | Failed | None = self._kept.find(digest)
+            if found is None:
+                found = await self._ask(*self._section.request(one, swapped))
+                if isinstance(found, Judgement):
+                    self._kept.add(digest, found, self._section.digest_of(one) if swapped else "")
+            return found
+
+    async def _ask(self, url: str, body: dict[str, Any]) -> Judgement | Failed:
+        """Ask until there is a score; a reply without one is paid for, too."""
+        clock, section = asyncio.get_running_loop().time, self._section
+        share, reply, failure = None, "", ""
+        tokens_in = tokens_out = requests = 0
+        seconds = 0.0
+        for attempt in range(section.attempts):
+            await self._sleep(min(PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S) if attempt else 0.0)
+            async with self._places:
+                begun = clock()
+                try:
+                    tree = await self._post(url, body)
+                    requests, seconds = requests + 1, seconds + clock() - begun
+                    tokens_in += _tokens(tree, "prompt")
+                    tokens_out += _tokens(tree, "completion")
+                    reply = section.reply_in(tree)
+                    share, failure = section.share_in(reply), ""
+                    break
+                except (UnavailableError, ContractError, ValueError) as error:
+                    failure = self._plain(f"judge: {error}")
+                    _log.warning("judge.failed", attempt=attempt + 1, reason=failure)
+                    if isinstance(error, ContractError):
+                        break
+        if not requests:
+            return Failed(failure)
+        of_prompts, of_replies = section.price_per_million
+        usd = (tokens_in * of_prompts + tokens_out * of_replies) / 1e6
+        reply = self._plain(reply, keep="\n", most=None)
+        return Judgement(share, reply, failure, tokens_in, tokens_out, requests, seconds, usd)
+
+    async def _post(self, url: str, body: dict[str, Any]) -> Any:
+        """Return the JSON of an answer.
+
+        Raises:
+            UnavailableError: when asking again may help.
+            ContractError: when it will not.
+        """
+        found = bytearray()
+        try:
+            async with self._session.post(url, json=body, allow_redirects=False) as answer:
+                async for chunk in answer.content.iter_any():
+                    found += chunk
+                    if len(found) > ANSWER_BYTES:
+                        raise UnavailableError(f"its answer has more than {ANSWER_BYTES >> 20} MiB")
+        except TimeoutError:
+            raise UnavailableError(f"it did not answer within {self._section.timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError(f"it cannot be asked: {type(error).__name__}: {error}") from error
+        status, said = answer.status, self._plain(found.decode(errors="replace"), most=SAID_CHARS)
+        if status != 200:
+            if 300 <= status < 400:
+                said = f"go to {answer.headers.get('Location', '')}; give the final address in judge.url"
+            kind = UnavailableError if status >= 500 or status in PASSING else ContractError
+            raise kind(f"it answered with status {status}: {said}")
+        try:
+            return json.loads(found)
+        except (ValueError, RecursionError):
+            raise UnavailableError(f"its answer is no JSON: {said}") from None
+
+    def _plain(self, text: str, keep: str = "", most: int | None = REASON_CHARS) -> str:
+        """Return a text of the other side without orders and without the key."""
+        for name, value in self._secrets.items():
+            text = text.replace(value, f"${name}")
+        return plain(text, keep)[:most]
+
+
+def _tokens(tree: Any, of: str) -> int:
+    """Return the tokens of prompt or reply ("completion") that an answer says, as far as it does."""
+    usage = tree.get("usage") if isinstance(tree, dict) else None
+    count = usage.get(f"{of}_tokens") if isinstance(usage, dict) else 0
+    return count if isinstance(count, int) and 0 <= count < 1 << 32 else 0
