@@ -120,6 +120,18 @@ class FileEnvironment(SplitEnvironment):
         row = self._rows[split][self._place(split, index)]
         return [self._function(text, dict(row)) for text in completions]
 
+    def answers_in(self, completions: Sequence[str]) -> tuple[str, ...] | None:
+        """Return the answer in each completion, "" where there is none; None where a function scores."""
+        if self._function is not None:
+            return None
+        return tuple(answer_in(text, self._values["score"]) for text in completions)
+
+    def question(self, split: str, index: int) -> str:
+        """Return the question of a problem alone, without what stands around it in every prompt."""
+        return self._of_row(
+            lambda row: _text(row, self._values["question"]), self._rows[split], self._place(split, index)
+        )
+
     def where(self, split: str, index: int) -> str:
         """Return row and file of a problem."""
         return self._rows[split].where(self._place(split, index))
