@@ -1,4 +1,4 @@
-"""A suite's scores and items in MLflow: drawn at the version, one table, written again without a second one."""
+"""A suite's scores and items in MLflow: drawn at the version, one table, and no point twice."""
 
 import json
 from pathlib import Path
