@@ -44,8 +44,7 @@ def evaluate(
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
     as_json: Json = False,
 ) -> None:
-    """Print the held-out scores of a run's versions; with --samples, what one answers; with --suite, how
-    it does on suites.
+    """Print a run's held-out scores, with --samples what a version answers, with --suite its scores on suites.
 
     A score that a running run has not measured yet is measured by its workers. With --samples completions are
     shown instead, with rewards and reasons: the best, the worst and random ones. A run that is going on shows
@@ -82,6 +81,8 @@ def evaluate(
 
         options = SuiteOptions(k, temperature, limit, workers, share, overrides=set_)
         return print_suites(home, run, version, suite, data, model, options, as_json)
+    if data or model or k or temperature is not None or limit or workers or set_:
+        raise ConfigError("--data, --model, --k, --temperature, --limit, --workers and --set need a --suite")
     if samples:
         return _show_samples(home, run, version, number, split, as_json)
     directory = find_run(home, run)

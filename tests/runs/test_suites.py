@@ -238,6 +238,11 @@ def test_wrong_options_are_refused_in_a_sentence(
     assert said in capsys.readouterr().err
 
 
+def test_options_of_suites_need_a_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["evaluate", "--k", "4"]) == ConfigError.exit_code
+    assert "need a --suite" in capsys.readouterr().err
+
+
 def test_workers_beside_a_run_are_a_share_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, asked = write_suite(tmp_path / "sums.jsonl"), list[int]()
     config = build_config({"rollout": {"workers": 4}})
