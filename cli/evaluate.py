@@ -44,7 +44,7 @@ def evaluate(
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
     as_json: Json = False,
 ) -> None:
-    """Print a run's held-out scores, with --samples what a version answers, with --suite its scores on suites.
+    """Print held-out scores of a run; with --samples what a version answers; with --suite scores on suites.
 
     A score that a running run has not measured yet is measured by its workers. With --samples completions are
     shown instead, with rewards and reasons: the best, the worst and random ones. A run that is going on shows

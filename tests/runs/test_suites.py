@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from antiphon.runs.suites import (
     SuiteOptions,
     SuiteResult,
     evaluate_suites,
+    sample_with_workers,
     subject_of_model,
 )
 from antiphon.services.rollout.suite_worker import SuiteRequest
@@ -258,3 +261,45 @@ def test_workers_beside_a_run_are_a_share_of_its_own(tmp_path: Path, monkeypatch
 
         evaluate_suites(subject, suites, options, tmp_path, print, sampler)
     assert asked == [4, 2, 1]
+
+
+@pytest.mark.engine
+def test_real_workers_share_a_suite_and_answer_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, found = write_suite(tmp_path / "sums.jsonl"), list[list[SuiteSample]]()
+    command = [
+        "evaluate",
+        "--model",
+        str(MODEL),
+        "--suite",
+        str(file),
+        "--workers",
+        "2",
+        "--json",
+        "--k",
+        "2",
+    ]
+    command += [word for one in (*OVERRIDES, "sampling.max_tokens=8") for word in ("--set", one)]
+    for home in ("one", "other"):
+        monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / home))
+        assert execute(command) == 0
+        (told,) = json.loads(capsys.readouterr().out)
+        assert (told["sampled"], told["cached"], told["samples"]) == (12, 0, 2)
+        database = tmp_path / home / "suites" / "samples.sqlite"
+        with closing(sqlite3.connect(database)) as connection:
+            ((key,),) = connection.execute("select key from suites")
+        with SuiteCache(database) as cache:
+            found.append(cache.samples(key))
+    assert len(found[0]) == 12 and found[0] == found[1]
+    assert execute(command) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["sampled"], told["cached"]) == (0, 12)
+
+
+@pytest.mark.engine
+def test_a_worker_that_cannot_sample_says_why(tmp_path: Path) -> None:
+    file = write_suite(tmp_path / "sums.jsonl")
+    overrides = (*OVERRIDES, "rollout.kv_cache_mib=1", "rollout.max_model_tokens=1024")
+    with pytest.raises(AntiphonError, match="a worker .*; what was sampled is kept"):
+        evaluate(tmp_path, file, sample_with_workers, overrides=overrides)
