@@ -301,5 +301,5 @@ def test_real_workers_share_a_suite_and_answer_the_same_again(
 def test_a_worker_that_cannot_sample_says_why(tmp_path: Path) -> None:
     file = write_suite(tmp_path / "sums.jsonl")
     overrides = (*OVERRIDES, "rollout.kv_cache_mib=1", "rollout.max_model_tokens=1024")
-    with pytest.raises(AntiphonError, match="a worker .*; what was sampled is kept"):
+    with pytest.raises(AntiphonError, match=r"a worker .*; what was sampled is kept"):
         evaluate(tmp_path, file, sample_with_workers, overrides=overrides)
