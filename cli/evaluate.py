@@ -77,7 +77,8 @@ def evaluate(
         run, version = None, run
     home = home_directory()
     if suite is not None:
-        from antiphon.cli.suites import SuiteOptions, print_suites  # its judges are slow to import
+        from antiphon.cli.suites import print_suites  # its judges are slow to import
+        from antiphon.runs.suites import SuiteOptions
 
         options = SuiteOptions(k, temperature, limit, workers, share, overrides=set_)
         return print_suites(home, run, version, suite, data, model, options, as_json)

@@ -39,7 +39,7 @@ def log_suite(
     if not mapping.exists():
         return ""
     known = json.loads(mapping.read_text(encoding="utf-8"))
-    metrics = {}
+    metrics: dict[str, float] = {}
     for name, estimate in scores.items():
         stem = f"suite/{suite.replace('+', '_plus')}/{name.replace('@', '_at_')}"
         metrics |= {stem: estimate.mean, f"{stem}_low": estimate.low, f"{stem}_high": estimate.high}
