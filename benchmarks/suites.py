@@ -87,8 +87,8 @@ def main() -> int:
 def write_sums(folder: Path) -> Path:
     """Write three files of sums, and return their folder."""
     folder.mkdir()
-    for name in ("ones", "tens", "hundreds"):
-        rows = ({"id": f"{n}", "problem": f"{n} + {n} =", "answer": f"{2 * n}"} for n in range(40))
+    for name, unit in (("ones", 1), ("tens", 10), ("hundreds", 100)):
+        rows = ({"id": f"{n}", "problem": f"{n} + {unit} =", "answer": f"{n + unit}"} for n in range(40))
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

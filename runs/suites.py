@@ -197,7 +197,9 @@ def evaluate_suites(
     database = folder / "samples.sqlite"
     with lock, SuiteCache(database) as cache:
         prepared = [_prepare(subject, *suite, options, cache, say) for suite in suites]
-        requests = [request for one in prepared for request in one.missing]
+        missing = (request for one in prepared for request in one.missing)
+        # Two files may be the same.
+        requests = [*{(one.key, one.item, one.sample): one for one in missing}.values()]
         workers = min(_workers(subject, options), len(requests))
         if requests:
             cached = sum(one.cached for one in prepared)
@@ -228,7 +230,7 @@ def sample_with_workers(
                 with contextlib.suppress(TimeoutExpired):
                     waiting[0].wait(POLL_S)
                 if bad := next((child for child in children if child.poll() not in (None, 0)), None):
-                    raise AntiphonError(f"a worker {bad.how_it_ended()}; what was sampled is kept")
+                    raise AntiphonError(f"a worker failed: {bad.last_words()}; what was sampled is kept")
                 waiting = [child for child in waiting if child.alive()]
         finally:
             stop_groups(children, STOP_S)

@@ -136,6 +136,15 @@ def test_a_sample_is_never_kept_twice(tmp_path: Path) -> None:
         assert cache.samples("key") == [one] and cache.places("key") == {(0, 0)}
 
 
+def test_two_files_that_are_the_same_are_sampled_once(tmp_path: Path) -> None:
+    files = ",".join(str(write_suite(tmp_path / f"{name}.jsonl")) for name in ("one", "other"))
+    options, sampler = SuiteOptions(overrides=OVERRIDES), Sampler()
+    found = evaluate_suites(
+        subject_of_model(MODEL), find_suites(files, None), options, tmp_path, print, sampler
+    )
+    assert len(sampler.drawn) == 6 and found[0].scores == found[1].scores
+
+
 def test_two_calls_at_once_are_refused(tmp_path: Path) -> None:
     file = write_suite(tmp_path / "sums.jsonl")
 
@@ -301,5 +310,5 @@ def test_real_workers_share_a_suite_and_answer_the_same_again(
 def test_a_worker_that_cannot_sample_says_why(tmp_path: Path) -> None:
     file = write_suite(tmp_path / "sums.jsonl")
     overrides = (*OVERRIDES, "rollout.kv_cache_mib=1", "rollout.max_model_tokens=1024")
-    with pytest.raises(AntiphonError, match=r"a worker .*; what was sampled is kept"):
+    with pytest.raises(AntiphonError, match=r"a worker failed: .*; what was sampled is kept"):
         evaluate(tmp_path, file, sample_with_workers, overrides=overrides)
