@@ -37,8 +37,8 @@ from antiphon.system.rows import SUFFIXES
 
 SHAPE = ModelShape(vocabulary=320, context=8192)
 SETTINGS = (
-    *("sampling.max_tokens=16", f"rollout.max_model_tokens={SHAPE.context}", "rollout.workers=1"),
-    *("rollout.concurrent_groups=4", "loop.mode=elastic", "drafting.enabled=false"),
+    *("sampling.max_tokens=64", f"rollout.max_model_tokens={SHAPE.context}", "rollout.workers=1"),
+    *("rollout.concurrent_groups=1", "loop.mode=elastic", "drafting.enabled=false"),
 )
 CALL_S = 1800.0
 """Longest time of one call."""
