@@ -79,6 +79,11 @@ class SuiteCache:
         with self._explained():
             return set(self._database.execute("select item, sample from samples where key = ?", (key,)))
 
+    def count(self) -> int:
+        """Return how many samples there are, of all keys."""
+        with self._explained():
+            return int(self._database.execute("select count(*) from samples").fetchone()[0])
+
     def add(self, samples: Iterable[tuple[str, SuiteSample]]) -> None:
         """Commit samples, each with its key.
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ SEVERAL_TEMPERATURE = 0.6
 """Of several samples, where a suite's own is 0 and none is given: greedy ones would be the same."""
 MOST_FAILED = 0.05
 """Share of answers that may be such that no reward could be given; they count as wrong."""
+QUIET_S = 3600.0
+"""Longest time in which no sample becomes whole; then a worker hangs."""
 POLL_S, STOP_S = 1.0, 5.0
 """Seconds between two looks at workers, and between SIGTERM and SIGKILL where one failed."""
 _SECTIONS = ("model", "sampling", "rollout", "drafting", "reward")
@@ -214,9 +217,9 @@ def sample_with_workers(
     """Share requests out over workers of this machine, and wait for them; they end with this process.
 
     Raises:
-        AntiphonError: when one failed, with its last words; the others are stopped.
+        AntiphonError: when one failed, with its last words, or they hang; the others are stopped.
     """
-    with tempfile.TemporaryDirectory(prefix="antiphon-suites-") as folder:
+    with SuiteCache(database) as cache, tempfile.TemporaryDirectory(prefix="antiphon-suites-") as folder:
         children: list[ChildProcess] = []
         try:
             for number in range(workers):
@@ -225,12 +228,16 @@ def sample_with_workers(
                 words = [sys.executable, "-P", "-m", "antiphon.services.rollout.suite_worker", str(path)]
                 log, environment = path.with_suffix(".log"), child_environment(config.rollout.threads)
                 children.append(ChildProcess(words, log, environment))
-            waiting = [*children]
+            waiting, count, came = [*children], cache.count(), time.monotonic()
             while waiting:
                 with contextlib.suppress(TimeoutExpired):
                     waiting[0].wait(POLL_S)
                 if bad := next((child for child in children if child.poll() not in (None, 0)), None):
                     raise AntiphonError(f"a worker failed: {bad.last_words()}; what was sampled is kept")
+                if (now := cache.count()) > count:
+                    count, came = now, time.monotonic()
+                if time.monotonic() - came > QUIET_S:
+                    raise AntiphonError(f"no sample came in {QUIET_S:g} s; lower sampling.max_tokens")
                 waiting = [child for child in waiting if child.alive()]
         finally:
             stop_groups(children, STOP_S)
