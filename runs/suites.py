@@ -36,7 +36,7 @@ from antiphon.lineage.tracking.suite_records import log_suite
 from antiphon.models.codec import decoder
 from antiphon.models.rendering import Renderer
 from antiphon.runs.finding import find_artifacts
-from antiphon.runs.preflight import check_characters
+from antiphon.runs.preflight import check_characters, check_model
 from antiphon.services.coordinator.prompts import prompts_of
 from antiphon.services.reward.server import scorer_of
 from antiphon.services.rollout.engine.environment import child_environment, device
@@ -262,6 +262,7 @@ def _prepare(
     config = with_sizes(_config_of(subject, suite, parameters, options))
     section, environment = config.environment, environment_of(config.environment)
     assert isinstance(environment, FileEnvironment)
+    check_model(config, subject.folder)
     items = min(environment.size("heldout"), options.limit or environment.size("heldout"))
     prompts = prompts_of(config, environment, renderer := Renderer.load(config))
     problems = [environment.problem("heldout", item) for item in range(items)]

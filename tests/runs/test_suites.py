@@ -306,9 +306,18 @@ def test_real_workers_share_a_suite_and_answer_the_same_again(
     assert (told["sampled"], told["cached"]) == (0, 12)
 
 
-@pytest.mark.engine
 def test_a_worker_that_cannot_sample_says_why(tmp_path: Path) -> None:
-    file = write_suite(tmp_path / "sums.jsonl")
-    overrides = (*OVERRIDES, "rollout.kv_cache_mib=1", "rollout.max_model_tokens=1024")
-    with pytest.raises(AntiphonError, match=r"a worker failed: .*; what was sampled is kept"):
-        evaluate(tmp_path, file, sample_with_workers, overrides=overrides)
+    def sampler(config: RunConfig, *rest: Any) -> None:
+        gone = config.model.model_copy(update={"path": str(tmp_path / "gone")})
+        sample_with_workers(config.model_copy(update={"model": gone}), *rest)
+
+    with pytest.raises(
+        AntiphonError, match=r"a worker failed: model\.path=.*gone.* what was sampled is kept"
+    ):
+        evaluate(tmp_path, write_suite(tmp_path / "sums.jsonl"), sampler)
+
+
+def test_a_model_that_has_fewer_positions_is_refused(tmp_path: Path) -> None:
+    file, overrides = write_suite(tmp_path / "sums.jsonl"), (*OVERRIDES, "rollout.max_model_tokens=9000")
+    with pytest.raises(ConfigError, match=r"rollout\.max_model_tokens=9000 is more than"):
+        evaluate(tmp_path, file, Sampler(), overrides=overrides)
