@@ -33,9 +33,18 @@ def evaluate(
     split: Literal["train", "heldout"] | None = None,
     results: Path | None = None,
     timeout_s: float = 600.0,
+    suite: str | None = None,
+    data: Path | None = None,
+    model: Path | None = None,
+    k: int | None = None,
+    temperature: float | None = None,
+    limit: int | None = None,
+    workers: int | None = None,
+    share: float = 0.5,
+    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
     as_json: Json = False,
 ) -> None:
-    """Print the held-out scores of a run's versions; with --samples, what a version answers.
+    """Print held-out scores of a run; with --samples what a version answers; with --suite scores on suites.
 
     A score that a running run has not measured yet is measured by its workers. With --samples completions are
     shown instead, with rewards and reasons: the best, the worst and random ones. A run that is going on shows
@@ -50,11 +59,31 @@ def evaluate(
         split: with --samples: only completions of training groups, or only held-out answers.
         results: JSON file to write the scores to.
         timeout_s: longest wait for an evaluation, seconds.
+        suite: names of suites (gsm8k, math500, humaneval, ..), of groups (math, code) or files, with commas
+            between: sampled by workers of this machine, best version unless told otherwise. What was sampled
+            before is taken from the cache.
+        data: with --suite: folder of the suites' files; without, they come from the model hub.
+        model: with --suite: folder of a Hugging Face model, in place of a run's version.
+        k: with --suite: samples of each item.
+        temperature: with --suite: divides the logits; 0 means greedy.
+        limit: with --suite: only as many items from the beginning of each.
+        workers: with --suite: how many sample; by default rollout.workers.
+        share: with --suite, while the run goes on: workers at most, as a share of its own.
+        set_: with --suite: key=value for the configuration (sampling.max_tokens=2048) or for the file's
+            parameters (score=number); may be given several times.
         as_json: print one JSON list.
     """
     if run is not None and version is None and re.fullmatch(r"v\d+|best", run):
         run, version = None, run
     home = home_directory()
+    if suite is not None:
+        from antiphon.cli.suites import print_suites  # its judges are slow to import
+        from antiphon.runs.suites import SuiteOptions
+
+        options = SuiteOptions(k, temperature, limit, workers, share, overrides=set_)
+        return print_suites(home, run, version, suite, data, model, options, as_json)
+    if data or model or k or temperature is not None or limit or workers or set_:
+        raise ConfigError("--data, --model, --k, --temperature, --limit, --workers and --set need a --suite")
     if samples:
         return _show_samples(home, run, version, number, split, as_json)
     directory = find_run(home, run)

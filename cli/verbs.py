@@ -56,7 +56,8 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         ),
         "report": Verb("[OPTIONS] [RUNS...]", ("", "RUN --out page.html", "RUN1 RUN2 --json")),
         "evaluate": Verb(
-            "[OPTIONS] [RUN] [VERSION]", ("", "RUN v12 --results scores.json", "RUN best --samples")
+            "[OPTIONS] [RUN] [VERSION]",
+            ("", "RUN v12 --results scores.json", "RUN best --samples", "RUN --suite math --data FOLDER"),
         ),
         "browse": Verb("[OPTIONS] [RUN]", ("", "RUN --port 0", "copies/ledger/RUN")),
     },

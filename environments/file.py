@@ -151,20 +151,31 @@ class FileEnvironment(SplitEnvironment):
         row = rows[place]
         return [self._function(text, dict(row)) for text in completions]
 
+    def answers_in(self, completions: Sequence[str]) -> tuple[str, ...] | None:
+        """Return the answer in each completion, "" where there is none; None where it is not looked for."""
+        kind = self._values["score"]
+        if kind == MATH:
+            return tuple(map(math_judge.answer_in, completions))
+        return tuple(answers.answer_in(text, kind) for text in completions) if kind in KINDS else None
+
     def explain(self, problem: Problem, completion: str, reward: float) -> str:
         """Say what was found in a completion, and what was wanted."""
-        kind, wanted = self._values["score"], f"wanted {problem.answer!r}"
-        if kind not in KINDS:
+        wanted, found = f"wanted {problem.answer!r}", self.answers_in([completion])
+        if found is None:
             return "" if reward >= 1.0 or not problem.answer else wanted
-        math = kind == MATH
-        found = math_judge.answer_in(completion) if math else answers.answer_in(completion, kind)
-        said = f"found {found[:ID_CHARS]!r}" if found else "found no answer"
+        said = f"found {found[0][:ID_CHARS]!r}" if found[0] else "found no answer"
         return said if reward >= 1.0 else f"{said}, {wanted}"
 
     def warm_up(self) -> None:
         """Load what scoring needs, in the process whose forks score."""
         if self._values["score"] == MATH:
             math_judge.warm_up()
+
+    def question(self, split: str, index: int) -> str:
+        """Return the question of a problem alone, without what stands around it in every prompt."""
+        return self._of_row(
+            lambda row: _text(row, self._values["question"]), self._rows[split], self._place(split, index)
+        )
 
     def where(self, split: str, index: int) -> str:
         """Return row and file of a problem."""

@@ -1,0 +1,95 @@
+"""Suite scores: avg@k, pass@k and maj@k of sampled items, with intervals by bootstrap over the items.
+
+N items of a suite, n samples of each, k of which a score speaks. Items are drawn, not samples: what a figure
+would be on other problems of the same kind is what an interval says.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from antiphon.core.seeds import generator
+
+RESAMPLES = 1000
+"""Suites drawn from the items for an interval."""
+LIMITS = (2.5, 97.5)
+"""Percentiles of the resampled means: an interval of 95%."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A score of a suite, and the interval of 95% that the choice of its items leaves."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class ItemSamples:
+    """The samples of one item, of one length each."""
+
+    rewards: tuple[float, ...]
+    """Of each sample; 1 is right."""
+    answers: tuple[str, ...] | None = None
+    """What was found in each, "" where nothing was; None where answers cannot be compared as texts."""
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Return how probable it is that one of `k` samples is right, estimated without bias from more.
+
+    It is 1 - C(n - c, k) / C(n, k), as a product (Chen et al. 2021, arXiv 2107.03374).
+
+    >>> pass_at_k(samples=4, right=1, k=1), pass_at_k(samples=4, right=2, k=3)
+    (0.25, 1.0)
+    """
+    wrong = samples - right
+    if wrong < k:
+        return 1.0
+    return 1.0 - float(np.prod([(wrong - i) / (samples - i) for i in range(k)]))
+
+
+def majority(rewards: Sequence[float], answers: Sequence[str]) -> float:
+    """Return what the answer that most samples gave earns; of several as frequent ones, their mean.
+
+    Right samples agree, however they spell it; a sample without an answer has no vote.
+
+    >>> majority([1.0, 0.0, 1.0], ["1/2", "3", "0.5"]), majority([1.0, 0.0], ["4", "5"])
+    (1.0, 0.5)
+    """
+    votes: Counter[tuple[bool, str]] = Counter()
+    earned: dict[tuple[bool, str], list[float]] = defaultdict(list)
+    for reward, answer in zip(rewards, answers, strict=True):
+        if answer:
+            camp = (True, "") if reward >= 1.0 else (False, answer)
+            votes[camp] += 1
+            earned[camp].append(reward)
+    most = max(votes.values(), default=0)
+    winners = [float(np.mean(earned[camp])) for camp, count in votes.items() if count == most]
+    return float(np.mean(winners)) if winners else 0.0
+
+
+def suite_scores(items: Sequence[ItemSamples], seed: int) -> Mapping[str, Estimate]:
+    """Return avg@n, maj@n where answers can be compared, and pass@k for 1, 2, 4, .. and n.
+
+    Args:
+        items: at least one, each with as many samples, n.
+        seed: names the stream that the resampled items are drawn from.
+    """
+    n = len(items[0].rewards)
+    columns = {f"avg@{n}": [float(np.mean(item.rewards)) for item in items]}
+    for k in sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n}):
+        right = (sum(reward >= 1.0 for reward in item.rewards) for item in items)
+        columns[f"pass@{k}"] = [pass_at_k(n, count, k) for count in right]
+    if all(item.answers is not None for item in items):
+        columns[f"maj@{n}"] = [majority(item.rewards, item.answers or ()) for item in items]
+    values = np.array([*columns.values()])  # [scores, N]
+    random, count = generator("suite-bootstrap", seed), len(items)
+    drawn = np.array([values[:, random.integers(0, count, count)].mean(axis=1) for _ in range(RESAMPLES)])
+    bounds = np.percentile(drawn, LIMITS, axis=0)
+    return {
+        name: Estimate(*map(float, (values[place].mean(), bounds[0, place], bounds[1, place])))
+        for place, name in enumerate(columns)
+    }
