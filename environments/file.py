@@ -3,8 +3,8 @@
 The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
 `heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
 and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), `math` (see
-`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`), `judge`
-(the model of the configuration's section `judge`), or `package.module:function`, which gets a completion's
+`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`),
+`judge` (the model of the configuration's section `judge`), or `package.module:function`, which gets a completion's
 text and the row as a dict and returns a number in 0..1.
 
 `heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
@@ -91,7 +91,8 @@ class FileEnvironment(SplitEnvironment):
         self._function = None if score in (*KINDS, PROGRAMS, JUDGE) else _function(score)
         self.only_compares = score in (*answers.KINDS, JUDGE)  # nothing is judged here where a model does it
         files = split_files(values)
-        rows = [Rows(found, [*named.values()] if score in (*KINDS, JUDGE) else None) for found in files.values()]
+        columns = [*named.values()] if score in (*KINDS, JUDGE) else None
+        rows = [Rows(found, columns) for found in files.values()]
         self._rows = dict(zip(SPLITS, [*rows, rows[0]], strict=False))
         self._places: dict[str, npt.NDArray[np.int64]] = {}
         """The rows of each split, where a share of one file is held out."""
