@@ -3,9 +3,9 @@
 The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
 `heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
 and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), `math` (see
-`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`), `judge`
-(the model of the configuration's section `judge`), or `package.module:function`, which gets a completion's
-text and the row as a dict and returns a number in 0..1.
+`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`),
+`judge` (the model of the configuration's section `judge`), or `package.module:function`, which gets a
+completion's text and the row as a dict and returns a number in 0..1.
 
 `heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
 says whether its row is held out, so that a question that comes twice is on one side only.
@@ -16,6 +16,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -91,7 +92,9 @@ class FileEnvironment(SplitEnvironment):
         self._function = None if score in (*KINDS, PROGRAMS, JUDGE) else _function(score)
         self.only_compares = score in (*answers.KINDS, JUDGE)  # nothing is judged here where a model does it
         files = split_files(values)
-        rows = [Rows(found, [*named.values()] if score in (*KINDS, JUDGE) else None) for found in files.values()]
+        rows = [
+            Rows(found, [*named.values()] if score in (*KINDS, JUDGE) else None) for found in files.values()
+        ]
         self._rows = dict(zip(SPLITS, [*rows, rows[0]], strict=False))
         self._places: dict[str, npt.NDArray[np.int64]] = {}
         """The rows of each split, where a share of one file is held out."""
@@ -109,6 +112,7 @@ class FileEnvironment(SplitEnvironment):
                 )
             sizes.append(min(size, there))
         super().__init__(seed, *sizes)
+        self._tests_at = lru_cache(maxsize=1)(self._read_tests)  # those of a group are read once
 
     def make(self, split: str, index: int) -> Problem:
         """Return the problem of a row.
@@ -146,7 +150,7 @@ class FileEnvironment(SplitEnvironment):
         split, index = self.place_of(problem.key.partition(":")[0])
         rows, place = self._rows[split], self._place(split, index)
         if self._function is None:
-            tests, whole = self._of_row(self._tests, rows, place), self._values["credit"] == "all"
+            tests, whole = self._tests_at(split, place), self._values["credit"] == "all"
             return [share_passed(text, tests, all_or_nothing=whole) for text in completions]
         row = rows[place]
         return [self._function(text, dict(row)) for text in completions]
@@ -247,7 +251,7 @@ class FileEnvironment(SplitEnvironment):
         """
         for split in SPLITS:
             for index in range(self.size(split)):
-                self._of_row(self._tests, self._rows[split], self._place(split, index))
+                self._read_tests(split, self._place(split, index))
 
     def _place(self, split: str, index: int) -> int:
         return int(self._places[split][index]) if self._places else index
@@ -259,8 +263,11 @@ class FileEnvironment(SplitEnvironment):
         except ValueError as error:
             raise ConfigError(f"{rows.where(number)}: {error}") from error
 
-    def _tests(self, row: Mapping[str, Any]) -> Tests:
-        return read_tests(row, self._values["tests"], self._answer(row))
+    def _read_tests(self, split: str, place: int) -> Tests:
+        def read(row: Mapping[str, Any]) -> Tests:
+            return read_tests(row, self._values["tests"], self._answer(row))
+
+        return self._of_row(read, self._rows[split], place)
 
     def _question(self, row: Mapping[str, Any]) -> str:
         text = _text(row, key := self._values["question"])
