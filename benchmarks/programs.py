@@ -42,6 +42,11 @@ ANSWER_S = 10.0
 """Seconds that judging a reference solution may take."""
 NUMBERS = (3, 4, 11)
 SECRET = {3: 7391, 4: 2287, 11: 90813}
+SOLUTION = f"""import math
+def secret(n): return {SECRET}[n]
+class Box:
+    def __init__(self, n): self.value = secret(n)
+"""
 LEARN = r"""import re
 TABLE = {}
 def learn(text):
@@ -118,43 +123,48 @@ async def attack(credits: Sequence[str], answer_s: float) -> dict[str, Any]:
         credits: what is paid: programs that pass all tests, or the share of them.
         answer_s: seconds that one answer may take.
     """
-    attacks: dict[str, dict[str, str]] = yaml.safe_load(ATTACKS.read_text(encoding="utf-8"))
-    functions = f"def secret(n): return {SECRET}[n]", "def secret(n): return 1"
+    attacks: dict[str, dict[str, Any]] = yaml.safe_load(ATTACKS.read_text(encoding="utf-8"))
+    functions = SOLUTION, SOLUTION.replace(f"{SECRET}[n]", "1")
     scripts = f"print({SECRET}[int(input())])", "print(1)"
     honest = {"functions": functions, "scripts": scripts}
-    forged, disturbed, count = [], [], 0
+    todo = [(kind, title, one) for kind, some in attacks.items() for title, one in some.items()]
+    attacked = dict(zip(attacks, rows_of_attacks(), strict=True))
+    rows = [{**attacked[kind], "question": f"{kind}: {title}"} for kind, title, _ in todo]
+    programs = [one if isinstance(one, str) else one["program"] for *_, one in todo]
+    for row, (*_, one) in zip(rows, todo, strict=True):
+        row |= {"tests": one["tests"]} if isinstance(one, dict) else {}
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    forged, disturbed = [], []
     with tempfile.TemporaryDirectory(prefix="antiphon-programs-") as name:
         folder = Path(name)
         folder.chmod(0o777)
         tests = folder / "tests.jsonl"
-        tests.write_text("".join(json.dumps(row) + "\n" for row in rows_of_attacks()))
+        tests.write_text(text)
         tests.chmod(0o666)
         there = {"folder": folder, "tests": tests}
         for credit in credits:
             keys = {"credit": credit}
             async with pool(tests, keys, answer_s, processes=1) as judge:
-                for place, kind in enumerate(attacks):
-                    right, wrong = honest[kind]
-                    for title, code in attacks[kind].items():
-                        program = LEARN + Template(code).safe_substitute(there)
-                        paid, *after = await judge.score(f"train-0-{place}", [program, right, wrong])
-                        called = f"{kind}: {title} ({said([paid, *after])})"
-                        forged += [called] if not isinstance(paid, Failed) and paid > 0.0 else []
-                        disturbed += [called] if after != [1.0, 0.0] or len([*folder.iterdir()]) > 1 else []
-                        count += credit == credits[0]
-                        print(called, file=sys.stderr, flush=True)
+                for place, (kind, title, _) in enumerate(todo):
+                    program = LEARN + Template(programs[place]).safe_substitute(there)
+                    paid, *after = await judge.score(f"train-0-{place}", [program, *honest[kind]])
+                    called = f"{kind}: {title} ({said([paid, *after])})"
+                    forged += [called] if not isinstance(paid, Failed) and paid > 0.0 else []
+                    left = len([*folder.iterdir()]) > 1 or tests.read_text() != text
+                    disturbed += [called] if after != [1.0, 0.0] or left else []
+                    print(called, file=sys.stderr, flush=True)
                 if credit == credits[0]:
                     begun = time.perf_counter()
                     await judge.score("train-0-0", ["while True: pass", functions[0]])
                     delay_s = time.perf_counter() - begun
-    return {"attacks": count, "forged": forged, "disturbed": disturbed, "hang_delay_s": round(delay_s, 2)}
+    return {"attacks": len(todo), "forged": forged, "disturbed": disturbed, "hang_delay_s": round(delay_s, 2)}
 
 
 def rows_of_attacks() -> list[dict[str, Any]]:
     """Return the problems that are attacked: a function and a script."""
     asserts = [f"assert secret({n}) == {SECRET[n]}" for n in NUMBERS]
     streams = [{"input": f"{n}\n", "output": f"{SECRET[n]}\n"} for n in NUMBERS]
-    first = {"question": "Write secret.", "answer": "", "tests": asserts}
+    first = {"question": "Write secret.", "answer": SOLUTION, "tests": asserts}
     return [first, {"question": "Read n, print secret(n).", "answer": "", "tests": streams}]
 
 

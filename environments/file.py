@@ -16,6 +16,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -110,6 +111,7 @@ class FileEnvironment(SplitEnvironment):
                 )
             sizes.append(min(size, there))
         super().__init__(seed, *sizes)
+        self._tests_at = lru_cache(maxsize=1)(self._read_tests)  # those of a group are read once
 
     def make(self, split: str, index: int) -> Problem:
         """Return the problem of a row.
@@ -147,7 +149,7 @@ class FileEnvironment(SplitEnvironment):
         split, index = self.place_of(problem.key.partition(":")[0])
         rows, place = self._rows[split], self._place(split, index)
         if self._function is None:
-            tests, whole = self._of_row(self._tests, rows, place), self._values["credit"] == "all"
+            tests, whole = self._tests_at(split, place), self._values["credit"] == "all"
             return [share_passed(text, tests, all_or_nothing=whole) for text in completions]
         row = rows[place]
         return [self._function(text, dict(row)) for text in completions]
@@ -248,7 +250,7 @@ class FileEnvironment(SplitEnvironment):
         """
         for split in SPLITS:
             for index in range(self.size(split)):
-                self._of_row(self._tests, self._rows[split], self._place(split, index))
+                self._read_tests(split, self._place(split, index))
 
     def _place(self, split: str, index: int) -> int:
         return int(self._places[split][index]) if self._places else index
@@ -260,8 +262,11 @@ class FileEnvironment(SplitEnvironment):
         except ValueError as error:
             raise ConfigError(f"{rows.where(number)}: {error}") from error
 
-    def _tests(self, row: Mapping[str, Any]) -> Tests:
-        return read_tests(row, self._values["tests"], self._answer(row))
+    def _read_tests(self, split: str, place: int) -> Tests:
+        def read(row: Mapping[str, Any]) -> Tests:
+            return read_tests(row, self._values["tests"], self._answer(row))
+
+        return self._of_row(read, self._rows[split], place)
 
     def _question(self, row: Mapping[str, Any]) -> str:
         text = _text(row, key := self._values["question"])

@@ -24,7 +24,8 @@ import json
 import math
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,13 +34,17 @@ from typing import Any
 
 from antiphon.core.errors import ContractError
 from antiphon.environments.scoring.runners import (
+    KEEP,
+    KEPT,
     Named,
     ProgramEndedError,
     Runners,
     call,
+    compiled_part,
     decode,
     encode,
     execute,
+    joined,
     output_of,
 )
 
@@ -54,6 +59,8 @@ TOLERANCE = 1e-6, 1e-7
 _MODULES = "bisect collections functools heapq itertools math operator random re string typing builtins"
 IMPORTS = "".join(f"import {name}\nfrom {name} import *\n" for name in _MODULES.split(" "))
 """What LeetCode has imported where a class `Solution` begins; last what others hide, such as `pow`."""
+AGAIN_S = 0.05
+"""How soon an alarm goes off again that tests have caught."""
 _FENCE = "```"
 _NOTE = "_note_"
 
@@ -62,17 +69,34 @@ class LateError(BaseException):
     """The time of a program is over, or its verdict is clear; no test may catch it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Asserts:
+    """A row's assert statements, with what they need."""
+
+    before: CodeType
+    """The row's code that they use."""
+    imports: CodeType
+    """What the solution imports and they use."""
+    code: CodeType
+    """They and what is around them, where each says whether it holds."""
+    count: int
+    once: frozenset[int]
+    """Those that count for a program that ends before the tests do: in no block but that of `check`."""
+    remote: frozenset[str]
+    """Names that are the program's; but for the entry, those that the row's code defines are not."""
+    classes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Tests:
-    """What a program must do; one of `code`, `cases` and `scripts` is there."""
+    """What a program must do; one of `asserts`, `cases` and `scripts` is there."""
 
     entry: str = ""
     """The function that is asked for; empty where the tests name what they call."""
     before: str = ""
     """Code that the program goes on with or uses, and the tests too."""
     solution: str = ""
-    code: str = ""
-    """Assert statements, with what they need."""
+    asserts: Asserts | None = None
     cases: tuple[list[Any], ...] = ()
     """Arguments of the entry."""
     tolerance: float = 0.0
@@ -119,12 +143,12 @@ def read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
 
 
 def _read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
-    found = row.get(key)
-    if isinstance(found, str):
-        with contextlib.suppress(ValueError):
-            found = json.loads(found)
-    if key == "plus_input" and row.get("base_input"):
-        found = [*row["base_input"], *(found or ())]
+    found = _value(row, key)
+    if key == "plus_input":
+        base = _value(row, "base_input") or []
+        if not isinstance(base, list):
+            raise ValueError("'base_input' is no list of arguments")
+        found = base + (found or [])
     if not isinstance(found, str | list | dict) or not found:
         there = f"is {found!r:.40}" if key in row else f"is not among its keys {', '.join(row)[:200]}"
         raise ValueError(f"{key!r}, where the tests should be, {there}")
@@ -135,7 +159,7 @@ def _read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
     if key in ("base_input", "plus_input"):
         if not entry or not solution or not all(isinstance(one, list) for one in found):
             raise ValueError(f"{key!r} takes lists of arguments, entry_point and a reference solution")
-        return Tests(entry, before, solution, cases=(*found,), tolerance=float(row.get("atol") or 0.0))
+        return Tests(entry, before, solution, cases=(*found,), tolerance=_tolerance(row))
     if isinstance(found, dict) and "functional" in found:
         found = found["functional"]
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):
@@ -149,10 +173,31 @@ def _read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
         return Tests(scripts=(*pairs,))
     try:
         code = "\n".join(_lines(part) for part in (*(row.get(name) for name in SETUP), found) if part)
-        classes = _compiled(code, entry, solution)[3]
+        tree = ast.parse(code)
+        if any(isinstance(node, ast.Name) and node.id == "Solution" for node in ast.walk(tree)):
+            before = IMPORTS + before
+        return Tests(entry, before, solution, _asserts(tree, entry, before, solution))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{key!r} is no code with assert statements: {error}") from error
-    return Tests(entry, IMPORTS + before if "Solution" in classes else before, solution, code)
+
+
+def _value(row: Mapping[str, Any], key: str) -> Any:
+    """Return what a row has under a key, which may be JSON in a text."""
+    found = row.get(key)
+    if isinstance(found, str):
+        with contextlib.suppress(ValueError):
+            return json.loads(found)
+    return found
+
+
+def _tolerance(row: Mapping[str, Any]) -> float:
+    try:
+        found = float(row.get("atol") or 0.0)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not 0.0 <= found < math.inf:
+        raise ValueError(f"'atol' is {row['atol']!r:.40} and no finite number; give how far a value may be")
+    return found
 
 
 def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
@@ -172,12 +217,22 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
         raise ContractError("programs are judged in scoring processes alone")
     runners, limit_s = _judging[0]
     results: dict[int, bool] = {}
-    once = {*range(len(tests.scripts) or len(tests.cases))}
-    count, finished = len(once), False
-    if tests.code:
-        _, count, once, *_ = _compiled(tests.code, tests.entry, tests.solution)
+    asserts, late, finished = tests.asserts, False, False
+    count = asserts.count if asserts else len(tests.scripts) or len(tests.cases)
+    once = asserts.once if asserts else range(count)
+
+    def ring(number: int, frame: object) -> None:
+        nonlocal late
+        late = True
+        raise LateError
+
+    def over() -> bool:
+        # Tests may have caught that.
+        return late or channel.fileno() < 0
 
     def note(test: int, passed: bool) -> None:
+        if over():
+            raise LateError
         results[test] = passed and results.get(test, True)
         if all_or_nothing and not passed:
             raise LateError
@@ -185,16 +240,22 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
     program = program_in(text)
     if len(program) <= PROGRAM_CHARS:
         told = {"before": tests.before, "program": program, "entry": tests.entry}
+        signal.signal(signal.SIGALRM, ring)
         try:
-            # The alarm within: it cannot go off between the two.
-            with contextlib.suppress(ProgramEndedError, LateError), _alarm(limit_s):
-                for test, (given, right) in enumerate(tests.scripts):
-                    with runners.start({**told, "input": given}) as channel:
-                        passed = _trimmed(output_of(channel)) == _trimmed(right)
-                        note(test, runners.end() == 0 and passed)
-                if not tests.scripts:
-                    with runners.start(told) as channel:
-                        finished = (_do_cases if tests.cases else _do_code)(tests, channel, note)
+            with contextlib.suppress(ProgramEndedError, LateError):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)
+                    for test, (given, right) in enumerate(tests.scripts):
+                        with runners.start({**told, "input": given}) as channel:
+                            passed = _trimmed(output_of(channel)) == _trimmed(right)
+                            note(test, runners.end() == 0 and passed)
+                    if not tests.scripts:
+                        with runners.start(told) as channel:
+                            do = _do_asserts if asserts else _do_cases
+                            finished = do(tests, channel, note) and not over()
+                finally:
+                    # Here and in no function of ours, in which it could go off before it is stopped.
+                    signal.setitimer(signal.ITIMER_REAL, 0.0)
         finally:
             runners.end()
     if finished and results:
@@ -204,57 +265,80 @@ def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
 
 
 class _Remote(Named):
-    """A function or a class of the program, one of its objects, or a method of that."""
+    """A function or a class of the program, one of its objects, or a method of that.
+
+    What is plain data is fetched and compared here; nothing else has a truth or is equal to anything.
+    """
 
     def __init__(self, channel: socket.socket, path: str, *, is_class: bool = False) -> None:
-        self._channel, self._path, self._is_class = channel, path, is_class
+        vars(self).update(_channel=channel, _path=path, _is_class=is_class)
 
     def __repr__(self) -> str:
-        return self._path
+        return str(self._path)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self._is_class:
-            given = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in keywords.items())]
-            return _Remote(self._channel, f"{self._path}({', '.join(given)})")
+            place = call(self._channel, KEEP, (self, *arguments), keywords)
+            return _Remote(self._channel, f"{KEPT}[{place}]")
         return call(self._channel, self._path, arguments, keywords)
 
-    def __getattr__(self, name: str) -> "_Remote":
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Remote(self._channel, f"{self._path}.{name}")
+        try:
+            return call(self._channel, "getattr", (self, name), {})
+        except TypeError:  # it is no plain data, such as a method
+            return _Remote(self._channel, f"{self._path}.{name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        call(self._channel, "setattr", (self, name, value), {})
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self} is no plain data")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError(f"{self} is no plain data")
 
 
-def _do_code(tests: Tests, channel: socket.socket, note: Callable[[int, bool], None]) -> bool:
+def _do_asserts(tests: Tests, channel: socket.socket, note: Callable[[int, bool], None]) -> bool:
     """Run a row's tests; return whether they came to their end."""
-    compiled, _, _, classes, functions = _compiled(tests.code, tests.entry, tests.solution)
-    remote = {name: _Remote(channel, name, is_class=name in classes) for name in functions}
-    names = {**remote, "__name__": "tests"}
-    with contextlib.suppress(SyntaxError):  # the head of a function, with which the program goes on
-        exec(compile(tests.before, "<before>", "exec"), names)
-    names |= {name: one for name, one in remote.items() if name in classes or name == tests.entry}
-    names[_NOTE] = note
+    asserts = tests.asserts
+    assert asserts is not None
+    names: dict[str, Any] = {"__name__": "tests"}
+    imported: dict[str, Any] = {}
     try:
-        exec(compiled, names)
-    except Exception:  # noqa: BLE001 - what the program returned broke them, or it raised
+        exec(asserts.before, names)
+        for name in asserts.remote - names.keys() | asserts.remote & {tests.entry}:
+            names[name] = _Remote(channel, name, is_class=name in asserts.classes)
+        exec(asserts.imports, imported)
+        names |= {name: found for name, found in imported.items() if name not in names} | {_NOTE: note}
+        exec(asserts.code, names)
+    except BaseException:  # noqa: BLE001 - what the program returned broke them, or it raised, or they end
         return False
     return True
 
 
 def _do_cases(tests: Tests, channel: socket.socket, note: Callable[[int, bool], None]) -> bool:
     """Compare what the program returns with what the reference solution does."""
-    names: dict[str, Any] = {"__name__": "solution"}
-    execute(tests.before, tests.solution, tests.entry, names)
-    for test, arguments in enumerate(tests.cases):
+    for test, right in _right_values(tests).items():
         try:
-            right = decode(encode(names[tests.entry](*deepcopy(arguments))))
-        except Exception:  # noqa: BLE001 - such arguments are no test
-            continue
-        try:
-            passed = _is_near(call(channel, tests.entry, arguments, {}), right, tests.tolerance)
+            passed = _is_near(call(channel, tests.entry, tests.cases[test], {}), right, tests.tolerance)
         except Exception:  # noqa: BLE001 - the program raised it
             passed = False
         note(test, passed)
     return True
+
+
+@lru_cache(maxsize=1)
+def _right_values(tests: Tests) -> dict[int, Any]:
+    """Return what the reference solution returns for each case; those for which it raises are no test."""
+    names: dict[str, Any] = {"__name__": "solution"}
+    execute(tests.before, tests.solution, tests.entry, names)
+    found = {}
+    for test, arguments in enumerate(tests.cases):
+        with contextlib.suppress(Exception):
+            found[test] = decode(encode(names[tests.entry](*deepcopy(arguments))))
+    return found
 
 
 def _is_near(found: Any, right: Any, tolerance: float) -> bool:
@@ -283,80 +367,66 @@ class _Noting(ast.NodeTransformer):
     """Has each assert statement say whether it holds, and the code go on behind it."""
 
     def __init__(self) -> None:
-        self.count = self.depth = 0
-        self.once = set[int]()
-        """Statements that are in no loop, and in no function but `check`."""
-
-    def visit(self, node: ast.AST) -> Any:
-        many = isinstance(node, ast.For | ast.While | ast.FunctionDef | ast.Lambda | ast.AsyncFunctionDef)
-        many = many and getattr(node, "name", "") != "check"
-        self.depth += many
-        found = super().visit(node)
-        self.depth -= many
-        return found
+        self.found = list[ast.Assert]()
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        note = f"{_NOTE}({self.count}"
+        note = f"{_NOTE}({len(self.found)}"
         tells = f"try: pass\nexcept Exception: {note}, False)\nelse: {note}, True)"
         noted = ast.parse(tells).body[0]
         assert isinstance(noted, ast.Try)
-        self.once |= set() if self.depth else {self.count}
-        noted.body, self.count = [node], self.count + 1
+        noted.body = [node]
+        self.found.append(node)
         return noted
 
 
-@lru_cache(maxsize=8)
-def _compiled(
-    code: str, entry: str, solution: str
-) -> tuple[CodeType, int, set[int], frozenset[str], frozenset[str]]:
-    """Return a row's tests with all assert statements noted, how many there are, which of these are reached
-    once at most, and which of their names mean a class of the program, or that or a function of it.
+def _asserts(tree: ast.Module, entry: str, before: str, solution: str) -> Asserts:
+    """Return what a row's tests are.
 
     Raises:
-        SyntaxError, ValueError: when it is no code, or has no assert statement.
+        SyntaxError, ValueError: when they cannot be compiled, or have no assert statement.
     """
-    tree = ast.parse(code)
     nodes = [*ast.walk(tree)]
-    builtin = {*dir(builtins)}
-    made = (node.value for node in nodes if isinstance(node, ast.Attribute))
-    classes = {one.func.id for one in made if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)}
-    with contextlib.suppress(SyntaxError):  # a solution may be the rest of a function
-        body = ast.parse(solution).body
-        builtin -= _defined(body)
-        classes |= _defined(one for one in body if isinstance(one, ast.ClassDef))
-    # Names that the tests define themselves are among them, and are defined before they are used.
-    functions = {node.id for node in nodes if isinstance(node, ast.Name)} - builtin | {entry} - {""}
-    classes &= functions - _defined(nodes)
-    called = (one.value for one in tree.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call))
-    if entry and "check" in _defined(nodes) and not any(ast.unparse(one.func) == "check" for one in called):
+    used = {node.id for node in nodes if isinstance(node, ast.Name)} | {entry} - {""}
+    called = [one.value for one in tree.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
+    checks = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "check"]
+    direct = {*tree.body, *(inner for one in checks for inner in one.body)}
+    if entry and checks and not any(ast.unparse(one.func) == "check" for one in called):
         tree.body += ast.parse(f"check({entry})").body
     noting = _Noting()
     noted = ast.fix_missing_locations(noting.visit(tree))
-    if not noting.count:
+    if not noting.found:
         raise ValueError("it has no assert statement")
-    return (
+    body = list[ast.stmt]()
+    with contextlib.suppress(SyntaxError, ValueError):
+        body = ast.parse(joined(before, solution, entry)[1] if solution else "").body
+    imports: list[ast.stmt] = [one for one in body if isinstance(one, ast.Import | ast.ImportFrom)]
+    if body:
+        remote = {name for one in body if one not in imports for name in _bound(one)} & used
+        classes = {one.name for one in body if isinstance(one, ast.ClassDef)}
+    else:  # what is not known otherwise; but sys.x means the module, and classes have names like Pair
+        of = [one.value for one in nodes if isinstance(one, ast.Attribute)]
+        modules = {one.id for one in of if isinstance(one, ast.Name)} & sys.stdlib_module_names
+        remote = used - modules - {*dir(builtins)}
+        classes = {name for name in used if name[0].isupper()}
+    imports = [one for one in imports if _bound(one) & (used | {"*"})]
+    return Asserts(
+        compiled_part(before),
+        compile(ast.Module(imports, []), "<imports>", "exec"),
         compile(noted, "<tests>", "exec"),
-        noting.count,
-        noting.once,
+        len(noting.found),
+        frozenset(place for place, one in enumerate(noting.found) if one in direct),
+        frozenset(remote | ({entry} & used)),
         frozenset(classes),
-        frozenset(functions),
     )
 
 
-def _defined(nodes: Iterable[ast.AST]) -> set[str]:
-    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-
-
-@contextlib.contextmanager
-def _alarm(limit_s: float) -> Iterator[None]:
-    """Raise LateError in what is done within, when its time is over."""
-
-    def ring(number: int, frame: object) -> None:
-        raise LateError
-
-    signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+def _bound(statement: ast.stmt) -> set[str]:
+    """Return the names to which a statement gives a meaning."""
+    match statement:
+        case ast.FunctionDef() | ast.ClassDef():
+            return {statement.name}
+        case ast.Import() | ast.ImportFrom():
+            return {(one.asname or one.name).partition(".")[0] for one in statement.names}
+        case ast.Assign():
+            return {one.id for one in statement.targets if isinstance(one, ast.Name)}
+    return set()

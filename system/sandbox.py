@@ -14,10 +14,7 @@ chose: they write to a folder of their own, and the kernel counts their processe
 import ctypes
 import os
 import resource
-import shutil
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -75,7 +72,10 @@ def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
     Raises:
         ConfigError: when bubblewrap is not installed.
     """
-    from antiphon.system.processes import SAME_ORDER  # no program of a policy needs what it brings along
+    # What they bring along, no program of a policy needs; with `threading` each fork would take longer.
+    import shutil
+
+    from antiphon.system.processes import SAME_ORDER
 
     program = shutil.which(PROGRAM)
     if program is None:
@@ -107,6 +107,8 @@ def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
 
 def interpreter_paths() -> list[Path]:
     """Return what this interpreter and its installed packages need to be read."""
+    import sysconfig
+
     named = {sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib"))}
     return [Path(name).resolve() for name in named]
 
@@ -118,6 +120,8 @@ def check_sandbox() -> None:
         ConfigError: when bubblewrap is not installed or cannot build a sandbox on this machine, or the kernel
             allows what is not listed.
     """
+    import subprocess
+
     ours = (Path(sys.modules[name].__file__ or "").resolve().parent for name in _OURS)
     trial = [sys.executable, "-I", "-c", _TRIAL, filter_program().hex()]
     trial = sandboxed(trial, [*interpreter_paths(), *ours])

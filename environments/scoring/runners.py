@@ -11,6 +11,8 @@ What crosses the socket is plain data (`encode`). A runner that the program took
 value, which the judge compares like any other.
 """
 
+import atexit
+import builtins
 import contextlib
 import gc
 import json
@@ -22,7 +24,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, BinaryIO, NoReturn
 
 from antiphon.core.errors import ConfigError, UnavailableError
@@ -39,19 +41,42 @@ from antiphon.system.system_calls import filter_program, refuse_other_calls
 OPEN_FILES = 64
 REPLY_BYTES = 1 << 20
 """Longest value that a function may return, as `encode` writes it, and longest output of a program."""
+MOST_COLLISIONS = 1000
+"""Keys of a set or dictionary that may have the hash of another."""
+MESSAGE_CHARS = 200
+"""How much is told of what an error says."""
 OFTEN_IMPORTED = "bisect collections copy datetime decimal fractions functools hashlib heapq itertools math "
 OFTEN_IMPORTED += "operator random re statistics string typing"
 """Loaded before the fork, since most programs use some of them."""
 _START, _END, _READY = b"s", b"e", b"r"
 _STATUS, _LENGTH = struct.Struct(">i"), struct.Struct(">I")
 _CHANNEL, _MOST_FILES = 3, 1 << 16
+KEEP, KEPT = "_keep_", "_kept_"
+"""In a runner: the function that makes an object and says where it is in the list of those made."""
+
+
+def _apart(keys: list[Any]) -> list[Any]:
+    """Check that keys can be told apart; else making a set would take seconds, without an alarm within."""
+    if len(keys) - len({hash(key) for key in keys}) > MOST_COLLISIONS:
+        raise ValueError("too many keys have the hash of another")
+    return keys
+
+
+def _dict(items: list[Any]) -> dict[Any, Any]:
+    _apart([key for key, _ in items])
+    return dict(items)
+
+
 _TAGS: dict[str, Callable[[Any], Any]] = {
     "tuple": tuple,
-    "set": set,
-    "dict": dict,
+    "set": lambda items: {*_apart(items)},
+    "dict": _dict,
     "bytes": bytes.fromhex,
     "complex": lambda parts: complex(*parts),
 }
+
+
+_NO_VALUE = (OSError, ValueError, TypeError, AttributeError, RecursionError, MemoryError)
 
 
 class Named:
@@ -203,21 +228,26 @@ def call(channel: socket.socket, function: str, arguments: Sequence[Any], keywor
     Raises:
         TypeError: when an argument is no plain value.
         ProgramEndedError: when the runner ended, or what it wrote is no value.
-        Exception: the built-in one of the name that the function raised, else a RuntimeError.
+        Exception: the built-in one of the name that the function raised, else a RuntimeError, also for
+            StopIteration, which would end a loop of the tests.
     """
     asked = {"call": function, "arguments": encode(list(arguments)), "keywords": encode(dict(keywords))}
     try:
         channel.sendall(json.dumps(asked).encode() + b"\n")
         ((kind, value),) = json.loads(_read(channel, b"\n")).items()
         value = decode(value)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
-        raise ProgramEndedError("the program wrote what is no value") from error
-    if kind == "value":
-        return value
-    named_error = getattr(__import__("builtins"), str(value), None)
+        if kind == "value":
+            return value
+        name, said = map(str, value)
+    except (ProgramEndedError, *_NO_VALUE) as error:
+        channel.close()  # nothing more is said here, even where tests go on
+        raise ProgramEndedError("the program ended, or wrote what is no value") from error
+    named_error = getattr(builtins, name, None)
     if not (isinstance(named_error, type) and issubclass(named_error, Exception)):
         named_error = RuntimeError
-    raise named_error(f"the program raised {value!r:.40}")
+    if issubclass(named_error, StopIteration | StopAsyncIteration):
+        named_error = RuntimeError
+    raise named_error(said)
 
 
 def output_of(channel: socket.socket) -> str:
@@ -309,14 +339,16 @@ def _run(channel: int, limits: Mapping[str, Any]) -> NoReturn:
             give_up_rights()
             refuse_other_calls(filter_program())
         module = sys.modules["__main__"] = ModuleType("__main__")
-        execute(told["before"], told["program"], told["entry"], module.__dict__)
-        if "input" not in told:
-            _answer(calls, module.__dict__)
-        sys.stdout.flush()
-        status = 0
-    except SystemExit as error:
-        sys.stdout.flush()
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        code: Any = None
+        try:
+            execute(told["before"], told["program"], told["entry"], module.__dict__)
+            if "input" not in told:
+                _answer(calls, module.__dict__)
+        except SystemExit as error:
+            code = error.code
+        if "input" in told:
+            _end_script(module.__dict__)
+        status = code if isinstance(code, int) else int(code is not None)
     finally:
         os._exit(status & 255)
 
@@ -329,23 +361,55 @@ def _become_script(given: str) -> None:
     os.lseek(held, 0, os.SEEK_SET)
     os.dup2(held, 0)
     os.dup2(_CHANNEL, 1)
-    os.closerange(_CHANNEL, _MOST_FILES)  # the output ends when the program does
+    os.close(held)  # the channel stays open: the output ends when the program does, not what it closes
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.__stdout__ = sys.stdout  # type: ignore[misc]
+
+
+def _end_script(names: dict[str, Any]) -> None:
+    """Write what is left to be written, as an interpreter does at its end."""
+    atexit._run_exitfuncs()
+    names.clear()
+    gc.collect()  # which closes files that are open
+    for stream in (sys.stdout, sys.__stdout__):
+        with contextlib.suppress(ValueError, AttributeError):  # it is closed, or none
+            stream.flush()  # type: ignore[union-attr]
+
+
+def joined(before: str, program: str, entry: str) -> tuple[str, str]:
+    """Return code that a program uses, and the program, behind that if it does not define the entry."""
+    defines = rf"^(?:def|class)\s+{re.escape(entry)}\b|^{re.escape(entry)}\s*="
+    goes_on = entry and not re.search(defines, program, re.MULTILINE)
+    return ("", before + program) if goes_on else (before, program)
+
+
+def compiled_part(code: str) -> CodeType:
+    """Return the lines up to the last with which they are Python: not the head of a function."""
+    lines = code.splitlines(keepends=True)
+    while True:
+        try:
+            return compile("".join(lines), "<before>", "exec")
+        except (SyntaxError, ValueError):
+            del lines[-1]
 
 
 def execute(before: str, program: str, entry: str, names: dict[str, Any]) -> None:
-    """Run a program behind code that it uses, or, if it does not define the entry itself, goes on with."""
-    defines = rf"^(?:def|class)\s+{re.escape(entry)}\b|^{re.escape(entry)}\s*="
-    if entry and not re.search(defines, program, re.MULTILINE):
-        before, program = "", before + program
-    with contextlib.suppress(SyntaxError):  # the head of a function
-        exec(compile(before, "<before>", "exec"), names)
+    """Run a program behind code that it uses or, if it does not define the entry itself, goes on with."""
+    before, program = joined(before, program, entry)
+    exec(compiled_part(before), names)
     exec(compile(program, "<program>", "exec"), names)
 
 
 def _answer(calls: BinaryIO, names: dict[str, Any]) -> None:
     """Do calls until there are no more."""
+    kept: list[Any] = []
+
+    def keep(make: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> int:
+        kept.append(make(*arguments, **keywords))
+        return len(kept) - 1
+
+    names |= {KEEP: keep, KEPT: kept}
     for line in calls:
         asked = json.loads(line)
         try:
@@ -354,7 +418,7 @@ def _answer(calls: BinaryIO, names: dict[str, Any]) -> None:
             found = {"value": encode(function(*decode(asked["arguments"], names), **keywords))}
             said = json.dumps(found)
         except Exception as error:  # noqa: BLE001 - the program's own
-            said = json.dumps({"raised": str(type(error).__name__)})
+            said = json.dumps({"raised": [str(type(error).__name__), str(error)[:MESSAGE_CHARS]]})
         left = said.encode() + b"\n"
         while left:
             left = left[os.write(_CHANNEL, left) :]

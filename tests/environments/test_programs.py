@@ -163,13 +163,86 @@ def test_a_row_s_own_helpers_and_the_objects_of_a_program_can_be_tested(tmp_path
         **DOUBLE,
         "setup": "import math\nfrom fractions import Fraction\nlimit = 3",
         "tests": "assert math.isclose(f(int, [Pair(1, 2), Pair(a=3, b=limit)], by=(0.5,)), 4.5)",
-        "answer": "class Pair: pass",
+        "answer": (
+            "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\n"
+            "def f(kind, pairs, by): return kind(sum(p.a for p in pairs)) + by[0]"
+        ),
     }
-    program = (
-        "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\n"
-        "def f(kind, pairs, by): return kind(sum(p.a for p in pairs)) + by[0]"
-    )
-    assert judged(tmp_path, row, [program]) == [1.0]
+    assert judged(tmp_path, row, [row["answer"]]) == [1.0]
+
+
+MATH = "import math\ndef f(n): return math.pi * n"
+FORGED_MATH = "class math:\n    isclose = lambda *a, **k: True\ndef f(n): return 0"
+PAIR = "class Pair:\n    def __init__(self, a, b): self.ok, self.all = a < b, [a, b]"
+STACK = (
+    "class Stack:\n    def __init__(self): self.a = []\n    def push(self, x): self.a.append(x)\n"
+    "    def pop(self): return self.a.pop()"
+)
+CATCHES = "try:\n    right = f(2) == 4\nexcept:\n    right = True\nassert right"
+LEAVES = "for n in (2,):\n    try:\n        f(n)\n    finally:\n        continue\nassert True"
+ENDS_LOOPS = "def f(n): raise StopIteration"
+DOUBLED = "def f(n): return 2 * n"
+COUNTS = "def f(s): return {c: s.count(c) for c in s}"
+SCRIPT = [{"input": "2", "output": "4\n"}]
+
+
+def test_tests_mean_what_they_say_whatever_the_program_is(tmp_path: Path) -> None:
+    """Each row's tests with its solution, and a program with what it earns."""
+    needs_bubblewrap()
+    cases: list[tuple[Any, str, str, float]] = [
+        ("assert math.isclose(f(1), 3.1416, rel_tol=1e-3)", MATH, MATH, 1.0),
+        ("assert math.isclose(f(1), 3.1416, rel_tol=1e-3)", MATH, FORGED_MATH, 0.0),
+        ("assert math.isclose(f(1), 3.1416, rel_tol=1e-3)", "", FORGED_MATH, 0.0),
+        (
+            "assert f(3).bit_length() > 2",
+            DOUBLED,
+            "class A:\n    bit_length = lambda s: 9\ndef f(n): return A()",
+            0.0,
+        ),
+        ("assert sorted(f('aab').items()) == [('a', 2), ('b', 1)]", COUNTS, COUNTS, 1.0),
+        ("assert Pair(1, 2).ok and len(Pair(3, 4).all) == 2", PAIR, PAIR, 1.0),
+        ("assert Pair(1, 2).ok", PAIR, "x = 1", 0.0),
+        ("assert Pair(1, 2).total", PAIR, "class Pair:\n    total = print\n    def __init__(*_): pass", 0.0),
+        ("p = Pair(1, 2)\np.ok = 5\nassert p.ok == 5", PAIR, PAIR, 1.0),
+        ("assert Pair(1, 2) != Pair(3, 4)", PAIR, PAIR, 0.0),
+        ("s = Stack()\ns.push(1)\nassert s.pop() == 1", STACK, STACK, 1.0),
+        ("s = Stack()\ns.push(1)\nassert s.pop() == 1", "", STACK, 1.0),
+        (CATCHES, DOUBLED, "def f(n): exit()", 0.0),
+        (CATCHES, DOUBLED, f"def f(n):\n    {HUNG}", 0.0),
+        (LEAVES, DOUBLED, "def f(n): exit()", 0.0),
+        (LEAVES, DOUBLED, f"def f(n):\n    {HUNG}", 0.0),
+        ("assert all(map(lambda n: f(n) == 2 * n, [1, 2]))", DOUBLED, ENDS_LOOPS, 0.0),
+        ("import sys\nif f(1) != 2: sys.exit(1)\nassert f(2) == 4", DOUBLED, "def f(n): return 0", 0.0),
+        (
+            "try:\n    f(1)\nexcept ValueError as error:\n    said = str(error)\nassert said == 'negative'",
+            DOUBLED,
+            "def f(n): raise ValueError('negative')",
+            1.0,
+        ),
+        (
+            SCRIPT,
+            "",
+            "import sys, io, atexit\nsys.stdout = io.StringIO()\nprint(2 * int(input()))\n"
+            "atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))",
+            1.0,
+        ),
+        (SCRIPT, "", "out = open(1, 'w')\nprint(2 * int(input()), file=out)", 1.0),
+        (SCRIPT, "", "import sys\nprint(2 * int(input()))\nsys.stdout.close()", 1.0),
+    ]
+    rows = [{"question": f"{n}", "tests": one[0], "answer": one[1]} for n, one in enumerate(cases)]
+    head = {"entry_point": "f", "prompt": "import math\n\ndef f(n):\n    # circumference\n"}
+    close = "assert math.isclose(f(1), 3.1416, rel_tol=1e-3)"
+    rows.append({"question": "head", **head, "tests": close, "answer": "    return math.pi * n"})
+    cases.append((close, "", FORGED_MATH, 0.0))
+    config = configured(tmp_path / "rows.jsonl", rows, 2.0)
+    environment = make_environment("file", config.environment.parameters, 0, len(rows), len(rows))
+
+    async def scored() -> list[list[Verdict]]:
+        async with scorer_of(config, environment) as scorer:
+            return [await scorer.score(f"train-0-{n}", [one[2]]) for n, one in enumerate(cases)]
+
+    found = asyncio.run(scored())
+    assert [[(n, one[3])] for n, one in enumerate(cases)] == [[(n, *one)] for n, one in enumerate(found)]
 
 
 def test_a_program_may_have_the_name_of_a_built_in_function(tmp_path: Path) -> None:
@@ -230,7 +303,7 @@ def test_tests_of_no_form_are_named(row: Row, key: str) -> None:
     try:
         read_tests(row, key, "def f(): pass")
     except ValueError as error:
-        assert repr(key) in str(error) or "entry_point" in str(error)
+        assert repr(key) in str(error) or "entry_point" in str(error) or "'atol'" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +316,8 @@ def test_tests_of_no_form_are_named(row: Row, key: str) -> None:
         ({**DOUBLE, "tests": {"inputs": ["1"], "outputs": []}}, {}, "has no inputs, or not as many outputs"),
         ({**DOUBLE, "tests": [{"input": "1"}]}, {}, "has no inputs, or not as many outputs"),
         ({**DOUBLE, "base_input": [[1]]}, {"tests": "base_input"}, "takes lists of arguments, entry_p"),
+        ({**THIRD, "plus_input": [[1]], "base_input": "x"}, {"tests": "plus_input"}, "'base_input' is no"),
+        ({**THIRD, "base_input": "[[1]]", "atol": "inf"}, {"tests": "base_input"}, "'atol' is 'inf' and"),
         (DOUBLE, {"credit": "half"}, "environment.parameters.credit='half' is neither all nor share"),
         (DOUBLE, {"score": "program"}, "did you mean programs\\?"),
     ],
