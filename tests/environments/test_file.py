@@ -540,7 +540,7 @@ def test_held_out_prompts_like_training_prompts_are_counted(tmp_path: Path) -> N
     )
     (said,) = environment.try_out()
     assert said.startswith("2 of 4 held-out prompts share 13 words in a row, or all, with a training prompt")
-    assert f"row 1 of {tmp_path}/b.jsonl with row 2 of {tmp_path}/a.jsonl" in said
+    assert f"row 1 of {tmp_path}/b.jsonl with row 1 of {tmp_path}/a.jsonl" in said
 
 
 def test_mathematics_is_judged_in_the_sandbox(tmp_path: Path) -> None:
