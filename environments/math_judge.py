@@ -2,9 +2,9 @@ r"""Mathematical judge: the answer of a long text, and whether it is a reference
 
 The answer is what the last `<answer>..</answer>`, else the last `\boxed{..}` holds, else what follows the
 last `####` or "the answer is", else the last formula or number of the last line. One answer is judged: of two
-in a box neither is. It is compared by what it writes (`math_values`), which nearly always decides; equations
-and inequalities go to math-verify, where they are small, for at most `ALGEBRA_S`. A decimal is the number
-that it writes: 0.333333 is not 1/3.
+in a box neither is. It is compared by what it writes (`math_values`). Of the few references with a relation
+that are not read so, math-verify is asked, where they are small, for at most `ALGEBRA_S`. A decimal is the
+number that it writes: 0.333333 is not 1/3.
 
 A model may have written the text: no more than its end is read, and nothing of it is ever run.
 """

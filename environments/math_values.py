@@ -2,8 +2,9 @@ r"""Values of mathematical answers: numbers, lists, intervals, words, read witho
 
 Rational numbers are exact, so 0.333333 is not 1/3. All others are numbers of 60 digits, which are the same if
 40 digits are; symbols stand for two fixed numbers, so that equal expressions are the same at both. One text
-may have several readings: `75\%` is 3/4 and also 75, `6 cm` also 6. What else there is, such as equations, is
-not read. All work is bounded, so that the text of a model can be given to `read`.
+may have several readings: `75\%` is 3/4 and also 75, `6 cm` also 6. An equation or inequality is one side
+less the other, and the same as a multiple of it. All work is bounded, so that the text of a model can be
+given to `read`.
 """
 
 import re
