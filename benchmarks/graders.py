@@ -1,10 +1,11 @@
 r"""Graders: the mathematical judge on published problems, on wrong answers and on hostile ones.
 
 Of GSM8K and MATH worked solutions are judged, where a file has them; of the others each answer in three
-other forms (respelled, without `\frac`, another expression of its value), never the reference's own string.
-Wrong answers are six kinds made of the right ones. Hostile strings are drawn from families that stop algebra
-systems. `answers_per_s` is right and wrong answers over seconds of processor time of one process, and hostile
-strings are timed by them too. Every bar of `bar` is checked, and the memory of the process.
+other forms (respelled, without `\frac`, another expression of its value), without those that the judge takes
+for the reference's own text; `texts` are what was judged. Wrong answers are made of the right ones. Hostile
+strings are drawn from families that stop algebra systems. `answers_per_s` is right and wrong answers over
+seconds of processor time of one process, and hostile strings are timed by them too. Every bar of `bar` is
+checked, and the memory of the process.
 
     .venv/bin/python benchmarks/graders.py --data DIR     # DIR/tasks/math/*.jsonl.gz: answer, solution
     .venv/bin/python benchmarks/graders.py                # the problems of examples/math
@@ -18,12 +19,13 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish
 from antiphon.environments.math_judge import OR, judge, reference_of, warm_up
-from antiphon.environments.math_values import Reading, read, same, tidy
+from antiphon.environments.math_values import RELATIONS, Reading, read, same, squeezed, tidy
 
 HOSTILE, WORST_S, MEAN_S, WRONG_SHARE, MEMORY_MB = 1000, 1.2, 0.1, 0.005, 300
 _WHOLE = re.compile(r"-?[0-9]+")
@@ -99,11 +101,13 @@ def judged(name: str, rows: list[dict[str, Any]], show: bool) -> dict[str, Any]:
             continue  # a row without an answer is refused when the file is opened
         answer = reference.split(OR)[0]
         other = reference_of(rng.choice(rows)["answer"]) or answer
-        texts = (
-            [row["solution"]]
-            if worked
-            else [said(form) for said, form in zip(SAID, forms(answer), strict=True)]
-        )
+        own = {squeezed(tidy(one)) for one in reference.split(OR)}
+        texts = [
+            said(form)
+            for said, form in zip(SAID, forms(answer), strict=True)
+            if squeezed(tidy(form)) not in own
+        ]
+        texts = [row["solution"]] if worked else texts
         bad = [rf"So it is \boxed{{{one}}}." for one in wrongs(answer, other.split(OR)[0], reference, rng)]
         begun = time.process_time()
         verdicts = [judge(text, reference) for text in [*texts, *bad]]
@@ -114,7 +118,7 @@ def judged(name: str, rows: list[dict[str, Any]], show: bool) -> dict[str, Any]:
             if show and verdict != (place < len(texts)):
                 print(f"{'missed' if place < len(texts) else 'took'} {text[-99:]!r} for {reference[:99]!r}")
     per_s = (count + wrong) / cpu_s
-    return {"right_share": right / count, "n": len(rows), "answers_per_s": per_s} | {
+    return {"right_share": right / max(1, count), "n": len(rows), "texts": count, "answers_per_s": per_s} | {
         "wrong": wrong,
         "accepted": accepted,
     }
@@ -153,16 +157,21 @@ def forms(answer: str) -> tuple[str, str, str]:
 
 
 def wrongs(answer: str, other: str, reference: str, rng: random.Random) -> Iterator[str]:
-    """Yield answers that are wrong: another problem's, and five made of the right one."""
+    """Yield answers that are wrong: another problem's, and others made of the right one."""
     known = [reading for one in reference.split(OR) for reading in read(tidy(one))]
-    if not same(tuple(known), read(tidy(other))) and other.strip() != answer.strip():
+    if all(_differ(other, one) for one in reference.split(OR)) and other.strip() != answer.strip():
         yield other
     plain = tidy(answer)
+    if percent := re.fullmatch(r"([1-9][0-9]*)\s*\\?%", plain):
+        yield from (f"{percent[1]}00%", f"{int(percent[1]) / 100}%")
+    if dropped := re.match(r"-?[0-9]+(?=[A-Za-z]+$)", plain):
+        yield dropped[0]
     if _is_number(tuple(known)) and not re.search(r"[=%]|text|_|\\pm", plain):
         if not same(tuple(known), read("0")):
             yield plain[1:] if plain.startswith("-") and _WHOLE.fullmatch(plain) else f"-({plain})"
             if not same(tuple(known), read("1")) and not same(tuple(known), read("-1")):
                 yield rf"\frac{{1}}{{{plain}}}"
+        yield from (f"2Q = {plain}", f"Q + 1 = {plain}", rf"Q \geq {plain}", rf"Q \neq {plain}")
         yield str(int(plain) + rng.choice((-1, 1))) if _WHOLE.fullmatch(plain) else f"{plain} + 1"
     if digit := re.search("[0-9]", plain):
         yield f"{plain[: digit.start()]}{(int(digit[0]) + rng.randint(1, 8)) % 10}{plain[digit.end() :]}"
@@ -170,7 +179,22 @@ def wrongs(answer: str, other: str, reference: str, rng: random.Random) -> Itera
 
 
 def _is_number(readings: tuple[Reading, ...]) -> bool:
-    return bool(readings) and all(isinstance(one.value, tuple) for one in readings)
+    return bool(readings) and all(
+        isinstance(one.value, tuple) and one.left_out not in RELATIONS for one in readings
+    )
+
+
+def _differ(one: str, other: str) -> bool:
+    """Compare plain numbers without the judge, so that its own mistakes are seen, and all else by it."""
+    values = []
+    for text in (one, other):
+        found = re.fullmatch(
+            r"(-?)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[0-9]+)?))", text.strip(" $")
+        )
+        if found is None or not int(found[3] or 1):
+            return not same(read(tidy(one)), read(tidy(other)))
+        values.append(Fraction(found[4] or found[2]) / int(found[3] or 1) * (-1 if found[1] else 1))
+    return values[0] != values[1]
 
 
 REFERENCES = (
@@ -182,6 +206,7 @@ REFERENCES = (
     r"2\sqrt{3}",
     "x - 3z = 0",
     r"k \geq 2",
+    "(x,y) = t(1,2)",
 )
 
 
@@ -242,6 +267,8 @@ def hostile(rng: random.Random) -> str:
             r"\boxed{" * k + "41" + "}" * (k - 1),
             r"\left" * k + "42",
             "1" + ",000" * k,
+            "+".join(f"1/({4999 - place}!4999!{n})" for place in range(60)),
+            r"\sin" * k,
             " or ".join(["42"] * k),
         )
     )

@@ -1,9 +1,9 @@
 """Contamination: which prompts of an evaluation occur, whole or in part, among those that are trained on.
 
-Texts are compared by their words: letters without case, digits, and no signs. A prompt is the same as another
-when all its words are, and overlaps it when 13 in a row are, the length since GPT-3's report (Brown et al.
-2020, arXiv 2005.14165, appendix C). Words in a row that more than three different prompts of either side have
-are a template, and say nothing.
+Texts are compared by their words: letters without case and digits. A prompt is the same as another when all
+its words and signs of calculation are, and overlaps it when 13 words in a row are, the length since GPT-3's
+report (Brown et al. 2020, arXiv 2005.14165, appendix C). Words in a row that more than three different
+prompts of either side have are a template, and say nothing.
 """
 
 import re
@@ -16,7 +16,8 @@ WORDS = 13
 """Words in a row that two independent prompts hardly ever have in common."""
 IN_TEMPLATE = 3
 """Prompts of one side that have the same words in a row at most; what more have is a template."""
-_WORD = re.compile(r"\w+")
+_SIGNS = "-+*/^<>="
+_WORD = re.compile(rf"\w+|[{_SIGNS}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Contamination:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Return the words that count in a comparison.
+    """Return the words and signs that count in a comparison.
 
     >>> words_of("What is  $X+1$?") == words_of("what is x + 1")
     True
@@ -67,4 +68,5 @@ def contamination(evaluated: Iterable[str], trained: Iterable[str]) -> Contamina
 
 
 def _parts(words: tuple[str, ...]) -> Iterator[int]:
+    words = tuple(one for one in words if one not in _SIGNS)
     return (hash(words[place : place + WORDS]) for place in range(len(words) - WORDS + 1))

@@ -13,8 +13,6 @@ says whether its row is held out, so that a question that comes twice is on one 
 
 import difflib
 import inspect
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -26,6 +24,7 @@ from blake3 import blake3
 from antiphon.core.config_sections import FILE, JUDGE, MOST_PROMPTS
 from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments import answers, math_judge
+from antiphon.environments.contamination import WORDS, contamination
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
 from antiphon.environments.outside import import_named
 from antiphon.environments.programs import CREDITS, PROGRAMS, Tests, read_tests, share_passed
@@ -49,9 +48,8 @@ KINDS = (*answers.KINDS, MATH)
 ID_CHARS = 100
 MOST_UNREAD = 0.05
 """Share of references of a split that may be such that nothing but their own text is found right."""
-WORDS, OWN, COMPARED = 13, 5, 50_000
-"""Words in a row that prompts of different splits share by no chance, those among them at least that stand in
-less than half of the training rows, so that a template is none, and training rows that are looked at."""
+COMPARED = 50_000
+"""Training rows that are looked at for what held-out prompts have in common with them."""
 _T = TypeVar("_T")
 _SCORES = f"{', '.join(KINDS)}, {PROGRAMS}, {JUDGE} or package.module:function"
 _NONE = {
@@ -213,7 +211,8 @@ class FileEnvironment(SplitEnvironment):
         step = -(-self.size("train") // COMPARED)
         train_texts = (self.make("train", index).text for index in range(0, self.size("train"), step))
         heldout_texts = (self.make("heldout", index).text for index in range(self.size("heldout")))
-        if alike := _alike(train_texts, heldout_texts):
+        found = contamination(heldout_texts, train_texts)
+        if alike := {**found.same, **found.overlapping}:
             held_out, trained = min(alike.items())
             notes.append(
                 f"{len(alike)} of {self.size('heldout')} held-out prompts share {WORDS} words in a row, or "
@@ -311,25 +310,6 @@ def _text(row: Mapping[str, Any], key: str) -> str:
 def _hashes(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
     digests = (blake3(text.encode()).digest(length=8) for text in texts)
     return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)
-
-
-def _alike(train: Iterable[str], heldout: Iterable[str]) -> dict[int, int]:
-    """Return the held-out texts that share words in a row with a training text: number of each to number."""
-    told = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in train]
-    rows = Counter(word for words in told for word in set(words))
-    template = {word for word, count in rows.items() if 2 * count > len(told)}
-
-    def grams(words: list[str]) -> set[int]:
-        found = (words[place : place + WORDS] for place in range(max(1, len(words) - WORDS + 1)))
-        return {hash(tuple(one)) for one in found if len(one) < WORDS or len({*one} - template) >= OWN}
-
-    owners = {gram: number for number, words in enumerate(told) for gram in grams(words)}
-    found = {}
-    for number, text in enumerate(heldout):
-        words = re.findall(r"\w+|[^\w\s]", text.lower())
-        if shared := grams(words) & owners.keys():
-            found[number] = min(owners[gram] for gram in shared)
-    return found
 
 
 def _function(named: Any) -> Callable[[str, dict[str, Any]], float]:

@@ -2,9 +2,9 @@ r"""Mathematical judge: the answer of a long text, and whether it is a reference
 
 The answer is what the last `<answer>..</answer>`, else the last `\boxed{..}` holds, else what follows the
 last `####` or "the answer is", else the last formula or number of the last line. One answer is judged: of two
-in a box neither is. It is compared by what it writes (`math_values`), which nearly always decides; equations
-and inequalities go to math-verify, where they are small, for at most `ALGEBRA_S`. A decimal is the number
-that it writes: 0.333333 is not 1/3.
+in a box neither is. It is compared by what it writes (`math_values`). Of the few references with a relation
+that are not read so, math-verify is asked, where they are small, for at most `ALGEBRA_S`. A decimal is the
+number that it writes: 0.333333 is not 1/3.
 
 A model may have written the text: no more than its end is read, and nothing of it is ever run.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphon.environments.answers import END_CHARS, marked
-from antiphon.environments.math_values import MOST_CHARS, Readings, read, same, squeezed, tidy
+from antiphon.environments.math_values import MOST_CHARS, RELATIONS, Readings, read, same, squeezed, tidy
 
 OR = " OR "
 """Stands between references any of which is right."""
@@ -27,11 +27,22 @@ ALGEBRA_S = 0.8
 ALGEBRA_CHARS, ALGEBRA_DIGITS, ALGEBRA_POWER, ALGEBRA_DEPTH = 240, 12, 40, 8
 """What it looks at: characters, digits of a number, product of all powers, brackets within brackets."""
 
-_SAID = re.compile(r"(?i)answer\s*(?:is|:|=)\s*:?")
+_SAID = re.compile(
+    r"(?i)answer\s*(?:is|:|=)\s*:?(?:\s*(?:therefore|thus|hence|then|simply|just|equal to|given by)\b[,:]?)*"
+)
+_DENIED = re.compile(r"(?i)not\b|.*\bnot \S+$")
 _FORMULA = re.compile(r"\$(?![0-9.,]+\s+[A-Za-z]{2})([^$]+)\$(?![0-9])|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_NUMBER = re.compile(r"(?:(?<![\w)\]}])-\s?)?(?<![\w.])\.?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?(?:\s?\\?%)?")
+_NUMBER = re.compile(
+    r"[(\[]\s*-?[0-9.]+(?:\s*,\s*-?[0-9.]+)+\s*[)\]]"
+    r"|(?:(?<![\w)\]}])-\s?)?(?<![\w.])\.?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?(?:\s?\\?%)?"
+)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
+_NAME = re.compile(
+    r"(?:\\[a-z]+|\\(?:angle|overline)[ {]*[A-Z]+\}?|[A-Za-z]|[A-Z]{2,4}|[A-Za-z]{3,}|\\text\{\w+\})"
+    r"(?:_\{?\w+\}?)?(?:\([\w, ]{1,8}\))?"
+)
+_UNEQUAL = re.compile(r"[<>!]=|\\neq(?![a-z])")
 _RELATION = re.compile(r"[=<>]|\\(?:[lg]t|[lg]eq)(?![a-z])")
 _KNOWN = re.compile(
     r"\\(?:frac|sqrt|pi|cdot|times|leq|geq|lt|gt|infty|cup|in|pm|alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|"
@@ -105,6 +116,8 @@ def answer_in(text: str) -> str:
     elif not mark:
         rest = text.rstrip().rpartition("\n")[2]
     line = rest.strip().partition("\n")[0][-2 * MOST_CHARS :].strip("*_ ")
+    if _DENIED.match(line):
+        return ""
     if formulas := _FORMULA.findall(line):
         return "".join(formulas[-1]).strip()
     if _WORD.search(line) and (numbers := _NUMBER.findall(line)):
@@ -126,13 +139,15 @@ def _side(text: str) -> _Side:
 
 def _compared(ours: _Side, theirs: _Side) -> bool | None:
     """Compare by what is read; None where that is not enough."""
-    if ours.readings and theirs.readings:
-        return same(ours.readings, theirs.readings)
-    if theirs.readings and "=" in ours.text:  # 2 + 3 = 5: all that it says must be right, but what was asked
-        first, *parts = ours.text.split("=")
-        parts += [] if re.search("[A-Za-z]", first) else [first]
-        return all(same(read(part.strip()), theirs.readings) for part in parts)
-    return None
+    if not theirs.readings:
+        return None
+    right = same(ours.readings, theirs.readings)
+    read_whole = any(one.left_out not in RELATIONS for one in ours.readings)
+    if right or read_whole or "=" not in ours.text or _UNEQUAL.search(ours.text):
+        return right
+    first, *parts = ours.text.split("=")  # 2 + 3 = 5: all that it says must be right, but a name
+    parts += [] if _NAME.fullmatch(first.strip()) else [first]
+    return all(same(read(part.strip()), theirs.readings) for part in parts)
 
 
 def _by_algebra(ours: str, theirs: str) -> bool:

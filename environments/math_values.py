@@ -2,8 +2,9 @@ r"""Values of mathematical answers: numbers, lists, intervals, words, read witho
 
 Rational numbers are exact, so 0.333333 is not 1/3. All others are numbers of 60 digits, which are the same if
 40 digits are; symbols stand for two fixed numbers, so that equal expressions are the same at both. One text
-may have several readings: `75\%` is 3/4 and also 75, `6 cm` also 6. What else there is, such as equations, is
-not read. All work is bounded, so that the text of a model can be given to `read`.
+may have several readings: `75\%` is 3/4 and also 75, `6 cm` also 6. An equation or inequality is one side
+less the other, and the same as a multiple of it. All work is bounded, so that the text of a model can be
+given to `read`.
 """
 
 import re
@@ -22,6 +23,7 @@ MOST_CHARS, MOST_ITEMS, MOST_DEPTH, MOST_TOKENS = 2000, 64, 24, 400
 MOST_BITS, MOST_FACTORIAL, MOST_ARGUMENT = 1 << 16, 5000, 10**30
 """Of a number that is exact; what a factorial may be of, and a sine or an exponential."""
 SAME = 10**-40
+RELATIONS = ("=", "<", "leq")
 
 Number = Any
 """A `Fraction`, or a complex number of `_mp`."""
@@ -46,7 +48,10 @@ class Reading:
     value: tuple[Number, ...] | Group | str
     """A number is one for each value of its symbols."""
     left_out: str = ""
-    """A percent sign, a base, a name before `=`; two different ones do not match, a missing one does."""
+    """What the value is of: a name before `=`, a base, how a percent sign was read, a relation to zero.
+
+    Two different ones do not match; a missing one does, unless the answer alone has a base.
+    """
 
 
 Readings = tuple[Reading, ...]
@@ -75,7 +80,16 @@ _SYMBOL = re.compile(
 )
 _OPERAND = re.compile(rf"[0-9.]+|\\(?:frac|sqrt)|{_SYMBOL.pattern}")
 _UNICODE = {
-    **{"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "°": ""},
+    **{
+        "−": "-",
+        "–": "-",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "÷": "/",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "°": r"\degree ",
+    },
     **{"∪": r"\cup ", "≤": r"\leq ", "≥": r"\geq ", "√": r"\sqrt ", "£": "", "€": "", "\xa0": " "},
     **{"**": "^", "*": r"\cdot ", "{,}": ","},
 }
@@ -86,23 +100,32 @@ _NAMES = {
     **{"lbrace": "{", "rbrace": "}", "div": "/", "ast": "cdot", "lvert": "|", "rvert": "|", "ne": "neq"},
 }
 _GONE = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|degree|phantom|hspace\{[^{}]*\})(?![A-Za-z])"
-    r"|(?<!\\)\\[!,;: ]|\\?\$|\^\{?\\circ\}?"
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|phantom|hspace\{[^{}]*\})(?![A-Za-z])"
+    r"|(?<!\\)\\[!,;: ]|\\?\$"
 )
+_DEGREE = re.compile(r"\^\{?\\circ\}?|\\degree(?![A-Za-z])")
+_OF_ANGLES = re.compile(r"sin|cos|tan|cot|sec|csc")
 _TOKEN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9.]))?|\\[A-Za-z]+|\\.|\S")
 _BARE = re.compile(r"(?<![\\A-Za-z{])(pi|sqrt|sin|cos|tan|arctan|log|ln|exp)(?![A-Za-z}])")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_SCALE = re.compile(r"([0-9)}])\s*(\\text\{\s*)?(hundred|thousand|million|billion|trillion)(?![A-Za-z])")
+_ZEROS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _UNIT = re.compile(
-    r"(.*(?:[0-9})]|\\pi))\s*(?:(?:(?:/\s*)?\\text\{[^{}]*\}(?:\^\{?-?[0-9]\}?)?\s*)+"
-    r"|[A-Za-z]{2,}[A-Za-z ./]*(?:\^[0-9])?)"
+    r"(.*(?:[0-9})]|\\pi))(?:\s*(?:(?:/\s*)?\\text\{[^{}]*\}(?:\^\{?-?[0-9]\}?)?\s*)+"
+    r"|\s+(?:[A-Z]?[a-z]{4,}|[mck]m|[mk]g|m[lL]|ft|in|yd|mi|oz|lbs?|hrs?|min|sec|kph|mph|sq|cu)(?![A-Za-z])"
+    r"[A-Za-z ./]*(?:\^[0-9])?)"
 )
+"""Letters behind a number are factors, but for words with a space before them."""
 _BASE = re.compile(r"(-?[0-9]+)_(?:\{([0-9]{1,2})\}|([0-9]))")
 _NAMED = re.compile(
-    r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z,\s]{1,8}\))?|\([A-Za-z,\s]{1,12}\))\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
+    r"((?![a-z]{2}[ =])"
+    r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z,\s]{1,8}\))?|\([A-Za-z,\s]{1,12}\))\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
 )
 _AND = re.compile(r",?\s*(?:\\text\{,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*")
 _CLOCK = re.compile(r"(.*[0-9]) *(?:\\text\{)? *([ap])\.? ?m\.?\}?")
 _WORDS = re.compile(r"\\text\{([^{}]*)\}|(\(?[A-J]\)?|\([a-j]\)|[A-Za-z][A-Za-z' -]*[A-Za-z])")
+_RELATION = re.compile(r"(=|<|>|\\(?:[lg]t|[lg]eq)(?![a-z]))")
+_APPLIED = re.compile(r"(?<![A-Za-z\\])[f-h]\s*\(|[A-Za-z]\s*\(-?[0-9.]+\)")
 _MATRIX = re.compile(r"\\begin\{[pb]matrix\}(.*)\\end\{[pb]matrix\}", re.DOTALL)
 
 
@@ -118,7 +141,7 @@ def tidy(text: str) -> str:
         text = re.sub(r"\\[()\[\]]", " ", text)
     text = re.sub(r"\\q?quad|~", " ", text)
     text = re.sub(r"\\([A-Za-z]+)", lambda found: "\\" + _NAMES.get(found[1], found[1]), _GONE.sub("", text))
-    text = _BARE.sub(r"\\\1", text)
+    text = _BARE.sub(r"\\\1", _DEGREE.sub(r"\\degree " if _OF_ANGLES.search(text) else "", text))
     return text.replace("\\|", "|").replace("\\/", "/").strip().rstrip(" .,;")
 
 
@@ -137,20 +160,26 @@ def read(text: str) -> Readings:
     """
     try:
         return _readings(text, 0) if len(text) <= MOST_CHARS else ()
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, ValueError, RecursionError):
         return ()
 
 
 def same(ours: Readings, theirs: Readings) -> bool:
-    """Return whether some reading of one is one of the other."""
+    """Return whether some reading of an answer is one of a reference."""
     return any(_same(one, other) for one in ours for other in theirs)
 
 
 def _same(one: Reading, other: Reading) -> bool:
     a, b = one.value, other.value
-    if one.left_out and other.left_out and one.left_out != other.left_out:
+    required = other.left_out or one.left_out.startswith("base ")
+    if one.left_out and required and one.left_out != other.left_out:
         return False
     if isinstance(a, tuple) and isinstance(b, tuple):
+        if (relation := other.left_out) in RELATIONS:
+            if relation != one.left_out or 0 in a or 0 in b:
+                return False
+            ratio, again = (x / y for x, y in zip(a, b, strict=True))
+            return _equal(ratio, again) and (relation == "=" or bool(_mp.re(ratio) > 0))
         return all(_equal(a[place % len(a)], b[place % len(b)]) for place in range(max(len(a), len(b))))
     if not isinstance(a, Group) or not isinstance(b, Group):
         return isinstance(a, str) and a == b
@@ -184,14 +213,23 @@ def _readings(text: str, depth: int) -> Readings:
     found: Readings = ()
     if _THOUSANDS.search(text) and not re.search(r"[(\[]", text):
         found = _readings(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), text), depth + 1)
-        if len(_split(text, ",")) < 2 or _THOUSANDS.fullmatch(text.strip("-")):
+        if len(_split(text, ",")) < 2:
             return found
     for marks, kind in ((",", ","), (";", ","), ("\\cup", "u"), (":", ":")):
         if len(parts := _split(_AND.sub(",", text) if marks == "," else text, marks)) > 1:
             return (*found, Reading(_group(kind, parts, depth)))
     if (named := _NAMED.match(text)) and "\\text" not in named[1]:
         name, rest = squeezed(named[1]), _readings(text[named.end() :], depth + 1)
-        return tuple(Reading(one.value, one.left_out or name) for one in rest)
+        found = tuple(Reading(one.value, one.left_out or name) for one in rest)
+        formula = any(isinstance(one.value, tuple) and len(one.value) > 1 for one in rest)
+        related = formula and "\\in" not in text and not _APPLIED.search(text)
+        return (*found, _relation(text)) if related else found
+    if _RELATION.search(text):
+        return (_relation(text),)
+    if _SCALE.search(text):
+        return _readings(
+            _SCALE.sub(lambda one: rf"{one[1]}\cdot 10^{{{_ZEROS[one[3]]}}}{one[2] or ' '}", text), depth + 1
+        )
     if clock := _CLOCK.fullmatch(text):
         return tuple(Reading(one.value, f"{clock[2]}m") for one in _readings(clock[1], depth + 1))
     if words := _WORDS.fullmatch(text):
@@ -199,8 +237,10 @@ def _readings(text: str, depth: int) -> Readings:
         if re.search("[0-9,]| and ", inner):
             return _readings(inner, depth + 1)
         letter = inner.strip("()")
-        found = (Reading(letter.upper() if len(letter) == 1 else inner.lower()),)
-        if words[2] is None or len(inner) != 1:
+        product = words[1] is None and inner.lower() != "no" and not re.search("[A-Za-z]{3}", inner)
+        folded = letter.upper() if len(letter) == 1 else inner if product else inner.lower()
+        found = (Reading(folded),)
+        if not product:
             return found
     if infinite := re.fullmatch(r"([-+]?)\s*\\infty", text):
         return (Reading(infinite[1].strip("+") + "oo"),)
@@ -219,7 +259,7 @@ def _readings(text: str, depth: int) -> Readings:
         return (Reading((_number(base[1]),), f"base {base[2] or base[3]}"),)
     if percent := re.fullmatch(r"(.*?)\s*(?:\\?%|\\text\{ ?percent\}|percent)", text):
         value = _expression(percent[1])
-        return Reading(value, "%"), Reading(tuple(part / 100 for part in value), "%")
+        return Reading(value, "percent"), Reading(tuple(part / 100 for part in value), "hundredth")
     unit = _UNIT.fullmatch(text)
     try:
         found = (*found, Reading(_expression(text)))
@@ -229,6 +269,21 @@ def _readings(text: str, depth: int) -> Readings:
     if unit and len(value := _expression(unit[1])) == 1:  # one without symbols
         found = (*found, Reading(value))
     return found
+
+
+def _relation(text: str) -> Reading:
+    """Return one side less the other, at two points: a multiple of it says the same."""
+    if _APPLIED.search(text):  # not a product, so that f(1) < f(2) is not f(1) < f(7)
+        raise _UnreadError
+    left, sign, right, *more = _RELATION.split(text)
+    if more:
+        parts = _relation(left + sign + right), _relation("".join((right, *more)))
+        return Reading(Group(",", tuple((part,) for part in parts)))
+    if sign in (">", "\\gt", "\\geq"):
+        left, right = right, left
+    if len(values := _expression(f"{left}-({right})")) < 2:
+        raise _UnreadError
+    return Reading(values, {"=": "=", "\\leq": "leq", "\\geq": "leq"}.get(sign, "<"))
 
 
 def _group(kind: str, parts: Sequence[str], depth: int) -> Group:
@@ -275,6 +330,8 @@ def _expression(text: str) -> tuple[Number, ...]:
 
 def _made(operator: Callable[[Number, Number], Number], a: Number, b: Number) -> Number:
     if isinstance(a, Fraction) and isinstance(b, Fraction):
+        if sum(part.bit_length() for one in (a, b) for part in one.as_integer_ratio()) > MOST_BITS:
+            raise _UnreadError
         return operator(a, b)
     a, b = _mp.convert(a), _mp.convert(b)
     if operator in (add, sub) and a and b and not SAME < abs(a) / abs(b) < 1 / SAME:
@@ -320,7 +377,7 @@ class _Reader:
     def __init__(self, text: str, point: int) -> None:
         """Prepare; `point` says which of their two values the symbols have."""
         self._tokens = _TOKEN.findall(text)
-        self._at, self._depth, self._point = 0, 0, point
+        self._at, self._depth, self._angles, self._point = 0, 0, 0, point
         self.symbols = False
         if len(self._tokens) > MOST_TOKENS:
             raise _UnreadError
@@ -344,13 +401,9 @@ class _Reader:
         return token
 
     def _sum(self) -> Number:
-        self._depth += 1
-        if self._depth > MOST_DEPTH:
-            raise _UnreadError
         value = self._term()
         while sign := self._takes("+", "-"):
             value = _made(add if sign == "+" else sub, value, self._term())
-        self._depth -= 1
         return value
 
     def _term(self) -> Number:
@@ -394,6 +447,16 @@ class _Reader:
         return self._base()
 
     def _base(self) -> Number:
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise _UnreadError
+        value = self._part()
+        if self._takes("\\degree") and self._angles:
+            value = _made(mul, value, _mp.pi / 180)
+        self._depth -= 1
+        return value
+
+    def _part(self) -> Number:
         token = self._next()
         self._at += 1
         if re.match(r"\.?[0-9]", token, re.ASCII):
@@ -419,12 +482,14 @@ class _Reader:
     def _applied(self, name: str) -> Number:
         exponent: Number = self._argument() if self._takes("^") else Fraction(1)
         base = self._base() if name == "log" and self._takes("_") else None
+        self._angles += 1
         if self._next() == "(":
             value = self._base()
         else:
             value = self._argument()
             while _OPERAND.fullmatch(self._next()):
                 value = _made(mul, value, self._factor())
+        self._angles -= 1
         if exponent == -1:
             name, exponent = f"a{name}", Fraction(1)
         function: Callable[[Number], Number] = _FUNCTIONS.get(name, _no_number)

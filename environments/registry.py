@@ -17,7 +17,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.messages import UNIT_RANGE, Message, RewardRange, Tool
 from antiphon.environments.conversation import AnyEnvironment, opening
 from antiphon.environments.environment import SPLITS, Environment
-from antiphon.environments.file import FileEnvironment, located
+from antiphon.environments.file import MATH, FileEnvironment, located
 from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import OutsideEnvironment, installed_names
 from antiphon.environments.scoring.messages import Failed, ScoringTask, Verdict
@@ -128,7 +128,7 @@ def describe_file(parameters: Mapping[str, Any]) -> dict[str, Any]:
     answers = problem.answer, "", next((answer for answer in others if answer != problem.answer), "?")
 
     async def scored() -> list[Verdict]:
-        if not environment.runs_programs:
+        if not environment.runs_programs and parameters["score"] != MATH:  # which take a main thread
             return await InProcess(environment).score(problem.key, answers)
         named, files = located(parameters)
         task = ScoringTask(FILE, named, 0, MOST_PROMPTS, MOST_PROMPTS, TRIAL_S, TRIAL_BYTES, readable=files)

@@ -124,6 +124,11 @@ def prompts_of(
     section, limits = config.environment, None
     if isinstance(environment, ConversationEnvironment):
         limits = config.turn_limits
+        if config.algorithm.overlong_margin_tokens is not None:
+            raise ConfigError(
+                "algorithm.overlong_margin_tokens does not fit an environment with turns: it compares whole "
+                "trajectories with sampling.max_tokens, which is of one turn; leave it out"
+            )
         samples = max(config.loop.group_size, config.evaluation.samples)
         size = group_bytes(samples, samples * limits.tokens, config.rollout.max_model_tokens)
         if not fits(size):

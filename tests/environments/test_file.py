@@ -26,7 +26,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments.answers import END_CHARS, KINDS, answer_in, is_right, reference_of
 from antiphon.environments.environment import explain
 from antiphon.environments.file import FileEnvironment
-from antiphon.environments.registry import make_environment, with_sizes
+from antiphon.environments.registry import describe_file, make_environment, with_sizes
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.documents.graph import origin_facts
@@ -530,17 +530,18 @@ def test_held_out_prompts_like_training_prompts_are_counted(tmp_path: Path) -> N
         {"question": f"What is the sum of all the numbers from one up to the number {n}?", "answer": 1}
         for n in range(9)
     ]
-    train += [{"question": "Two  apples?", "answer": 1}]
+    train += [{"question": "Two  apples?", "answer": 1}, {"question": "7 + 1 - 2 =", "answer": 6}]
     heldout = [
         {"question": text, "answer": 1} for text in (f"Now {long.upper()}!", "two apples?", "Three apples?")
     ]
+    heldout += [{"question": "7 - 1 + 2 =", "answer": 8}]
     heldout += [{"question": "What is the sum of all the numbers from one up to the number 99?", "answer": 1}]
     environment = opened(
         train=write(tmp_path / "a.jsonl", train), heldout=write(tmp_path / "b.jsonl", heldout)
     )
     (said,) = environment.try_out()
-    assert said.startswith("2 of 4 held-out prompts share 13 words in a row, or all, with a training prompt")
-    assert f"row 1 of {tmp_path}/b.jsonl with row 2 of {tmp_path}/a.jsonl" in said
+    assert said.startswith("2 of 5 held-out prompts share 13 words in a row, or all, with a training prompt")
+    assert f"row 1 of {tmp_path}/b.jsonl with row 1 of {tmp_path}/a.jsonl" in said
 
 
 def test_mathematics_is_judged_in_the_sandbox(tmp_path: Path) -> None:
@@ -559,6 +560,14 @@ def test_mathematics_is_judged_in_the_sandbox(tmp_path: Path) -> None:
     )
     assert plane == [1.0, 0.0, 0.0, 0.0]
     assert asyncio.run(scored(1, [r"\boxed{\frac{3}{2}}", "9^{9^{9^{9}}}"])) == [1.0, 0.0]
+
+
+def test_a_file_of_mathematics_is_described_where_the_library_can_work(tmp_path: Path) -> None:
+    needs_bubblewrap()
+    rows = [{"question": f"Line {n}?", "answer": f"(x,y) = t(1,{n})"} for n in range(2)]
+    train, heldout = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", problems(9, 4))
+    said = describe_file({"train": train, "heldout": heldout, "score": "math"})
+    assert [one["earns"] for one in said["answers"]] == [1.0, 0.0, 0.0]
 
 
 # Configuration and record.

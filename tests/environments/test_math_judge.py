@@ -46,6 +46,10 @@ def equal(one: str, other: str) -> bool:
         ("so x = 3 apples\n\n", "3"),
         ("It costs 75%", "75%"),
         (r"Thus \(x\) is \(2y\)", "2y"),
+        ("The answer is therefore (3, 4).", "(3, 4)"),
+        ("The answer is therefore x+1", "x+1"),
+        ("So it meets the line in the point (3, 4).", "(3, 4)"),
+        ("The answer is not 42.", ""),
         ("", ""),
     ],
 )
@@ -103,6 +107,21 @@ def test_the_answer_is_what_the_last_mark_says(text: str, answer: str) -> None:
         ("3z - x = 0", "x - 3z = 0"),
         (r"2 \leq k", r"k \ge 2"),
         ("9x^2 - 16y^2 = 144", "16y^2 = 9x^2 - 144"),
+        ("2x - y + 1 = 0", "y = 2x+1"),
+        ("1 > x > 0", "0 < x < 1"),
+        ("-2x < -4", "x > 2"),
+        ("(x,y) = t(1,4/2)", "(x,y) = t(1,2)"),  # by the library
+        ("f(2) = 5", "5"),
+        (r"\angle ABC = 30^\circ", "30"),
+        ("yx", "xy"),
+        ("b - a", "-a+b"),
+        ("NO", r"\text{no}"),
+        (r"\cos 60^\circ", "1/2"),
+        ("sin(30°)", "0.5"),
+        ("180, 120", "120,180"),
+        ("120,180", "180, 120"),
+        (r"5\text{ million dollars}", "5,000,000"),
+        ("60 miles per hour", "60"),
     ],
 )
 def test_forms_of_one_value_are_equal(answer: str, reference: str) -> None:
@@ -146,6 +165,21 @@ def test_forms_of_one_value_are_equal(answer: str, reference: str) -> None:
         ("x + 3z = 0", "x - 3z = 0"),
         ("k > 2", r"k \geq 2"),
         ("0.333333x = 1", "x/3 = 1"),
+        *((f"{left} 5", "5") for left in ("2x =", "x+y =", "xy =", "|x| =", "x !=", "x >=", r"x \neq")),
+        (r"\text{No solution} = 42", "42"),
+        ("2x = 10", "x = 5"),
+        ("0 = 0", "y = 2x"),
+        ("1 = 2", "y = 2x"),
+        ("-x < 2", "x < 2"),
+        ("f(7) < f(1)", "f(2) < f(1)"),
+        ("0.5%", r"50\%"),
+        ("3", "3xy"),
+        ("2", "2ab^2"),
+        ("5 billion", "5 million"),
+        ("5", "5 million"),
+        ("XY", "xy"),
+        ("1010_2", "1010"),
+        (r"\cos 60", r"\cos 60^\circ"),
     ],
 )
 def test_what_is_another_value_is_wrong(answer: str, reference: str) -> None:
@@ -202,7 +236,7 @@ def test_a_library_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(math_judge, "ALGEBRA_S", 0.05)
     monkeypatch.setattr(importlib.import_module("math_verify"), "verify", endless)
-    assert not equal("x - 3z = 1", "x - 3z = 0")
+    assert not equal("(x,y) = t(1,3)", "(x,y) = t(1,2)")
 
 
 def test_outside_of_a_main_thread_a_deadline_is_refused_in_words() -> None:
@@ -210,7 +244,7 @@ def test_outside_of_a_main_thread_a_deadline_is_refused_in_words() -> None:
 
     def ask() -> None:
         try:
-            equal("x - 3z = 1", "x - 3z = 0")
+            equal("(x,y) = t(1,3)", "(x,y) = t(1,2)")
         except ValueError as error:
             said.append(str(error))
 
@@ -220,40 +254,26 @@ def test_outside_of_a_main_thread_a_deadline_is_refused_in_words() -> None:
     assert "main thread" in said[0]
 
 
-def test_what_stops_algebra_systems_takes_little_processor_time() -> None:
+@pytest.mark.parametrize("reference", ["42", "x - 3z = 0", "(x,y) = t(1,2)", r"\{1,2,3\}"])
+def test_what_stops_algebra_systems_takes_little_processor_time(reference: str) -> None:
     hostile = (
-        *(
-            "10^{10^{10^{10}}}",
-            "2^{99999999}",
-            "((20!)!)!",
-            r"\binom{10^{9}}{5\cdot 10^{8}}",
-            "(x+1)^{3000}=0",
-        ),
-        *(
-            r"\frac{1}{" * 400 + "3" + "}" * 400,
-            "(" * 900 + "42" + ")" * 900,
-            r"\sum_{i=1}^{10^9} i",
-            "1e400",
-        ),
+        *("10^{10^{10^{10}}}", "2^{99999999}", "((20!)!)!", r"\binom{10^{9}}{5\cdot 10^{8}}"),
+        *("(x+1)^{3000}=0", "(x+y+z+1)^{20} = 0", "1e400", r"\sin(10^{4000})", "7!" * 500),
+        *(r"\frac{1}{" * 400 + "3" + "}" * 400, "(" * 900 + "42" + ")" * 900, r"\sum_{i=1}^{10^9} i"),
         *(
             r"\int_0^1 e^{x^x} dx",
             r"\sin(" * 200 + "1" + ")" * 200,
             r"5 \text{a} " * 150 + "x",
             "x=1, " * 300,
         ),
-        *(
-            r"\boxed{" * 3000,
-            r"\(" * 9000,
-            "$" * 9001,
-            "^" * 1000,
-            "|" * 1001,
-            r"\sin(10^{4000})",
-            "7!" * 500,
-        ),
+        *(r"\boxed{" * 3000, r"\(" * 9000, "$" * 9001, "^" * 1000, "|" * 1001, "=".join(["x"] * 900)),
+        *(r"\sin" * 390, r"\sqrt" * 390, r"\frac" * 390, "<".join(["5000!x"] * 60), "5 million " * 190),
+        "+".join(f"1/({4999 - place}!4999!7)" for place in range(60)),
     )
-    begun = time.process_time()
-    assert not any(judge(text, "x - 3z = 0") or equal(text, "42") for text in hostile)
-    assert time.process_time() - begun < 60.0
+    for text in hostile:
+        begun = time.process_time()
+        assert not judge(text, reference) and not equal(text, reference)
+        assert time.process_time() - begun < 1.2, text[:40]
 
 
 @pytest.mark.skipif(not DATA, reason="ANTIPHON_TASK_DATA names no folder with math500.jsonl.gz and others")

@@ -234,6 +234,8 @@ def test_prompts_of_hosts_are_empty_and_their_rows_may_be_longer_than_a_context(
     assert prompts.hosted and prompts.prompt("train", 3) == Prompt("train-0-3", ())
     assert prompts.limits is not None and prompts.limits.tokens == 4000
     assert prompts.reward_range == (-2.0, 2.0)
+    with pytest.raises(ConfigError, match=r"overlong_margin_tokens does not fit an environment with turns"):
+        load_prompts(build_config({**tree, "algorithm": {"overlong_margin_tokens": 1}}))
     tree["environment"] |= {"reward_range": [2, -2]}
     with pytest.raises(ConfigError, match="is no pair"):
         load_prompts(build_config(tree))
