@@ -91,7 +91,9 @@ class FileEnvironment(SplitEnvironment):
         self._function = None if score in (*KINDS, PROGRAMS, JUDGE) else _function(score)
         self.only_compares = score in (*answers.KINDS, JUDGE)  # nothing is judged here where a model does it
         files = split_files(values)
-        rows = [Rows(found, [*named.values()] if score in (*KINDS, JUDGE) else None) for found in files.values()]
+        rows = [
+            Rows(found, [*named.values()] if score in (*KINDS, JUDGE) else None) for found in files.values()
+        ]
         self._rows = dict(zip(SPLITS, [*rows, rows[0]], strict=False))
         self._places: dict[str, npt.NDArray[np.int64]] = {}
         """The rows of each split, where a share of one file is held out."""
