@@ -3,8 +3,8 @@
 The rows of a file are problems, in its order. `environment.parameters` names the files (`train` and
 `heldout`; `system.rows` says what they may be), the keys under which a row has its question, answer and id,
 and what scores an answer: `exact`, `number` or `choice` (see `environments.answers`), `math` (see
-`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`), `judge`
-(the model of the configuration's section `judge`), or `package.module:function`, which gets a completion's
+`environments.math_judge`), `programs`, which runs it on the row's tests (see `environments.programs`),
+`judge` (the model of the configuration's section `judge`), or `package.module:function`, which gets a completion's
 text and the row as a dict and returns a number in 0..1.
 
 `heldout` may be a share in place of a file, and is a tenth where it is left out. Then a hash of each question
