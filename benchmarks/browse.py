@@ -3,7 +3,7 @@
 A run of this size is made up, with batches, timings and log as runs write them, and is served.
 `first_page_s` is the page, script and styles, its head and the first rows, one after another; `filter_s` the
 slowest of the filters, text search included; each is the median of its repetitions. `start_s` is from the
-command to its address, `texts_s` from there until all texts can be searched. Fails beyond 1 s and 0.3 s.
+command to its address, `texts_s` from there until all texts can be searched. Fails beyond `LIMITS`.
 
     .venv/bin/python benchmarks/browse.py [--trajectories 100000]
 """
@@ -30,8 +30,10 @@ from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.run_log import RunLog, step_line
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
-STEP, GROUP, TOKENS = 512, 8, 120
+STEP, GROUP, TOKENS = 512, 8, 1000
 """Trajectories of a step and of a group; tokens of an answer, of which a fifth more or less."""
+WORDS = 39
+"""Of the demo's tokens the first, which have four characters on average, as those of large vocabularies."""
 FILTERS = (
     {"step": "3..40", "sort": "-reward"},
     {"staleness": "1..", "reward": "..0.5", "sort": "tokens"},
@@ -39,7 +41,7 @@ FILTERS = (
     {"text": "final answer"},
     {"text": "no answer has these words"},
 )
-LIMITS = {"first_page_s": 1.0, "filter_s": 0.3}
+LIMITS = {"start_s": 30.0, "first_page_s": 1.0, "filter_s": 0.3}
 TEXTS_S = 600.0
 """Longest wait until texts are read."""
 FIRST = ("", "browse.css", "browse.js", "api/run", "api/rows?offset=0")
@@ -71,14 +73,14 @@ def row_of(step: int, place: int, rng: np.random.Generator) -> BatchRow:
     size, group = int(TOKENS * rng.uniform(0.8, 1.2)), step * STEP + place // GROUP
     key = np.random.default_rng(group)
     return BatchRow(
-        rng.integers(0, 64, size, dtype=np.int32),
+        rng.integers(0, WORDS, size, dtype=np.int32),
         -rng.random(size, dtype=np.float32),
         (VersionSpan(max(0, step - 1), 0, size // 2), VersionSpan(step, size // 2, size)),
         FinishReason.LENGTH if place % 5 == 0 else FinishReason.STOP,
         group_id=f"g{group}",
         prompt_key=f"train-0-{group % 4096}",
         sample_index=place % GROUP,
-        prompt_token_ids=key.integers(0, 64, 40, dtype=np.int32),
+        prompt_token_ids=key.integers(0, WORDS, 40, dtype=np.int32),
         reward=float(rng.integers(0, 3)) / 2,
         advantage=0.0,
     )

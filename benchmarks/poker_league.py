@@ -54,7 +54,7 @@ class ModelAgent:
         settings = {"path": folder, "renderer": "qwen3", "template_arguments": {"thinking_retention": "all"}}
         self._renderer = Renderer.load(RunConfig.model_validate({"model": settings}), turns=True)
         self._model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        self._told = WeakKeyDictionary[Hand, tuple[int, ...]]()
+        self._told = WeakKeyDictionary[Hand, dict[int, tuple[tuple[int, ...], tuple[int, ...]]]]()
         self.decisions = self.illegal = 0
 
     def __call__(self, hands: Sequence[Hand], random: np.random.Generator) -> list[str]:
@@ -62,8 +62,13 @@ class ModelAgent:
 
         rows = []
         for hand in hands:
-            said, known = user(hand.seen_by(hand.actor or 0)), self._told.get(hand)
-            rows.append(known + self._seen(known, said) if known else self._renderer.opening([said], ()))
+            seat, told = hand.actor or 0, self._told.setdefault(hand, {})
+            said = user(hand.seen_by(seat))
+            if seat in told:
+                context, reply = told[seat]
+                rows.append((*context, *reply, *self._renderer.following(context, reply, [said], ())))
+            else:
+                rows.append(tuple(self._renderer.opening([said], ())))
         longest = max(map(len, rows))
         ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
@@ -74,15 +79,16 @@ class ModelAgent:
         for hand, row, new in zip(hands, rows, made[:, longest:].tolist(), strict=True):
             end = self._renderer.codec.end_token_id
             reply = new[: new.index(end)] if end in new else new
-            self._told[hand] = (*row, *reply, end)
+            self._told[hand][hand.actor or 0] = row, (*reply, end)
             action = read_action(self._renderer.codec.decode(reply), hand.legal())
             self.decisions, self.illegal = self.decisions + 1, self.illegal + (action is None)
             actions.append(action or hand.legal().passive)
         return actions
 
-    def _seen(self, known: tuple[int, ...], said: Any) -> tuple[int, ...]:
-        end = known[-1:]
-        return tuple(self._renderer.following(known[:-1], end, [said], ()))
+    def correct(self, hand: Hand, action: str) -> None:
+        """Let the last reply of the seat whose turn it is have been another one."""
+        codec, told, seat = self._renderer.codec, self._told[hand], hand.actor or 0
+        told[seat] = told[seat][0], (*codec.encode(action, add_special_tokens=False), codec.end_token_id)
 
 
 @cache
@@ -133,14 +139,29 @@ def match(agent: str, opponent: str, hands: int, stack: int, seed: int) -> dict[
 
 
 def agreement(agent: str, files: Sequence[Path], decisions: int) -> dict[str, float]:
-    """Return how often an agent does what recorded players did, and of how many decisions."""
-    random, same, count = generator("agreement"), 0, 0
+    """Return how often an agent does what recorded players did, and of how many decisions.
+
+    Each seat is a conversation of its own, in which the recorded player has answered. Chips are scaled to the
+    blinds that models know, and rounded; a hand ends here where an action is not legal then.
+    """
+    random, same, count, player = generator("agreement"), 0, 0, agent_of(agent)
     for row in (row for path in files for row in rows_of(path) if "variant" in row and ours(row)):
         cards, actions = recorded(row)
-        hand = Hand(whole_deck(cards), row["starting_stacks"], row["blinds_or_straddles"])
+        scale = BLINDS[1] / row["blinds_or_straddles"][1]
+        stacks = [max(BLINDS[1], round(chips * scale)) for chips in row["starting_stacks"]]
+        hand = Hand(whole_deck(cards), stacks, BLINDS)
         for action in actions:
-            same += agent_of(agent)([hand], random)[0][0] == action[0]
+            if hand.actor is None:
+                break
+            legal = hand.legal()
+            if action[0] == "r" and legal.lowest:
+                action = f"r{min(max(round(int(action[1:]) * scale), legal.lowest), legal.highest)}"
+            if not legal.allows(action):
+                break
+            same += player([hand], random)[0][0] == action[0]
             count += 1
+            if isinstance(player, ModelAgent):
+                player.correct(hand, action)
             hand.act(action)
         if count >= decisions:
             break

@@ -31,8 +31,9 @@ def browse(run: str | None = None, /, *, port: int = ROLLOUTS_PORT) -> None:
 
     home = home_directory()
     place = find_run(home, None) if run is None else home / "runs" / run
-    if run is not None and not place.is_dir() and Path(run).is_dir():
-        place = Path(run).absolute()
+    plain = run is None or (Path(run).name == run and run not in ("", ".."))
+    if run is not None and not (plain and place.is_dir()) and Path(run).is_dir():
+        place = Path(run).resolve()
     files = files_of(place, home)
     index = RolloutIndex(files)
     Thread(target=index.read_texts, daemon=True).start()

@@ -14,15 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import yaml
-from blake3 import blake3
 
 from antiphon.api.policy_file import copy_policy, tensors_of
-from antiphon.core.digests import digest_bytes
+from antiphon.core.digests import digest_bytes, digest_file
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.messages import UNIT_RANGE, RewardRange
-from antiphon.core.records import TensorEntry
 from antiphon.core.reporting.config_differences import flatten, set_by_hand
 from antiphon.core.reporting.figures import interval, range_of_line, score_name
 from antiphon.lineage.documents.replay_copy import ReplayCopy
@@ -30,13 +27,13 @@ from antiphon.lineage.names import MODEL_FILES
 from antiphon.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DOWN, adapter_config
 from antiphon.models.adapters import PREFIX as TENSORS
 from antiphon.models.codec import HUB_NAME, local_model_directory
-from antiphon.models.directory import expected_tensors, read_json, weight_files
+from antiphon.models.directory import weight_files
 from antiphon.system.files import PREFIX, flush_tree, unusable
 
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 ADAPTER_BASE = "adapter_base.json"
-"""Beside an adapter: type and digest of the weights that it changes, which peft's own files do not name."""
+"""Beside an adapter: digests of the files with the weights that it changes, which peft's own do not name."""
 BEST = "best"
 """The version with the highest held-out score; of equal ones the first, as the champion is chosen."""
 
@@ -126,49 +123,38 @@ def export_adapter(copy: ReplayCopy, version: int, adapter: Path, folder: Path) 
     return _whole(folder, lambda begun: _fill_adapter(begun, copy, version, adapter), False)
 
 
-def check_adapter_base(adapter: Path, model: Path, dtype: str) -> list[str]:
+def check_adapter_base(adapter: Path, model: Path) -> list[str]:
     """Check that an adapter was made for a model's own weights, and return a note where that is not known.
 
     Args:
         adapter: its folder, as `export_adapter` or peft writes it.
-        model: folder of the model.
-        dtype: of the weights that are published, without which digests cannot be compared.
+        model: folder of the model; weights in files of other names cannot be compared.
 
     Raises:
-        ConfigError: when it was made for others.
+        ConfigError: when it was made for others, or does not say so in a form that can be read.
     """
-    made_for = read_json(adapter / ADAPTER_BASE)
-    found = _stored_digest(model, dtype) if made_for.get("dtype") == dtype else None
-    if found is None:
-        return [
-            f"learner.lora.start={adapter} does not say for which {dtype} weights it was made; its names and "
-            f"shapes are those of model.path={model}"
-        ]
-    if found != made_for["weights_digest"]:
+    said = f"learner.lora.start={adapter}"
+    try:
+        made_for = dict(json.loads((adapter / ADAPTER_BASE).read_bytes()).get("files", {}))
+    except FileNotFoundError:
+        made_for = {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"learner.lora.start={adapter} was made for weights {str(made_for['weights_digest'])[:12]}, but "
-            f"those of model.path={model} are {found[:12]}; give the model that it was trained on"
-        )
+            f"{said}: {ADAPTER_BASE} cannot be read ({error}); export the adapter again, or remove that file"
+        ) from error
+    files = weight_files(model)
+    if not {path.name for path in files} <= made_for.keys():
+        return [
+            f"{said} does not say that it was made for the files of model.path={model}; its names and shapes "
+            "are those of that model"
+        ]
+    for path in files:
+        if (found := digest_file(path)) != made_for[path.name]:
+            raise ConfigError(
+                f"{said} was made for a {path.name} with digest {str(made_for[path.name])[:12]}, but that of "
+                f"model.path={model} has {found[:12]}; give the model that it was trained on"
+            )
     return []
-
-
-def _stored_digest(model: Path, dtype: str) -> str | None:
-    """Return the digest of a model's weights, as version 0 has it; None where they are of another type."""
-    places = dict[str, tuple[Path, int, TensorEntry]]()
-    for file in weight_files(model):
-        with file.open("rb") as content:
-            begin = 8 + int.from_bytes(content.read(8), "little")
-        places |= {tensor.name: (file, begin + tensor.offset, tensor) for tensor in tensors_of(file)}
-    chosen = [places[name] for name in sorted(expected_tensors(model))]
-    if any("float" in tensor.dtype and tensor.dtype != dtype for _, _, tensor in chosen):
-        return None
-    listed = json.dumps(
-        [[tensor.name, tensor.dtype, tensor.shape] for _, _, tensor in chosen], separators=(",", ":")
-    ).encode()
-    digest = blake3(len(listed).to_bytes(8, "little") + listed)
-    for file, begin, tensor in chosen:
-        digest.update(np.memmap(file, np.uint8, "r", begin, tensor.length).data)
-    return digest.hexdigest()
 
 
 def _whole(folder: Path, fill: Callable[[Path], Export], link: bool) -> Export:
@@ -240,8 +226,9 @@ def _fill_adapter(folder: Path, copy: ReplayCopy, version: int, source: Path) ->
         if entry.name.endswith(DOWN)
     ]
     (folder / ADAPTER_CONFIG).write_bytes(adapter_config(lora, base, modules))
-    made_for = {"dtype": copy.config.model.dtype, "weights_digest": copy.weights_digest(0)}
-    (folder / ADAPTER_BASE).write_text(json.dumps(made_for) + "\n")
+    of_run = copy.base_files() if lora.start is None else {}  # else its base is no model of its own
+    files = {name: digest for name, digest in of_run.items() if name.endswith(".safetensors")}
+    (folder / ADAPTER_BASE).write_text(json.dumps({"files": files}) + "\n")
     head = _HEAD | {"library_name": "peft"}
     load = load.format(run=copy.run_id, base=base)
     (folder / CARD).write_text(_card(copy, export, head, load), encoding="utf-8")

@@ -3,22 +3,40 @@
 All comes from `SampleFiles`: the run log and the store, or a ledger alone. Texts are read after all else.
 """
 
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import BatchRow, RowTiming
-from antiphon.core.reporting.rollouts import ROLLOUT
+from antiphon.core.reporting.rollouts import ROLLOUT, Query, select
 from antiphon.lineage.names import batch_entry, evaluation_entry
 from antiphon.lineage.samples import SampleFiles
 from antiphon.models.codec import TextCodec
 
 HEAD = 120
 """Characters of an answer that a list shows."""
-TEXT_CHARACTERS = 1 << 30
+TEXT_BYTES = 1 << 30
 """Texts beyond this are not searched: they are kept in memory."""
 _PARTS = {"t": "trained", "f": "filtered", "v": "held-out"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What is searched of one file."""
+
+    first: int
+    """Place of its first trajectory."""
+    texts: pa.Array
+    """Each text once, in one case."""
+    of_rows: npt.NDArray[np.intp]
+    """[rows, 2] which of them are a trajectory's prompt and answer."""
 
 
 class RolloutIndex:
@@ -34,13 +52,17 @@ class RolloutIndex:
         self.files, self.searched = files, 0
         self.lacks: list[str] = []
         """What is not here."""
-        self._rows = lru_cache(maxsize=16)(files.rows)
-        self._timings = lru_cache(maxsize=16)(files.timings)
+        self._rows = lru_cache(maxsize=2)(self._read_rows)
+        self._timings = lru_cache(maxsize=2)(files.timings)
+        self._counts = dict[str, int]()  # file -> its trajectories, in the order of the table
+        self._texts = list[_Texts]()
         names = [f"{letter}{step}" for step in files.steps for letter in "tf"]
         names += [f"v{version}" for version in files.evaluated]
         facts, missing = list[tuple[object, ...]](), 0
         for name in names:
             rows = files.rows(_entry(name))
+            if rows:
+                self._counts[name] = len(rows)
             facts += [_facts(name, place, row) for place, row in enumerate(rows)]
             missing += name[0] == "t" and not rows and files.body(_entry(name)) is None
         if missing:
@@ -58,21 +80,51 @@ class RolloutIndex:
             self.lacks.append(f"texts, so that tokens are shown as numbers: {error}")
 
     def read_texts(self) -> None:
-        """Read the texts that are searched, in the order of the table, as far as there is room for them."""
+        """Read the texts that are searched, in the order of the table, as far as there is room for them.
+
+        What cannot be read any more is added to `lacks`.
+        """
         if self.codec is None:
             return
-        place, room = 0, TEXT_CHARACTERS
-        while place < self.table.size and room > 0:
-            rows = self.files.rows(_entry(self.table["name"][place].partition(".")[0]))
-            prompts = {row.prompt_token_ids.tobytes(): row.prompt_token_ids for row in rows}
-            texts = self.codec.texts([*prompts.values(), *(row.token_ids for row in rows)])
-            asked = {ids: text.casefold() for ids, text in zip(prompts, texts, strict=False)}
-            for row, text in zip(rows, texts[len(prompts) :], strict=True):
-                known = asked[row.prompt_token_ids.tobytes()]
-                self.table[["head", "asked", "answered"]][place] = text[:HEAD], known, text.casefold()
-                place += 1
-            room -= sum(map(len, texts))
-            self.searched = place
+        room = TEXT_BYTES
+        for name, count in self._counts.items():
+            if room <= 0:
+                return
+            try:
+                self._texts.append(self._read_part(name, self.codec))
+                room -= self._texts[-1].texts.nbytes
+            except AntiphonError as error:
+                self.lacks.append(f"the texts of {count} trajectories: {error}")
+            self.searched += count
+
+    def _read_part(self, name: str, codec: TextCodec) -> _Texts:
+        rows, first = self._read_rows(name), self.searched
+        prompts = {row.prompt_token_ids.tobytes(): row.prompt_token_ids for row in rows}
+        texts = codec.texts([*prompts.values(), *(row.token_ids for row in rows)])
+        self.table["head"][first : first + len(rows)] = [text[:HEAD] for text in texts[len(prompts) :]]
+        numbers = {ids: place for place, ids in enumerate(prompts)}
+        asked = [numbers[row.prompt_token_ids.tobytes()] for row in rows]
+        of_rows = np.stack([asked, len(prompts) + np.arange(len(rows))], axis=1)
+        return _Texts(first, pa.array([text.casefold() for text in texts], pa.large_string()), of_rows)
+
+    def select(self, query: Query) -> npt.NDArray[np.intp]:
+        """Return the places of all trajectories that a query means, as `core.reporting.rollouts.select`.
+
+        A text is found anywhere in a prompt or an answer that was read, in letters of either case.
+        """
+        if not query.text:
+            return select(self.table, query)
+        found = np.zeros(self.table.size, dtype=bool)
+        pattern = re.escape(query.text.casefold())
+
+        def search(part: _Texts) -> None:
+            hits = pc.match_substring_regex(part.texts, pattern).to_numpy(zero_copy_only=False)
+            found[part.first : part.first + len(part.of_rows)] = hits[part.of_rows].any(axis=1)
+
+        with ThreadPoolExecutor() as pool:  # arrow searches without Python's lock
+            for _ in pool.map(search, list(self._texts)):
+                pass
+        return select(self.table, query, found)
 
     def place(self, name: str) -> int:
         """Return the place of a trajectory in the table.
@@ -89,10 +141,20 @@ class RolloutIndex:
 
         Raises:
             IntegrityError: when its file was altered.
+            UnavailableError: when it is gone.
         """
         name, _, row = self.table["name"][place].partition(".")
         timings = self._timings(_entry(name))
-        return self._rows(_entry(name))[int(row)], timings[int(row)] if timings else None
+        return self._rows(name)[int(row)], timings[int(row)] if timings else None
+
+    def _read_rows(self, name: str) -> list[BatchRow]:
+        rows = self.files.rows(_entry(name))
+        if len(rows) != self._counts[name]:
+            raise UnavailableError(
+                f"{_entry(name)} of run {self.files.run_id} is gone since this began; bring it back, or "
+                "begin again to see the rest"
+            )
+        return rows
 
 
 def _entry(name: str) -> str:
@@ -111,4 +173,4 @@ def _facts(name: str, place: int, row: BatchRow) -> tuple[object, ...]:
         (-1, number, -1) if part == "held-out" else (number, version, number - version if row.spans else -1)
     )
     counts = row.reward, row.sample_index, row.token_ids.size
-    return f"{name}.{place}", part, *when, *counts, row.group_id, row.prompt_key, reason, "", "", ""
+    return f"{name}.{place}", part, *when, *counts, row.group_id, row.prompt_key, reason, ""

@@ -13,17 +13,19 @@ from itertools import pairwise
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, build_config, load_config
-from antiphon.core.errors import ConfigError
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import BatchRow, RowTiming
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import branches
 from antiphon.lineage.documents.graph import read_document
 from antiphon.lineage.layout import ledger_files
-from antiphon.lineage.names import MODEL_FOLDER, RUN, RUN_FOLDER, batch_entry, evaluation_entry
+from antiphon.lineage.names import MODEL_FOLDER, RUN, RUN_FOLDER, batch_entry, evaluation_entry, kind_of
 from antiphon.lineage.rollout_table import decode_batch, decode_timings
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.system.files import unusable
 
 Explain = Callable[[str, str, float], str]
 """Prompt key, answer and reward -> why the reward is what it is; empty where that is not known."""
@@ -31,12 +33,16 @@ Explain = Callable[[str, str, float], str]
 AFRESH = "\n[the context begins afresh]\n"
 """Stands between the branches of a completion."""
 _FILES = re.compile(r"(batches/t|evaluations/v)(\d{6,})(\.samples)?\.parquet")
+_ENDS = {"batch_digest": "parquet", "timings_digest": "timings.parquet", "samples_digest": "samples.parquet"}
+"""Field of a document in a ledger -> the end of the file that it names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One completion as people read it."""
 
+    name: str
+    """As `lineage.rollout_index` names it: t7.12 is row 12 of what step 7 trained on."""
     version: int
     """Policy version that sampled it; of several the oldest one. Of a held-out answer, the one evaluated."""
     step: int | None
@@ -65,10 +71,11 @@ class SampleFiles:
 
         Raises:
             ConfigError: when there is no such run.
+            IntegrityError: when a document of its ledger was altered.
         """
         self.run_id, self.store = run_dir.name, store
-        self._digests = dict(_logged(run_dir))
         self._pinned = {} if ledgers is None else ledger_files(ledgers, self.run_id)
+        self._digests = dict(_documented(self._pinned)) | dict(_logged(run_dir))
         pinned = self._pinned.get(f"{RUN_FOLDER}/config.yaml")
         self.log = run_dir if (run_dir / "config.yaml").is_file() else pinned and pinned.parent
         """Folder with the run's log; None where it is not here."""
@@ -111,11 +118,23 @@ class SampleFiles:
 
         Raises:
             IntegrityError: when the file was altered.
+            UnavailableError: when it cannot be read.
         """
         digest, path = self._digests.get(name), self._pinned.get(name)
         if digest is not None and self.store.has(digest):
             return self.store.get(digest)
-        return None if path is None else path.read_bytes()
+        if path is None or not path.is_file():
+            return None
+        try:
+            body = path.read_bytes()
+        except OSError as error:
+            raise unusable(error, path.parent) from error
+        if digest not in (None, digest_bytes(body)):
+            raise IntegrityError(
+                f"{path} is not the file that run {self.run_id} recorded; remove it, then `dvc checkout` or "
+                "`dvc pull` brings it back"
+            )
+        return body
 
     @cached_property
     def codec(self) -> TextCodec:
@@ -177,11 +196,12 @@ def _samples(
     rows = list(_rows_of(files, version, split))
     # The same prompts are drawn at every version.
     seeds = ("kept-sample", files.config.run.seed)
-    drawn = [(row.reward, derive_seed(*seeds, row.prompt_key, row.sample_index)) for row, *_ in rows]
+    drawn = [(row.reward, derive_seed(*seeds, row.prompt_key, row.sample_index)) for _, row, _ in rows]
     for kind, place in choose(drawn, count):
-        row, step, trained = rows[place]
+        name, row, step = rows[place]
         prompt, answer = texts_of(row, files.codec.decode)
         yield Sample(
+            name=name,
             version=version,
             step=step,
             split=split,
@@ -191,7 +211,7 @@ def _samples(
             reward=row.reward,
             reason=reason_of(row, answer, explain),
             kept_as=kind,
-            trained=trained,
+            trained=name[0] == "t",
         )
 
 
@@ -228,15 +248,17 @@ def choose(completions: Sequence[tuple[float, int]], count: int) -> list[tuple[s
     return chosen
 
 
-def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[BatchRow, int | None, bool]]:
-    """Yield each completion of a version with its step, and whether that trained on it."""
+def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[str, BatchRow, int | None]]:
+    """Yield each completion of a version with its name and its step."""
     if split == "heldout":
-        yield from ((row, None, False) for row in files.rows(evaluation_entry(version, "samples.parquet")))
+        rows = files.rows(evaluation_entry(version, "samples.parquet"))
+        yield from ((f"v{version}.{place}", row, None) for place, row in enumerate(rows))
         return
     for step in range(version, version + files.config.loop.max_staleness + 1):
-        for kind, trained in (("parquet", True), ("samples.parquet", False)):
-            rows = files.rows(batch_entry(step, kind))
-            yield from ((row, step, trained) for row in rows if row.spans and row.oldest_version == version)
+        for letter, kind in (("t", "parquet"), ("f", "samples.parquet")):
+            for place, row in enumerate(files.rows(batch_entry(step, kind))):
+                if row.spans and row.oldest_version == version:
+                    yield f"{letter}{step}.{place}", row, step
 
 
 def reason_of(row: BatchRow, answer: str, explain: Explain | None) -> str:
@@ -247,6 +269,18 @@ def reason_of(row: BatchRow, answer: str, explain: Explain | None) -> str:
     said.append(row.said)
     said += [explain(row.prompt_key, answer, row.reward)] if explain is not None else []
     return "; ".join(part for part in said if part)
+
+
+def _documented(pinned: Mapping[str, Path]) -> Iterable[tuple[str, str]]:
+    """Yield the place and the digest of each file with completions that documents of a ledger name."""
+    for rel, path in pinned.items():
+        if (kind_of(rel) or ("",))[0] in ("batch", "evaluation"):
+            try:
+                facts = read_document(path.read_bytes())
+            except IntegrityError as error:
+                raise IntegrityError(f"{path}: {error}; restore it from a copy") from error
+            for field in _ENDS.keys() & facts.keys():
+                yield rel.removesuffix("json") + _ENDS[field], facts[field]
 
 
 def _logged(run_dir: Path) -> Iterable[tuple[str, str]]:

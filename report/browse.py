@@ -13,12 +13,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import structlog
 from aiohttp import web
 
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.plain_text import plain
-from antiphon.core.reporting.rollouts import ROLLOUT, differing, group_of, over_versions, read_query, select
+from antiphon.core.reporting.rollouts import ROLLOUT, differing, group_of, over_versions, read_query
 from antiphon.lineage.rollout_index import RolloutIndex
 from antiphon.lineage.samples import Explain, reason_of, texts_of
 from antiphon.report.render import render
@@ -26,8 +27,6 @@ from antiphon.system.ports import LOOPBACK, owner_of_connection
 
 ROWS = 100
 """Trajectories of one answer."""
-LISTED = [*(ROLLOUT.names or ())[:-2]]
-"""Fields of a trajectory that a list shows: all but its texts."""
 BESIDE = 32
 """Most trajectories beside each other."""
 DRAFTS = ("drafted", "accepted", "passes")
@@ -40,6 +39,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_log = structlog.get_logger("antiphon.report")
 _shown = partial(plain, keep="\n\t")
 _Answer = Callable[[], dict[str, Any]]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -61,6 +61,9 @@ class RolloutPages:
         async def asked(request: web.Request) -> web.Response:
             part, _, name = request.match_info["what"].partition("/")
             shown: _Answer = partial(self.trajectories, name, part)
+            run, run_id = request.query.get("run"), self._index.files.run_id
+            if run not in (None, "", run_id):
+                raise ConfigError(f"this is run {run_id}; start `antiphon browse {run}` to see that one")
             answers: dict[str, _Answer] = {"run": self.run, "rows": partial(self.rows, request.query)}
             return web.json_response(await asyncio.to_thread(answers.get(part, shown)))
 
@@ -81,12 +84,10 @@ class RolloutPages:
         """Return the trajectories that an address asks for, `ROWS` of them from its offset on.
 
         Raises:
-            ConfigError: when a parameter means nothing, or another run is meant.
+            ConfigError: when a parameter means nothing.
         """
-        query, run_id = read_query(parameters), self._index.files.run_id
-        if query.run not in ("", run_id):
-            raise ConfigError(f"this is run {run_id}; start `antiphon browse {query.run}` to see that one")
-        places = select(self._table, query)
+        query = read_query(parameters)
+        places = self._index.select(query)
         rows = [self._row(place) for place in places[query.offset : query.offset + ROWS].tolist()]
         return {
             "found": places.size,
@@ -96,7 +97,7 @@ class RolloutPages:
         }
 
     def _row(self, place: int) -> dict[str, Any]:
-        row = dict(zip(LISTED, self._table[LISTED][place].item(), strict=True))
+        row = dict(zip(ROLLOUT.names or (), self._table[place].item(), strict=True))
         row["reward"] = f"{row['reward']:g}"
         return {name: _shown(value) if isinstance(value, str) else value for name, value in row.items()}
 
@@ -108,6 +109,7 @@ class RolloutPages:
         Raises:
             ConfigError: when there is none of that name.
             IntegrityError: when its file was altered.
+            UnavailableError: when it is gone.
         """
         place, before = self._index.place(name), None
         others = {"group": group_of, "versions": over_versions}.get(view)
@@ -169,6 +171,9 @@ async def _guarded(request: web.Request, handler: _Handler) -> web.StreamRespons
             answer = _refused(error.status, f"{request.method} {request.path[:100]}: {error.reason}")
         except AntiphonError as error:
             answer = _refused(400 if isinstance(error, ConfigError) else 500, str(error))
+        except Exception:  # noqa: BLE001 (a page that gets no JSON cannot say why)
+            _log.exception("rollouts.failed", path=request.path[:100])
+            answer = _refused(500, "this cannot be shown; what failed stands where `antiphon browse` runs")
     answer.headers.update(HEADERS)
     return answer
 
@@ -186,13 +191,14 @@ async def serve(pages: RolloutPages, port: int, ready: Callable[[str], None]) ->
     runner = web.AppRunner(pages.application(), access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, LOOPBACK, port).start()
+        try:
+            await web.TCPSite(runner, LOOPBACK, port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of {LOOPBACK} cannot be used ({os.strerror(error.errno or 0)}); give --port "
+                "another, or 0 for a free one"
+            ) from error
         ready(f"http://{LOOPBACK}:{runner.addresses[0][1]}/")
         await asyncio.Event().wait()
-    except OSError as error:
-        raise ConfigError(
-            f"port {port} of {LOOPBACK} cannot be used ({os.strerror(error.errno or 0)}); give --port "
-            "another, or 0 for a free one"
-        ) from error
     finally:
         await runner.cleanup()

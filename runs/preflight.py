@@ -413,7 +413,7 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
     check_weights(model, config.learner.lora)
     start, notes = config.learner.lora.start, list[str]()
     if start is not None:
-        notes += check_adapter_base(start_folder(start), model, config.model.dtype)
+        notes += check_adapter_base(start_folder(start), model)
     wanted, positions = config.rollout.max_model_tokens, most_positions(model)
     if positions is not None and wanted > positions:
         raise ConfigError(

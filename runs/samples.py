@@ -1,14 +1,16 @@
 """Samples of runs: what `lineage.samples` reads of a run of this machine, with the environment's reasons."""
 
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, load_config
-from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.errors import ConfigError
+from antiphon.environments.conversation import AnyEnvironment
 from antiphon.environments.environment import explain
 from antiphon.environments.registry import environment_of
 from antiphon.lineage.documents.replay_copy import find_copy
 from antiphon.lineage.layout import find_project
+from antiphon.lineage.names import RUN
 from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
@@ -57,7 +59,8 @@ def files_of(place: Path, home: Path) -> SampleFiles:
     """
     own = place.parent == home / "runs"
     if own or (place / "config.yaml").is_file():
-        files = SampleFiles(place, ArtifactStore(place.parents[1] / "store"), ledger_folder(place, home))
+        store = ArtifactStore(place.parent.parent / "store")
+        files = SampleFiles(place, store, ledger_folder(place, home))
         files.store = open_store(files.store.root, files.config.record) if own else files.store
         return files
     root = find_copy(place, None).root
@@ -84,24 +87,40 @@ def version_of(run_dir: Path, wanted: int | str | None) -> int | None:
 
 
 def ledger_folder(run_dir: Path, home: Path) -> Path | None:
-    """Return the folder of ledgers that a run's is in, or would be; None outside of a DVC project."""
+    """Return the folder of ledgers that a run's is in, or would be.
+
+    None outside of a DVC project, and where the ledger there is of another run with that name.
+    """
     path = run_dir / "config.yaml"
     record = (load_config(path) if path.is_file() else RunConfig()).record
     try:
-        return find_project(None, home) / record.ledger
+        ledgers = find_project(None, home) / record.ledger
     except ConfigError:
         return None  # no DVC project here, hence no ledgers
+    own, pinned = run_dir / RUN, ledgers / run_dir.name / RUN
+    if path.is_file() and not (
+        own.is_file() and pinned.is_file() and own.read_bytes() == pinned.read_bytes()
+    ):
+        return None
+    return ledgers
 
 
 def explainer(config: RunConfig) -> Explain:
     """Return what says why a completion got its reward, in the environment of a configuration."""
-    environment = cache(partial(environment_of, config.environment))
+
+    @cache
+    def environment() -> AnyEnvironment | str:
+        try:
+            return environment_of(config.environment)
+        except Exception as error:  # noqa: BLE001 (its package is not installed here, or its code fails)
+            return f"the environment cannot say: {error}"
 
     def reason(key: str, answer: str, reward: float) -> str:
+        if isinstance(found := environment(), str):
+            return found
         try:
-            problem = environment().problem_by_key(key)
-        except AntiphonError as error:  # its package is not installed where a run was pulled to
+            return explain(found, found.problem_by_key(key), answer, reward)
+        except Exception as error:  # noqa: BLE001 (code of the user's own)
             return f"the environment cannot say: {error}"
-        return explain(environment(), problem, answer, reward)
 
     return reason

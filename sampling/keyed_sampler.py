@@ -96,9 +96,9 @@ class RowSampling:
         return self._map(lambda column: column.repeat_interleave(times))
 
     def part(self, start: int, stop: int) -> "RowSampling":
-        """Return the sampling of rows [start, stop), which are spared what none of them needs."""
+        """Return the sampling of rows [start, stop), which on CPU are spared what none of them needs."""
         part = self._map(lambda column: column[start:stop])
-        if part.greedy is None:
+        if part.greedy is None or part.greedy.device.type != "cpu":  # to ask a GPU would wait for it
             return part
         greedy = part.greedy if bool(part.greedy.any()) else None
         return replace(part, greedy=greedy, all_greedy=bool(part.greedy.all()))

@@ -30,14 +30,12 @@ ROLLOUT = np.dtype(
         ("group", object),
         ("prompt", object),  # its key
         ("reason", object),  # why it ended, or could not be scored, and what the environment said
-        ("head", object),  # how the answer begins, as the next two "" until it is read
-        ("asked", object),  # prompt and answer, in one case
-        ("answered", object),
+        ("head", object),  # how the answer begins, "" until it is read
     ]
 )
 """A trajectory in a table of all; text stands in fields of type object."""
 Table = npt.NDArray[Any]
-COMPARED = 4_000_000
+COMPARED = 250_000
 """Most pairs of tokens that are compared: beyond it, all between the first and the last change is marked."""
 _RANGE = re.compile(r"(-?\d+(?:\.\d+)?)?(\.\.)?((?<=\.\.)-?\d+(?:\.\d+)?)?")
 
@@ -91,9 +89,12 @@ def read_query(parameters: Mapping[str, str]) -> Query:
         raise ConfigError(f"{what} means nothing here: {first['msg']}; there are {known}") from error
 
 
-def select(table: Table, query: Query) -> npt.NDArray[np.intp]:
-    """Return the places of all trajectories that a query means, in its order."""
-    kept = np.ones(table.size, dtype=bool)
+def select(table: Table, query: Query, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.intp]:
+    """Return the places of all trajectories that a query means, in its order.
+
+    `among`: which of the table have the query's text, [N]; None: all are taken to have it.
+    """
+    kept = np.ones(table.size, dtype=bool) if among is None else among.copy()
     for name in ("step", "version", "staleness", "reward"):
         if (wanted := getattr(query, name)) is not None:
             values = table[name]
@@ -103,9 +104,6 @@ def select(table: Table, query: Query) -> npt.NDArray[np.intp]:
     for name in ("prompt", "reason"):
         if wanted := getattr(query, name):
             kept &= np.array([wanted in text for text in table[name]], dtype=bool)
-    if text := query.text.casefold():
-        texts = zip(table["asked"], table["answered"], strict=True)
-        kept &= np.array([text in answered or text in asked for asked, answered in texts], dtype=bool)
     places = np.flatnonzero(kept)
     if query.sort:
         values = table[query.sort.lstrip("-")][places]

@@ -3,7 +3,8 @@
 environment.name: poker    (examples/poker.yaml)
 
 A hand is dealt from the prompt's number, each number once to every seat: so prompts come in duplicate deals,
-the same cards with the seats exchanged. The reward is what the seat won, in big blinds.
+the same cards with the seats exchanged, but where a hand ended before the policy acted and was dealt again.
+The reward is what the seat won, in big blinds.
 """
 
 import re

@@ -6,6 +6,7 @@ const count = number => number.toLocaleString("en");
 const MOST = 60000; // tokens that are shown unfolded at once
 const NATS = [-0.05, -0.7, -2.3, -4.6]; // 95%, 50%, 10%, 1%
 const shown = new Map(); // name -> trajectory
+const run = new URLSearchParams(location.search).get("run") ?? ""; // that is meant
 let offset = 0, lists = 0, shows = 0, waits;
 
 async function ask(path) {
@@ -14,17 +15,17 @@ async function ask(path) {
   return said;
 }
 
-const tell = (text, wrong) => Object.assign(at("count"), {textContent: text, className: wrong ? "wrong" : ""});
-const trying = action => action().catch(error => tell(error.message, true));
+const tell = (place, text, wrong) => Object.assign(at(place), {textContent: text, className: wrong ? "wrong" : ""});
+const trying = (action, place = "count") => action().catch(error => tell(place, error.message, true));
 
 async function list(first) {
-  const mine = ++lists, run = new URLSearchParams(location.search).get("run");
-  const fields = new URLSearchParams([...new FormData(filters), ["run", run ?? ""]].filter(([, value]) => value));
+  const mine = ++lists;
+  const fields = new URLSearchParams([...new FormData(filters), ["run", run]].filter(([, value]) => value));
   history.replaceState(null, "", `?${fields}${location.hash}`);
   const said = await ask(`api/rows?${fields}&offset=${first}`);
   if (mine !== lists) return; // another question was asked since
   const unread = filters.text.value && said.searched < said.total;
-  tell(`${count(said.found)} of ${count(said.total)} trajectories`
+  tell("count", `${count(said.found)} of ${count(said.total)} trajectories`
     + (unread ? `; only the texts of the first ${count(said.searched)} are read yet` : ""));
   const rows = said.rows.map(row => {
     const line = make("tr", ""), link = make("td", "");
@@ -114,8 +115,9 @@ async function show() {
   const mine = ++shows, {name, token, view} = named() ?? {};
   at("shown").hidden = !name;
   if (!name) return;
-  if (at("columns").dataset.view !== view || !shown.has(name) || (view === "one" && shown.size > 1)) {
-    const said = await ask(`api/${view}/${name}`);
+  const fresh = at("columns").dataset.view !== view || !shown.has(name) || (view === "one" && shown.size > 1);
+  if (fresh) {
+    const said = await ask(`api/${view}/${name}?${new URLSearchParams({run})}`);
     if (mine !== shows) return;
     shown.clear();
     said.shown.forEach(one => shown.set(one.name, one));
@@ -123,19 +125,20 @@ async function show() {
     at("columns").replaceChildren(...said.shown.map(one => article(one, open)));
     Object.assign(at("columns").dataset, {view, of: said.of});
     paint();
-    (token ? document.querySelector(".chosen") : at("shown"))?.scrollIntoView({block: token ? "center" : "start"});
   }
   for (const other of ["one", "group", "versions"]) {
     at(other).href = `#${name}${other === "one" ? "" : `/${other}`}`;
     other === view ? at(other).setAttribute("aria-current", "true") : at(other).removeAttribute("aria-current");
   }
   choose();
+  const place = token ? document.querySelector(".chosen") : fresh ? at("shown") : null;
+  place?.scrollIntoView({block: !token ? "start" : fresh ? "center" : "nearest"});
 }
 
 function choose() { // the token that the address names
   const {name, token} = named() ?? {}, one = shown.get(name), index = Number(token);
   document.querySelector(".chosen")?.classList.remove("chosen");
-  at("token").textContent = "";
+  tell("token", "");
   if (!one || token === undefined) return;
   const boxes = [...document.getElementById(name).querySelectorAll("details")];
   const box = boxes.find(each => each.first <= index && index < each.stop);
@@ -155,13 +158,12 @@ filters.addEventListener("input", () => { clearTimeout(waits); waits = setTimeou
 filters.addEventListener("submit", event => event.preventDefault());
 at("more").addEventListener("click", () => trying(() => list(offset)));
 at("colour").addEventListener("change", paint);
-addEventListener("hashchange", () => trying(show));
+addEventListener("hashchange", () => trying(show, "token"));
+for (const [name, value] of new URLSearchParams(location.search)) if (filters.elements[name]) filters.elements[name].value = value;
+trying(() => list(0)).then(() => trying(show, "token")); // whose place depends on the list's length
 trying(async () => {
   const said = await ask("api/run");
   at("run").textContent = said.run;
   at("figures").append(...said.figures.flatMap(([label, text]) => [make("dt", label), make("dd", text)]));
   at("lacks").append(...said.lacks.map(text => make("li", `The record has not: ${text}`)));
-  for (const [name, value] of new URLSearchParams(location.search)) if (filters.elements[name]) filters.elements[name].value = value;
-  await list(0);
-  await show();
 });

@@ -1,12 +1,17 @@
 """Poker's benchmarks: a hand that ends otherwise is named, and a match is the same each time."""
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
+import torch
 
 from antiphon.benchmarks import poker, poker_league
+from antiphon.core.messages import Message
 
 SIX_HANDED = {
     "id": "pluribus/101b/93",
@@ -92,6 +97,46 @@ def test_a_file_that_has_something_else_is_named(line: str, tmp_path: Path) -> N
     for path in (hands, tmp_path / "missing.jsonl"):
         with pytest.raises(SystemExit, match=f"{path.name} (is|cannot)"):
             poker.main(["--hands", str(path)])
+
+
+class Told:
+    """Stands for a model and its renderer: a character is a token, and the reply is always a call."""
+
+    end_token_id = 0
+
+    def __init__(self) -> None:
+        self.codec, self.seen = self, list[str]()
+
+    def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def opening(self, said: Sequence[Message], tools: tuple[()]) -> tuple[int, ...]:
+        return self.encode(f"<{said[0].content}>", False)
+
+    def following(self, context: Any, reply: Any, said: Sequence[Message], tools: Any) -> tuple[int, ...]:
+        return self.opening(said, tools)
+
+    def generate(self, ids: torch.Tensor, **_: object) -> torch.Tensor:
+        self.seen += [self.decode(row).replace("\0", "") for row in ids.tolist()]
+        return torch.cat([ids, torch.tensor([[ord("c"), 0]] * len(ids))], 1)
+
+
+def test_recorded_seats_are_conversations_in_which_the_recorded_players_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hands.jsonl").write_text(json.dumps(SIX_HANDED))
+    agent, told = object.__new__(poker_league.ModelAgent), Told()
+    vars(agent).update(_renderer=told, _model=told, _told=WeakKeyDictionary(), decisions=0, illegal=0)
+    monkeypatch.setattr(poker_league, "agent_of", lambda name: agent)
+    found = poker_league.agreement("model", [tmp_path / "hands.jsonl"], 100)
+    assert found == {"share": 0.2, "decisions": 10} and agent.decisions == 10
+    assert told.seen[0].startswith("<9h4s pot 3, ") and "200 200" in told.seen[0], "chips as models know them"
+    replies = [re.findall(r">(\w+)<", row) for row in told.seen]
+    assert replies == [[], [], [], [], [], [], ["r4"], ["r4", "c"], ["r15"], ["r4", "c", "c"]]
+    assert all(len(set(re.findall(r"<(\w{4}) ", row))) == 1 for row in told.seen), "cards of another seat"
 
 
 def test_a_match_is_the_same_each_time_and_fair_to_both() -> None:

@@ -22,6 +22,7 @@ from antiphon.environments.programs import PROGRAM_CHARS, program_in, read_tests
 from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Verdict
 from antiphon.environments.scoring.runners import decode, encode
+from antiphon.environments.suites import GROUPS, PARAMETERS, Suite
 from antiphon.runs.preflight import check_solutions
 from antiphon.services.reward.server import scorer_of
 from tests.support.bubblewrap import needs_bubblewrap
@@ -62,7 +63,7 @@ def judged(
 
     async def scored() -> list[Verdict]:
         async with scorer_of(config, environment) as scorer:
-            return await scorer.score("train-0-0", programs)
+            return await scorer.score(environment.problem("train", 0).key, programs)
 
     return asyncio.run(scored())
 
@@ -84,6 +85,26 @@ def test_the_solutions_of_all_forms_are_right_and_those_of_others_wrong(tmp_path
             ]
 
     assert asyncio.run(scored()) == [[1.0, 0.0]] * len(PROBLEMS)
+
+
+DOUBLING = "def f(n):\n    return 2 * n\n"
+INPUTS: Row = {"task_id": 2, "entry_point": "f", "base_input": [[1]], "plus_input": [[3]], "atol": 0}
+SUITE_ROWS: dict[str, Row] = {
+    "humaneval": {
+        **{"task_id": "HumanEval/0", "prompt": "def f(n):\n", "entry_point": "f"},
+        **{"canonical_solution": "    return 2 * n\n", "test": "def check(g):\n    assert g(2) == 4\n"},
+    },
+    "humaneval+": {**INPUTS, "prompt": "def f(n):\n", "canonical_solution": "    return 2 * n\n"},
+    "mbpp": {"task_id": 1, "prompt": "Double.", "code": DOUBLING, "tests": ["assert f(2) == 4"]},
+    "mbpp+": {**INPUTS, "prompt": "Double.", "canonical_solution": DOUBLING},
+}
+
+
+@pytest.mark.parametrize("suite", GROUPS["code"], ids=lambda suite: suite.name)
+def test_the_table_of_suites_judges_a_row_of_each_form(tmp_path: Path, suite: Suite) -> None:
+    row, parameters = SUITE_ROWS[suite.name], {**PARAMETERS, **suite.keys}
+    programs = [row[parameters["answer"]], "def f(n):\n    return n\n"]
+    assert judged(tmp_path, row, programs, **parameters) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.core.errors import ConfigError
-from antiphon.core.reporting.rollouts import read_query, select
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.core.reporting.rollouts import read_query
 from antiphon.lineage import rollout_index
+from antiphon.lineage.names import batch_entry, evaluation_entry
 from antiphon.lineage.rollout_index import RolloutIndex
 from antiphon.lineage.run_overview import read_figures
 from antiphon.runs.samples import files_of
@@ -62,18 +63,19 @@ def test_reasons_are_why_it_ended_and_what_was_said(run: BrowsedRun) -> None:
 def test_texts_are_found_once_they_are_read(run: BrowsedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_of(run)
     answer = read_query({"text": "</THINK>"})
-    assert select(index.table, answer).size == index.searched == 0
+    assert index.select(answer).size == index.searched == 0
     index.read_texts()
     codec = index.files.codec
     found = [
         i for i in range(index.table.size) if "</think>" in codec.decode(index.trajectory(i)[0].token_ids)
     ]
-    assert select(index.table, answer).tolist() == found != []
+    assert index.select(answer).tolist() == found != []
     assert index.searched == index.table.size
     prompt = codec.decode(browsed_row(0, 1).prompt_token_ids)
-    asked = select(index.table, read_query({"text": prompt}))
+    asked = index.select(read_query({"text": prompt}))
     assert {name.partition(".")[2] for name in index.table["name"][asked]} >= {"1"}
-    monkeypatch.setattr(rollout_index, "TEXT_CHARACTERS", 1)
+    assert index.select(read_query({"text": "\n.*"})).size == 0, "a text is no pattern"
+    monkeypatch.setattr(rollout_index, "TEXT_BYTES", 1)
     index = index_of(run)
     index.read_texts()
     assert index.searched == GROUP, "what there is no room for stays unread"
@@ -90,6 +92,52 @@ def test_a_copied_ledger_shows_the_same_under_the_same_names(run: BrowsedRun, tm
     moved = files_of(tmp_path / "other" / "runs" / "renamed", tmp_path / "no home")
     assert RolloutIndex(moved).table.tolist() == here.tolist()
     assert moved.log is not None and read_figures(moved.log) == read_figures(run.run_dir)
+
+
+@pytest.mark.parametrize(
+    "rel",
+    [batch_entry(1, "parquet"), batch_entry(1, "samples.parquet"), evaluation_entry(0, "samples.parquet")],
+)
+def test_a_file_of_a_ledger_that_is_not_the_recorded_one_is_refused(
+    run: BrowsedRun, tmp_path: Path, rel: str
+) -> None:
+    pinned = tmp_path / run.run_id
+    shutil.copytree(run.ledger / run.run_id, pinned)
+    (pinned / rel).unlink()
+    shutil.copyfile(pinned / batch_entry(2, "parquet"), pinned / rel)
+    with pytest.raises(IntegrityError, match=f"{rel} is not the file that run demo-1 recorded"):
+        RolloutIndex(files_of(pinned, tmp_path))
+
+
+def test_a_copied_run_shows_no_other_run_of_the_same_name(run: BrowsedRun, tmp_path: Path) -> None:
+    made = BrowsedRun(tmp_path / "here", record={"mlflow": False, "samples": 0}, environment={"seed": 5})
+    made.complete(STEPS + 1)
+    copied = tmp_path / "copied" / "runs" / run.run_id
+    shutil.copytree(run.run_dir, copied)
+    with pytest.raises(ConfigError, match="no trajectory of run demo-1 is here"):
+        RolloutIndex(files_of(copied, made.home))
+    shutil.rmtree(made.ledger / run.run_id)
+    shutil.copytree(run.ledger / run.run_id, made.ledger / run.run_id)
+    assert RolloutIndex(files_of(copied, made.home)).files.steps == [*range(STEPS)]
+
+
+def test_what_disappears_while_it_is_shown_is_a_sentence(tmp_path: Path) -> None:
+    run = BrowsedRun(tmp_path, record={"mlflow": False, "dvc": False, "samples": 0})
+    run.tell(range(3))
+    assert run.records().close(30.0).complete
+    index = index_of(run)
+    run.store.path(run.batch(1).digest).unlink()
+    index.read_texts()
+    gone = "batches/t000001.parquet of run demo-1 is gone since this began"
+    assert index.searched == index.table.size == 3 * GROUP
+    (said,) = index.lacks
+    assert said.startswith(f"the texts of {GROUP} trajectories: {gone}")
+    assert {name[:2] for name in index.table["name"][index.select(read_query({"text": "</think>"}))]} == {
+        "t0",
+        "t2",
+    }
+    with pytest.raises(UnavailableError, match=gone):
+        index.trajectory(index.place("t1.0"))
 
 
 def test_what_is_not_here_is_said(run: BrowsedRun, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from antiphon.cli.app import execute
 from antiphon.lineage.rollout_index import RolloutIndex
@@ -96,11 +97,12 @@ def test_rewards_and_reasons_are_those_of_the_reports_samples(pages: RolloutPage
 
 def test_the_samples_of_the_report_link_to_their_trajectories(pages: RolloutPages, run: BrowsedRun) -> None:
     section = html.unescape(str(samples_section(run.run_dir, run.store)))
-    links = re.findall(r'href="http://127\.0\.0\.1:7780/\?([^"]*)"', section)
-    assert links
-    for link in links:
-        asked = dict(pair.split("=") for pair in link.replace("%2F", "/").split("&"))
-        assert pages.rows(asked)["found"] > 0
+    links = re.findall(
+        r'<small>([^<,\s]+).*?href="http://127\.0\.0\.1:7780/\?run=demo-1#([^"]*)"', section, re.S
+    )
+    assert {name[0] for _, name in links} == {"t", "f", "v"}
+    for prompt, name in links:
+        assert pages.trajectories(name)["shown"][0]["prompt"] == prompt
 
 
 def test_a_list_is_cut_at_its_offset(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +157,7 @@ def test_what_others_wrote_is_never_markup(port: int) -> None:
         ("/api/rows?step=x", 400, "step='x' means nothing here"),
         ("/api/rows?stp=1", 400, "there are run, part, step"),
         ("/api/rows?run=other", 400, "this is run demo-1; start `antiphon browse other`"),
+        ("/api/one/t1.0?run=other", 400, "this is run demo-1; start `antiphon browse other`"),
         ("/api/one/../../etc/passwd", 404, "Not Found"),
         ("/style.css", 404, "Not Found"),
         ("/%2e%2e/page.py", 404, "Not Found"),
@@ -163,6 +166,15 @@ def test_what_others_wrote_is_never_markup(port: int) -> None:
 def test_what_means_nothing_is_a_sentence(port: int, path: str, status: int, words: str) -> None:
     found, _, body = ask(port, path)
     assert found == status and words in json.loads(body)["error"]
+
+
+def test_a_fault_is_a_sentence_too(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RolloutPages, "_whole", lambda self, place: [][1])
+    with capture_logs() as logs:
+        status, _, body = ask(port, "/api/one/t1.1")
+    assert status == 500 and "what failed stands where `antiphon browse` runs" in json.loads(body)["error"]
+    (line,) = logs
+    assert (line["event"], line["path"], line["exc_info"]) == ("rollouts.failed", "/api/one/t1.1", True)
 
 
 def test_nothing_can_be_sent(port: int) -> None:
@@ -209,6 +221,9 @@ def test_without_a_log_and_a_tokenizer_the_rest_is_shown(run: BrowsedRun) -> Non
     ("words", "says"),
     [
         (["demo-9"], "there is no run demo-9"),
+        (["."], "the artifacts of one run are not in"),
+        ([".."], "the artifacts of one run are not in"),
+        (["../../demo"], "the artifacts of one run are not in"),
         (["--port", "70000"], "--port 70000 is no port"),
         (["demo-1", "--port", "TAKEN"], "cannot be used (Address already in use); give --port another"),
     ],
@@ -221,6 +236,8 @@ def test_what_cannot_be_served_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ANTIPHON_HOME", str(run.home))
+    (run.home / "a" / "b").mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(run.home / "a" / "b")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -101,7 +101,24 @@ def test_a_link_names_the_very_token_opens_its_fold_and_scrolls_there(browser: B
     browser.run("document.querySelector('[data-index=\"5\"]').click()")
     browser.shows("token 5 of t1.1:", "version 1, log-probability -0.75")
     assert browser.run("location.hash") == "#t1.1/5"
+    browser.run("scrollTo(0, 0)")
+    go_to(browser, "t1.1/3", "token 3 of t1.1:")
+    browser.wait_for(
+        f"(r => r.top >= 0 && r.bottom <= innerHeight)({chosen}.getBoundingClientRect())", "not scrolled"
+    )
     go_to(browser, "t1.1/99", "t1.1 has no token 99")
+
+
+def test_a_filter_that_means_nothing_hides_no_trajectory(browser: Browser, address: str) -> None:
+    browser.go(f"{address}?step=1-2#t1.1")
+    browser.shows("step='1-2' means nothing here", "t1.1: reward 0.5")
+    browser.go("about:blank")
+    browser.go(f"{address}?run=other#t1.1")
+    browser.shows("this is run demo-1; start `antiphon browse other`")
+    assert browser.run("document.querySelectorAll('article').length") == 0
+    browser.go("about:blank")
+    browser.go(address)
+    browser.shows("27 of 27 trajectories")
 
 
 def test_turns_are_folded_and_what_was_observed_is_closed(browser: Browser) -> None:

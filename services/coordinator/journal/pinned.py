@@ -16,7 +16,8 @@ from antiphon.system.packages import environment_facts, method_facts
 
 MODEL_FILES = "the digest of model.path's files"
 """As `ENVIRONMENT_FILES`, what a run keeps for good besides its configuration, where the files are here."""
-START_FILES = "the digest of learner.lora.start's files"
+START, A_FOLDER = "learner.lora.start", '"a folder"'
+START_FILES = f"the digest of {START}'s files"
 METHOD_FILES = {name: f"the digest of algorithm.{name}'s files" for name in ("objective", "advantage")}
 """The same of the user's own functions, by their fields."""
 UNPINNED = {
@@ -24,7 +25,7 @@ UNPINNED = {
     "evaluation.samples": "1",
     "sampling.stop": "[]",
     "algorithm.advantage": "null",
-    "learner.lora.start": "null",
+    START: "null",
     "algorithm.overlong_margin_tokens": "null",
     "algorithm.overlong_penalty": "0.5",
     "judge.model": '""',
@@ -65,7 +66,7 @@ def pinned_values(
     for section in ("environment", "loop", "sampling"):
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
     if config.learner.lora.start is not None:
-        found["learner.lora.start"] = "a folder"  # wherever it lies; its files are compared
+        found[START] = "a folder"  # wherever it lies; its files are compared
     del found["environment.host_command"]  # how a host is started says nothing of what it runs
     of_rewards = "baseline", "normalise_advantages", "overlong_margin_tokens", "overlong_penalty"
     for name in ("objective", "advantage", *of_rewards, "truncated_completions"):
@@ -89,6 +90,8 @@ def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str
             continue  # not on this machine, or not asked for
         if name == "loop.order" and json.loads(value) in RETIRED_ORDERS:
             value = json.dumps(ORDER_OF_RETIRED)
+        if name == START and START_FILES in before:
+            value = A_FOLDER  # earlier releases noted its place
         if (found := now.get(name, UNPINNED.get(name))) != value:
             raise ConfigError(
                 f"{name}={found} differs from {value}, with which run {run_id} was opened; "

@@ -44,11 +44,12 @@ def test_no_order_is_left_and_what_is_none_stays(text: str, keep: str) -> None:
 
 
 def test_a_sample_on_the_terminal_and_on_the_page() -> None:
-    sample = Sample(
-        1, 0, "train", "k" + ORDERS, "p" + ORDERS, "a\n" + ORDERS, 1.0, "r" + ORDERS, "best", True
-    )
+    said = "k" + ORDERS, "p" + ORDERS, "a\n" + ORDERS, 1.0, "r" + ORDERS
+    sample = Sample("t0.0", 1, 0, "train", *said, "best", True)
     assert not any(holds_orders(line, "\n") for line in sample_lines([sample]))
-    page = render("samples.html", parts=[("t", 1, 1, [(sample, None)])], longest=99, run="r", problem="")
+    page = render(
+        "samples.html", parts=[("t", 1, 1, [(sample, None)])], longest=99, run="r", problem="", port=1
+    )
     assert not holds_orders(str(page), "\n")
 
 

@@ -44,22 +44,23 @@ def table_of(made: list[Made]) -> Table:
         (
             *(f"t{x.step}.{i}", "held-out" if x.step < 0 else "trained", x.step, x.age),
             *(-1 if x.step < 0 else x.step - x.age, x.reward, x.sample, 5, f"g{x.step}", f"p{x.prompt}"),
-            *("stop" if x.sample else "length", "", "asked", x.text.casefold()),
+            *("stop" if x.sample else "length", ""),
         )
         for i, x in enumerate(made)
     ]
     return np.array(rows, ROLLOUT)
 
 
-@given(st.lists(MADE, max_size=12), st.integers(-1, 3), st.sampled_from(["", "a", "ss", "sked"]))
-def test_what_is_selected_is_what_was_asked_for(made: list[Made], low: int, text: str) -> None:
-    asked = {"step": f"{low}..", "reward": "..0.5", "reason": "sto", "prompt": "p1", "text": text}
-    found = select(table_of(made), read_query(asked)).tolist()
+@given(st.lists(MADE, max_size=12), st.integers(-1, 3))
+def test_what_is_selected_is_what_was_asked_for(made: list[Made], low: int) -> None:
+    asked = {"step": f"{low}..", "reward": "..0.5", "reason": "sto", "prompt": "p1", "text": "a"}
+    among = np.array(["a" in x.text for x in made], dtype=bool)
+    found = select(table_of(made), read_query(asked), among).tolist()
     assert found == [
         i
         for i, x in enumerate(made)
         if x.step >= max(low, 0) and x.reward <= 0.5 and x.sample and x.prompt == 1
-        if text in x.text.casefold() or text in "asked"
+        if "a" in x.text
     ]
 
 

@@ -58,6 +58,8 @@ def test_the_adapter_that_a_run_starts_from_stays_as_it_was(
     started = build_config({"learner": {"lora": {"rank": 4, "start": "~"}}})
     before = pinned_values(started, input_files(started))
     check_same_run("run-1", before, pinned_values(started, input_files(started)))
+    earlier = before | {"learner.lora.start": '"~"'}  # as releases before noted it
+    check_same_run("run-1", earlier, pinned_values(started, input_files(started)))
     (tmp_path / "adapter_model.safetensors").write_text("another one")
     with pytest.raises(ConfigError, match=r"digest of learner\.lora\.start's files=.* differs from"):
         check_same_run("run-1", before, pinned_values(started, input_files(started)))

@@ -12,6 +12,7 @@ from antiphon.cli.app import execute
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.lineage.documents.replay_copy import find_copy
 from antiphon.lineage.export import ADAPTER_BASE, check_adapter_base
+from antiphon.models.directory import weight_files
 from antiphon.runs import preflight
 from antiphon.runs.preflight import check_model
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -86,20 +87,28 @@ def test_an_exported_adapter_says_for_which_weights_it_was_made(
     run: TinyRun, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "end_tokens_by_file", lambda model: {})  # it has no tokenizer
-    model, dtype = Path(run.config.model.path), run.config.model.dtype
+    model = Path(run.config.model.path)
     lora = {**LORA, "start": str(adapter)}
     started = make_config(model, learner__lora=lora, rollout__max_model_tokens=64)
     assert not any("lora" in note for note in check_model(started, model))
     other = save_model(tmp_path / "other", seed=1)
     with pytest.raises(
-        ConfigError, match=rf"start={adapter} was made for weights \w+, but those of .*{other}"
+        ConfigError, match=rf"start={adapter} was made for a model.safetensors .*{other} has \w+; give"
     ):
         check_model(started, other)
-    (said,) = check_adapter_base(adapter, model, "bfloat16")
-    assert dtype == "float32" and "does not say for which bfloat16 weights" in said
+    for malformed in ("[]", "{", '{"files": 3}'):
+        (adapter / ADAPTER_BASE).write_text(malformed)
+        with pytest.raises(ConfigError, match=rf"start={adapter}: adapter_base.json cannot be read"):
+            check_model(started, model)
     (adapter / ADAPTER_BASE).unlink()  # as peft writes it
     (said,) = check_model(started, other)
-    assert f"start={adapter} does not say for which {dtype} weights it was made" in said
+    assert f"start={adapter} does not say that it was made for the files of model.path={other}" in said
+
+
+def test_weights_in_other_files_are_a_note(run: TinyRun, adapter: Path, tmp_path: Path) -> None:
+    run.policy(0).save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    assert len(weight_files(tmp_path / "sharded")) > 1
+    assert len(check_adapter_base(adapter, tmp_path / "sharded")) == 1
 
 
 def test_the_base_has_no_adapter_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
