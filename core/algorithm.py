@@ -74,7 +74,7 @@ class AlgorithmSection(Section):
     """Completions that sampling.max_tokens cut off. train: like any other; mask_loss: no gradient, but a part
     in their group's baseline and in the divisor (DAPO's overlong filtering); mask: as if they had not been
     sampled."""
-    overlong_margin_tokens: int | None = Field(default=None, ge=1)
+    overlong_margin_tokens: int | None = Field(default=None, ge=1, le=1 << 22)
     """DAPO's soft punishment: in this many last tokens before sampling.max_tokens a reward falls linearly by
     overlong_penalty, before advantages are made of it; recorded rewards stay. null: not at all."""
     overlong_penalty: float = Field(default=0.5, gt=0.0)
