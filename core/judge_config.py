@@ -156,7 +156,7 @@ class JudgeSection(Section):
                 return repr(float(number))
             choice = tree["choices"][0]
             text, cut = choice["message"]["content"] or "", choice.get("finish_reason") == "length"
-            text = text[-REPLY_CHARS:] + ""
+            text = text[-REPLY_CHARS:] + ""  # of something else than text this is an error
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError):
             raise ValueError(f"the answer has another form than that of judge.kind={self.kind}") from None
         if cut:

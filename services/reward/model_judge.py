@@ -91,9 +91,8 @@ class ModelJudge:
         low, high = self._within
         if found.share is None:
             return Failed(found.failure)
-        return checked_reward(
-            low + found.share * (high - low), self._within
-        )  # of floats the sum may be beyond
+        reward = low + found.share * (high - low)
+        return checked_reward(reward, self._within)  # as a float it may lie just beyond
 
     async def _judge(self, one: Judged, swapped: bool = False) -> Judgement | Failed:
         """Return what is kept of an answer; else ask, and keep what was paid for."""
