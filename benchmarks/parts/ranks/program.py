@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import psutil
 import torch
+from torch import distributed
 
 from antiphon.benchmarks.parts.results import PROJECT
 from antiphon.core.config import RunConfig, build_config
@@ -46,7 +48,7 @@ SAVED = 3
 
 
 def config_of(cell: dict[str, Any]) -> RunConfig:
-    """Return the configuration of a cell: ranks, stage, objective, dtype, threads and rank of adapters."""
+    """Return the configuration of a cell: model, ranks, stage, objective, dtype, threads and adapters."""
     learner = {
         "ranks": cell["ranks"],
         "zero_stage": cell["stage"],
@@ -61,7 +63,7 @@ def config_of(cell: dict[str, Any]) -> RunConfig:
     return build_config(
         {
             "run": {"steps": 1000},
-            "model": {"path": str(MODEL)},
+            "model": {"path": cell.get("model", str(MODEL))},
             "learner": learner,
             "algorithm": {"objective": cell["objective"]},
         }
@@ -202,12 +204,13 @@ def cells(folder: Path) -> None:
 
         store = ArtifactStore(folder / "store")
         trainer = Trainer(config, CheckpointStore(folder / f"checkpoints-{number}", 9), make)
+        trainer.ranks = join(config)
+        spent = timed(trainer.ranks)
         if int(os.environ["RANK"]):
-            trainer.ranks = join(config)
             trainer.follow(store.get)
             continue
         held = trainer.start(0)
-        spent = timed(trainer.ranks)
+        spent.clear()
         seconds, digests, norm = [], [], 0.0
         for step in range(STEPS):
             payload = encode_batch(rows_of(step, cell["groups"]))
@@ -252,19 +255,22 @@ def cells(folder: Path) -> None:
 
 
 def timed(ranks: Ranks) -> list[float]:
-    """Have the seconds that orders and figures take added to a list; ranks are in step there."""
+    """Have the seconds that orders and figures take added to a list, without waits for a rank's own work."""
     spent: list[float] = []
+    order, collect = ranks.order, ranks.collect
 
-    def timing(call: Any) -> Any:
-        def work(*args: Any) -> Any:
-            begun = time.perf_counter()
-            found = call(*args)
-            spent.append(time.perf_counter() - begun)
-            return found
+    def timing(call: Any, *args: Any) -> Any:
+        begun = time.perf_counter()
+        found = call(*args)
+        spent.append(time.perf_counter() - begun)
+        return found
 
-        return work
+    def together(*args: Any) -> Any:
+        if ranks.world > 1:
+            distributed.barrier(ranks._orders)
+        return timing(collect, *args)
 
-    ranks.order, ranks.collect = timing(ranks.order), timing(ranks.collect)  # type: ignore[method-assign]
+    ranks.order, ranks.collect = partial(timing, order), together  # type: ignore[method-assign]
     return spent
 
 

@@ -221,7 +221,7 @@ def _check_distribution(
 def _mixed_requests(engine: VllmEngine, seed: int) -> list[EngineRequest]:
     # Long and short prompts side by side: kernels split their work by the shape of the batch.
     settings = engine.settings
-    tokens = min(16, settings.max_model_len // 2)
+    tokens = min(12, settings.max_model_len // 2)
     longest = min(96, settings.max_model_len - tokens)
     randomness = generator("self-test-bits", seed)
     lengths = [1 + i * 37 % longest for i in range(min(64, settings.max_num_seqs))]
