@@ -6,7 +6,8 @@ folders of models, such as those that `antiphon export` writes. A model sees wha
 it and answers by sampling. With `--models DIR` the agent is DIR/trained: what a run of `examples/poker.yaml`
 made of its base. It meets the scripted opponents, that base, DIR/earlier, the run's version after half of the
 steps, and DIR/imitator, which has ten times its parameters and imitates a scripted player and, with
-`--recorded`, recorded ones. What is not there is trained first.
+`--recorded`, recorded ones. What is not there is trained first, and a match that DIR/matches.jsonl has is not
+played again.
 
 For each opponent, heads-up and in `six_handed` at a table where the others are all of its kind, there are
 `mbb_per_hand` (thousandths of a big blind), `low` and `high` (the 95% interval of the mean of deals, normal)
@@ -18,6 +19,7 @@ does not win from the random opponent and the calling station by more than its i
     .venv/bin/python benchmarks/poker_league.py [--models DIR] [--recorded FILE...] [--record]
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -32,6 +34,7 @@ import numpy as np
 
 from antiphon.benchmarks.parts.poker_hands import of_players, retold
 from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish
+from antiphon.core.digests import digest_file
 from antiphon.core.seeds import generator
 from antiphon.environments.poker.cards import CARDS
 from antiphon.environments.poker.hand import Hand
@@ -41,7 +44,7 @@ from antiphon.environments.poker.table import BLINDS
 BEATEN = ("random", "station")
 """Whom an agent must win from."""
 CONFIG, BASE = PROJECT / "examples" / "poker.yaml", PROJECT / "examples" / "models" / "poker"
-LARGER = ("--careful", "1", "--hidden", "416", "--layers", "4", "--steps", "200")
+LARGER = ("--careful", "1", "--hidden", "416", "--layers", "4", "--steps", "150", "--batch", "12")
 """Of `scripts/warmstart poker`, a model of 4.8 million parameters; the base has 0.46."""
 CHUNK = 64
 """Deals that are played side by side."""
@@ -74,7 +77,7 @@ def play(
     for deal in deals:
         cards = generator("league", seed, deal).permutation(len(CARDS)).tolist()
         hands += [(Hand(cards, [stack * BLINDS[1]] * seats, BLINDS), seat) for seat in range(seats)]
-    random, first = generator("league-chance", seed, deals.start, *names), agent_of(names[0])
+    random, first = generator("league-chance", seed, deals.start), agent_of(names[0])
     before = [getattr(first, count, 0) for count in ("decisions", "illegal")]
     while any(hand.actor is not None for hand, _ in hands):
         for name, mine in zip(names, (True, False), strict=True):
@@ -105,6 +108,21 @@ def match(
     return {name: round(float(value), 4) for name, value in figures.items()}
 
 
+def once(kept: Path | None, played: Callable[[], dict[str, float]], key: Sequence[Any]) -> dict[str, float]:
+    """Return what is kept under a key, or play and keep it: a league that was stopped goes on."""
+    players = [one if one in OPPONENTS else digest_file(Path(one) / "model.safetensors") for one in key[0]]
+    name, known = json.dumps([players, *key[1:]]), dict[str, dict[str, float]]()
+    if kept and kept.exists():
+        known = dict(json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines())
+    if name in known:
+        return known[name]
+    found = played()
+    if kept:
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([name, found]) + "\n")
+    return found
+
+
 def agreement(agent: str, files: Sequence[Path], most: int) -> dict[str, float]:
     """Return how often an agent does what recorded players did, and of how many decisions.
 
@@ -127,15 +145,15 @@ def agreement(agent: str, files: Sequence[Path], most: int) -> dict[str, float]:
 
 def table(result: Mapping[str, Any]) -> str:
     """Return a league as the rows of a page: mbb per hand with its interval, and agreement."""
-    rows = ["| | two seats | six seats | as recorded |", "|---|---:|---:|---:|"]
+    rows = ["|player|two seats|six seats|as recorded|", "|---|---:|---:|---:|"]
     played = {name: found for name, found in result.items() if isinstance(found, dict) and "low" in found}
-    for name in dict.fromkeys((result["agent"], *played, *result["six_handed"])):
+    for name in dict.fromkeys((result["agent"], *played, *result["agreement"])):
         cells = [
-            f"{found['mbb_per_hand']:+,.0f} ({found['low']:+,.0f} to {found['high']:+,.0f})" if found else ""
+            f"{found['mbb_per_hand']:+,.0f} ({found['low']:+,.0f}..{found['high']:+,.0f})" if found else ""
             for found in (played.get(name), result["six_handed"].get(name))
         ]
         same = result["agreement"].get(name)
-        rows.append(f"| {name} | {' | '.join(cells)} | {format(same['share'], '.0%') if same else ''} |")
+        rows.append(f"|{name}|{'|'.join(cells)}|{format(same['share'], '.0%') if same else ''}|")
     return "\n".join(rows)
 
 
@@ -166,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="files of recorded hands")
     parser.add_argument("--decisions", type=int, default=5_000, help="of recorded hands that are compared")
     options = parser.parse_args(arguments)
+    kept = options.models and options.models / "matches.jsonl"
     if options.models:
         train(options.models, options.recorded)
         options.agent = str(options.models / "trained")
@@ -180,12 +199,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for seats, hands, found in ((2, options.hands, result), (6, options.six, result["six_handed"])):
             for other in (one for one in players if one != agent and hands):
-                named = found[names[other]] = match(
-                    pool, (agent, other), seats, hands, options.stack, options.seed
-                )
+                settings = (agent, other), seats, hands, options.stack, options.seed
+                named = found[names[other]] = once(kept, partial(match, pool, *settings), settings)
                 print(f"{seats} seats, against {names[other]}: {named}", flush=True)
     for one in players if options.recorded else ():
-        named = result["agreement"][names[one]] = agreement(one, options.recorded, options.decisions)
+        share = partial(agreement, one, options.recorded, options.decisions)
+        files = [digest_file(file) for file in options.recorded]
+        named = result["agreement"][names[one]] = once(kept, share, ((one,), files, options.decisions))
         print(f"{names[one]} does what recorded players did: {named}", flush=True)
     print(table(result), flush=True)
     lost = [

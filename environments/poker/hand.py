@@ -5,11 +5,11 @@ blind and the button is the small one. Actions are written as in the annual comp
 folds, "c" checks or calls, "r300" bets or raises to 300 chips on this street.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
-import numpy.typing as npt
 from pokerkit import Automation, NoLimitTexasHoldem
 
 from antiphon.core.errors import ContractError
@@ -126,7 +126,7 @@ class Hand:
 
     def won(self) -> list[float]:
         """Return the chips that each seat has won, less what it put in, once the hand is over."""
-        return self._gained(self._undealt[:5], whole=True).tolist()
+        return self._gained(self._undealt[:5], whole=True)
 
     def expected(self, random: np.random.Generator) -> list[float]:
         """Return the chips of each seat, those of an all-in averaged over the cards that were to come.
@@ -139,12 +139,14 @@ class Hand:
             return self.won()
         unseen = self._undealt[len(board) :]
         drawn = [[card] for card in unseen] if missing == 1 else draws(unseen, missing, RUNOUTS, random)
-        return np.mean([self._gained([*board, *more]) for more in drawn], axis=0).tolist()
+        return [
+            fmean(chips) for chips in zip(*(self._gained([*board, *more]) for more in drawn), strict=True)
+        ]
 
-    def _gained(self, board: Sequence[int], whole: bool = False) -> npt.NDArray[np.float64]:
-        put = np.subtract(self.stacks, self._state.stacks)
+    def _gained(self, board: Sequence[int], whole: bool = False) -> list[float]:
+        put = [int(had - has) for had, has in zip(self.stacks, self._state.stacks, strict=True)]
         places = {seat: strength([*self.holes[seat], *board]) for seat in self.live}
-        return paid(put.tolist(), places, whole) - put
+        return [chips - cost for chips, cost in zip(paid(put, places, whole), put, strict=True)]
 
     def seen_by(self, seat: int) -> str:
         """Return what a seat sees, in one line.
@@ -162,7 +164,7 @@ class Hand:
         return f"{shown(hole)} {board}{bets}pot {self.pot}, {left}, {self.legal()}"
 
 
-def paid(put: Sequence[int], places: dict[int, int], whole: bool = False) -> npt.NDArray[np.float64]:
+def paid(put: Sequence[int], places: Mapping[int, int], whole: bool = False) -> list[float]:
     """Return what each seat is paid of the main pot and the side pots, as fractions of chips or whole ones.
 
     Args:
@@ -170,17 +172,18 @@ def paid(put: Sequence[int], places: dict[int, int], whole: bool = False) -> npt
         places: strength of those that have not folded, by seat.
         whole: the first winner gets the odd chips, as pokerkit has it.
 
-    >>> paid([10, 50, 50, 5], {0: 1, 1: 7, 2: 7}).tolist()  # 35 in the main pot
+    >>> paid([10, 50, 50, 5], {0: 1, 1: 7, 2: 7})  # 35 in the main pot
     [35.0, 40.0, 40.0, 0.0]
     """
-    found, floor = np.zeros(len(put)), 0
+    found, floor = [0.0] * len(put), 0
     for level in sorted({put[seat] for seat in places}):
         pot = sum(min(chips, level) - min(chips, floor) for chips in put)
         inside = [seat for seat in places if put[seat] >= level]
         best = min(places[seat] for seat in inside)
         winners = [seat for seat in inside if places[seat] == best]
         share, odd = divmod(pot, len(winners)) if whole else (pot / len(winners), 0)
-        found[winners] += share
+        for seat in winners:
+            found[seat] += share
         found[winners[0]] += odd
         floor = level
     return found

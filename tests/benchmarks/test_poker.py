@@ -152,6 +152,14 @@ def test_a_match_is_the_same_each_time_and_fair_to_both() -> None:
         assert mirrored == pytest.approx([0.0] * 8), "the same cards, played alike, are worth nothing"
 
 
+def test_a_league_that_was_stopped_goes_on_and_other_weights_play_again(tmp_path: Path) -> None:
+    kept, model = tmp_path / "matches.jsonl", tmp_path / "model.safetensors"
+    played = iter([{"low": 1.0}, {"low": 2.0}])
+    for weights, low in ((b"one", 1.0), (b"one", 1.0), (b"two", 2.0), (b"one", 1.0)):
+        model.write_bytes(weights)
+        assert poker_league.once(kept, lambda: next(played), ((str(tmp_path), "tight"), 2)) == {"low": low}
+
+
 def test_a_table_may_have_models_at_its_seats() -> None:
     place = "antiphon.benchmarks.parts.poker_versions:AgainstVersions"
     table = make_environment(place, {"opponents": f"station,{MODEL}"}, 0, 16, 4)
