@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stack", type=int, default=20, help="big blinds")
     parser.add_argument("--seed", type=int, default=0, help="names the deals")
     parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="files of recorded hands")
-    parser.add_argument("--decisions", type=int, default=5_000, help="of recorded hands that are compared")
+    parser.add_argument("--decisions", type=int, default=2_000, help="of recorded hands that are compared")
     options = parser.parse_args(arguments)
     kept = options.models and options.models / "matches.jsonl"
     if options.models:

@@ -9,6 +9,7 @@ The models act in the process that scores, one decision at a time, on one thread
 
 from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,8 @@ from antiphon.environments.poker.table import Poker
 
 if TYPE_CHECKING:
     from antiphon.benchmarks.parts.poker_model import PokerModel
+
+_ONE = Lock()
 
 
 class AgainstVersions(Poker):
@@ -37,8 +40,9 @@ class AgainstVersions(Poker):
 
 
 def acted(folder: str, hand: Hand, random: np.random.Generator) -> str:
-    """Return the action of a model."""
-    return model_of(folder)([hand], random)[0]
+    """Return the action of a model; hands are played in several threads, and models are loaded in one."""
+    with _ONE:
+        return model_of(folder)([hand], random)[0]
 
 
 @cache

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,8 @@ def test_a_league_that_was_stopped_goes_on_and_other_weights_play_again(tmp_path
 def test_a_table_may_have_models_at_its_seats() -> None:
     place = "antiphon.benchmarks.parts.poker_versions:AgainstVersions"
     table = make_environment(place, {"opponents": f"station,{MODEL}"}, 0, 16, 4)
-    ends = [talk(table, index) for index in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        ends = list(threads.map(partial(talk, table), range(8)))
     assert ends == [talk(table, index) for index in range(8)], "the same replies have another end"
     with pytest.raises(ConfigError, match="'missing', which is no model's folder"):
         make_environment(place, {"opponents": "missing"}, 0, 16, 4)
