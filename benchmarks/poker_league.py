@@ -9,7 +9,7 @@ steps, and DIR/imitator, which has ten times its parameters and imitates a scrip
 `--recorded`, recorded ones. What is not there is trained first, and a match that DIR/matches.jsonl has is not
 played again.
 
-For each opponent, heads-up and in `six_handed` at a table where the others are all of its kind, there are
+For each opponent, heads-up and, of the scripted, in `six_handed` with one kind at the other seats, there are
 `mbb_per_hand` (thousandths of a big blind), `low` and `high` (the 95% interval of the mean of deals, normal)
 and `hands`; `illegal_share` is the share of a model's decisions that were not legal. With `--recorded` files
 of hands, of which models imitate four in five, `agreement` is the share of decisions in the others (folds,
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stack", type=int, default=20, help="big blinds")
     parser.add_argument("--seed", type=int, default=0, help="names the deals")
     parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="files of recorded hands")
-    parser.add_argument("--decisions", type=int, default=2_000, help="of recorded hands that are compared")
+    parser.add_argument("--decisions", type=int, default=1_000, help="of recorded hands that are compared")
     options = parser.parse_args(arguments)
     kept = options.models and options.models / "matches.jsonl"
     if options.models:
@@ -198,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {"agent": names[agent], "six_handed": {}, "agreement": {}}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for seats, hands, found in ((2, options.hands, result), (6, options.six, result["six_handed"])):
-            for other in (one for one in players if one != agent and hands):
+            for other in (
+                one for one in players if one != agent and hands and (seats == 2 or one in OPPONENTS)
+            ):
                 settings = (agent, other), seats, hands, options.stack, options.seed
                 named = found[names[other]] = once(kept, partial(match, pool, *settings), settings)
                 print(f"{seats} seats, against {names[other]}: {named}", flush=True)
