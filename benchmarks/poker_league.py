@@ -23,7 +23,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import cache, partial
@@ -95,7 +94,7 @@ def match(
     pool: Executor, names: tuple[str, str], seats: int, hands: int, stack: int, seed: int
 ) -> dict[str, float]:
     """Return the figures of one match."""
-    begun, deals = time.perf_counter(), max(2, hands // seats)
+    deals = max(2, hands // seats)
     chunks = [range(at, min(deals, at + CHUNK)) for at in range(0, deals, CHUNK)]
     found = list(pool.map(partial(play, names, seats, stack, seed), chunks))
     won = np.array([one for means, _, _ in found for one in means])
@@ -104,7 +103,6 @@ def match(
     figures = {"mbb_per_hand": mean, "low": mean - margin, "high": mean + margin, "hands": seats * len(won)}
     if decisions:
         figures["illegal_share"] = sum(illegal for _, _, illegal in found) / decisions
-    figures["hands_per_s"] = figures["hands"] / (time.perf_counter() - begun)
     return {name: round(float(value), 4) for name, value in figures.items()}
 
 
