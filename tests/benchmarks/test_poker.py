@@ -14,6 +14,7 @@ import torch
 
 from antiphon.benchmarks import poker, poker_league
 from antiphon.benchmarks.parts.poker_model import PokerModel, Talk
+from antiphon.benchmarks.parts.results import read
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import Ended, Reply
 from antiphon.core.seeds import generator
@@ -179,3 +180,8 @@ def talk(table: Any, index: int) -> Ended:
     while not isinstance(said := conversation.answer(Reply("c")), Ended):
         pass
     return said
+
+
+def test_the_guide_has_the_table_of_the_league() -> None:
+    guide = (MODEL.parents[2] / "docs" / "guides" / "poker.md").read_text(encoding="utf-8")
+    assert poker_league.table(read()["poker_league"].result) in guide
