@@ -1,4 +1,4 @@
-"""Poker: recorded hands through our rules, and what a decision and an opponent cost.
+"""Poker: recorded hands, and what a decision and an opponent cost.
 
 `--hands` names files of hands, JSON lines, also gzipped. Hands in PHH notation are replayed: no-limit
 hold'em with all cards known by `environments/poker`, each recorded action being legal there, other variants

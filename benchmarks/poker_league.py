@@ -1,4 +1,4 @@
-"""Poker league: what an agent wins from each opponent, over duplicate deals, and who plays as recorded.
+"""Poker league: what an agent wins from each opponent.
 
 Every deal is played from each seat with the same cards, and the cards that were to come after an all-in count
 by their average, so that little luck is left. `--agent` and `--opponents` are names of scripted opponents or
