@@ -1,4 +1,4 @@
-"""Poker: recorded hands through our rules, and what a decision and an opponent cost.
+"""Poker: recorded hands, and what a decision and an opponent cost.
 
 `--hands` names files of hands, JSON lines, also gzipped. Hands in PHH notation are replayed: no-limit
 hold'em with all cards known by `environments/poker`, each recorded action being legal there, other variants
@@ -12,17 +12,16 @@ line is JSON.
     .venv/bin/python benchmarks/poker.py --hands FILE... [--record]
 """
 
-import gzip
-import json
 import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pokerkit import HandHistory
 
+from antiphon.benchmarks.parts.poker_hands import Row, ours, recorded, rows_of, whole_deck
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.errors import AntiphonError
 from antiphon.core.seeds import generator
@@ -38,58 +37,6 @@ FIELDS = (
     *("bring_in", "starting_stacks", "actions", "players", "finishing_stacks"),
 )
 """Of a recorded hand, what pokerkit takes."""
-Row = dict[str, Any]
-
-
-def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the hands of a file of JSON lines, which may be gzipped.
-
-    Raises:
-        SystemExit: when it cannot be read, or a line is no hand; it is named.
-    """
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                row = json.loads(line)
-                if not {"acpc", "variant"} & row.keys():
-                    raise SystemExit(f"line {number} of {path} is no hand: it has no acpc and no variant")
-                yield row
-    except (OSError, ValueError, AttributeError) as error:
-        raise SystemExit(f"{path} cannot be read as hands, one JSON object a line: {error}") from error
-
-
-def whole_deck(dealt: Sequence[int]) -> list[int]:
-    """Return cards that were dealt and behind them all others."""
-    return [*dealt, *(card for card in range(len(CARDS)) if card not in dealt)]
-
-
-def ours(row: Row) -> bool:
-    """Tell whether a recorded hand is of the game that `environments/poker` plays."""
-    blinds = row.get("blinds_or_straddles", ())  # games with a bring-in have none
-    return (
-        row["variant"] == "NT"
-        and not any([*row["antes"], *blinds[2:]])
-        and row["min_bet"] == blinds[1]
-        and all(isinstance(chips, int) for chips in row["starting_stacks"])
-        and not any("." in action for action in row["actions"])
-        and 2 <= len(row["starting_stacks"]) <= 6
-        and not any("?" in action for action in row["actions"] if action.startswith("d "))
-    )
-
-
-def recorded(row: Row) -> tuple[list[int], list[str]]:
-    """Return the cards of a hand in PHH notation as they were dealt, holes by seat, and the actions."""
-    holes, board, actions = dict[int, list[int]](), list[int](), list[str]()
-    for action in row["actions"]:
-        words = action.split()
-        if words[:2] == ["d", "dh"]:
-            holes[int(words[2][1:])] = parse(words[3])
-        elif words[:2] == ["d", "db"]:
-            board += parse(words[2])
-        elif words[1] in ("f", "cc", "cbr"):
-            actions.append(f"r{words[2]}" if words[1] == "cbr" else words[1][0])
-    return [card for seat in sorted(holes) for card in holes[seat]] + board, actions
 
 
 def replay(hand: Hand, actions: Sequence[str]) -> list[list[int]]:

@@ -150,6 +150,21 @@ def check_names(parameters: Mapping[str, Any], known: Collection[str]) -> None:
             raise ConfigError(f"environment.parameters.{key} is not a parameter of this task; {hint}")
 
 
+def checked(parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's parameters, with the defaults of those that are not given.
+
+    Raises:
+        ConfigError: for a parameter that is not among the defaults, or of another type than there.
+    """
+    check_names(parameters, defaults)
+    for key, value in parameters.items():
+        wanted = type(defaults[key])
+        fits = isinstance(value, (int, float) if wanted is float else wanted)
+        if defaults[key] is not None and (not fits or (isinstance(value, bool) and wanted is not bool)):
+            raise ConfigError(f"environment.parameters.{key}={value!r} must be of type {wanted.__name__}")
+    return {**defaults, **parameters}
+
+
 @runtime_checkable
 class Explains(Protocol):
     """What an environment may have besides: it says why a completion got its reward."""

@@ -15,7 +15,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.messages import UNIT_RANGE, RewardRange, Tool
 from antiphon.core.seeds import derive_seed, generator
 from antiphon.environments.conversation import Conversation
-from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
+from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, checked, key_of
 from antiphon.environments.tools import tool_of
 
 DRAWS_PER_PROBLEM, FEWEST_DRAWS = 64, 4_096
@@ -38,15 +38,7 @@ class GeneratedProblems(SplitEnvironment):
         Raises:
             ConfigError: for a parameter that is not among `defaults`, or of another type than there.
         """
-        check_names(parameters, self.defaults)
-        for key, value in parameters.items():
-            wanted = type(self.defaults[key])
-            fits = isinstance(value, (int, float) if wanted is float else wanted)
-            if self.defaults[key] is not None and (
-                not fits or (isinstance(value, bool) and wanted is not bool)
-            ):
-                raise ConfigError(f"environment.parameters.{key}={value!r} must be of type {wanted.__name__}")
-        self.parameters: dict[str, Any] = {**self.defaults, **parameters}
+        self.parameters = checked(parameters, self.defaults)
         super().__init__(seed, train_size, heldout_size)
         self._problems: dict[str, list[Problem]] = {split: [] for split in SPLITS}
         self._texts: set[str] = set()

@@ -1,55 +1,27 @@
-"""Hand: one hand of no-limit hold'em by pokerkit's rules, all its cards given beforehand.
+"""Hand: one hand of no-limit hold'em, all its cards given beforehand; pokerkit rules the betting.
 
 Seats count from the small blind on, so that the last one is the button; of two seats the first is the big
 blind and the button is the small one. Actions are written as in the annual computer poker competition: "f"
 folds, "c" checks or calls, "r300" bets or raises to 300 chips on this street.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from statistics import fmean
 
 import numpy as np
-from pokerkit import Automation, Card, NoLimitTexasHoldem, StandardHighHand, State
-from pokerkit import Hand as Made
+from pokerkit import Automation, NoLimitTexasHoldem
 
 from antiphon.core.errors import ContractError
-from antiphon.environments.poker.cards import CARDS, draws, made, shown, strength
+from antiphon.environments.poker.cards import draws, made, shown, strength
 
-_CARDS = tuple(next(Card.parse(name)) for name in CARDS)
-_OURS = (Automation.HOLE_DEALING, Automation.BOARD_DEALING, Automation.CARD_BURNING)
-_AUTOMATED = tuple(one for one in Automation if one not in _OURS)
-_NUMBERS = {card: number for number, card in enumerate(_CARDS)}
+_AUTOMATED = (
+    *(Automation.ANTE_POSTING, Automation.BLIND_OR_STRADDLE_POSTING, Automation.BET_COLLECTION),
+    *(Automation.CARD_BURNING, Automation.HOLE_DEALING, Automation.BOARD_DEALING),
+)
+"""So pokerkit deals cards that nobody looks at, and stops where hands would be shown or the pot be paid."""
 RUNOUTS = 100
 """Boards over which the chips of an all-in are averaged, where two cards or more are to come."""
-
-
-class _Strength(Made):
-    """Seven cards as pokerkit compares them, by the faster evaluation; fewer cards are no hand yet."""
-
-    lookup, low = StandardHighHand.lookup, False
-
-    def __init__(self, place: int) -> None:
-        self.place = place
-
-    @classmethod
-    def from_game(cls, hole_cards: Sequence[Card], board_cards: Sequence[Card] = ()) -> "_Strength":  # type: ignore[override]
-        if len(cards := (*hole_cards, *board_cards)) < 7:
-            raise ValueError("a hand has seven cards")
-        return cls(strength([_NUMBERS[card] for card in cards]))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Strength) and self.place == other.place
-
-    def __lt__(self, other: Made) -> bool:
-        return isinstance(other, _Strength) and self.place > other.place
-
-    def __hash__(self) -> int:
-        return self.place
-
-
-class _Game(NoLimitTexasHoldem):
-    hand_types: ClassVar[tuple[type[Made], ...]] = (_Strength,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +62,23 @@ class Hand:
             stacks: chips of each seat, blinds not yet posted.
             blinds: small blind, big blind and what else is posted, from the small blind on.
         """
-        self.seats, self.stacks, self.big_blind = len(stacks), tuple(stacks), blinds[1]
+        self.seats, self.stacks = len(stacks), tuple(stacks)
         self.holes = [list(deck[2 * seat : 2 * seat + 2]) for seat in range(self.seats)]
-        self.board: list[int] = []
-        self._rest = list(deck[2 * self.seats :])
         self.bets = ""
         """All actions so far; "/" begins a street."""
+        self._undealt = list(deck[2 * self.seats :])
         self._legal: Legal | None = None
-        self._all_in: tuple[list[int], list[int], list[int]] | None = None
-        self._state: State = _Game(_AUTOMATED, True, 0, tuple(blinds), blinds[1])(self.stacks, self.seats)
-        for hole in self.holes:
-            self._state.deal_hole([_CARDS[card] for card in hole])
+        self._state = NoLimitTexasHoldem(_AUTOMATED, True, 0, tuple(blinds), blinds[1])(stacks, self.seats)
 
     @property
     def actor(self) -> int | None:
         """The seat whose turn it is; None once the hand is over."""
         return self._state.actor_index
+
+    @property
+    def board(self) -> list[int]:
+        """The cards that were dealt when somebody could still bet."""
+        return self._undealt[: len(self._state.board_cards)]
 
     @property
     def pot(self) -> int:
@@ -137,7 +110,7 @@ class Hand:
         Raises:
             ContractError: when it is no action that is legal here.
         """
-        state = self._state
+        state, street = self._state, self._state.street_index
         if self.actor is None or not self.legal().allows(action):
             raise ContractError(f"the action {action!r:.20} is not legal after {self.bets!r} of this hand")
         if action == "f":
@@ -147,28 +120,13 @@ class Hand:
         else:
             state.complete_bet_or_raise_to(int(action[1:]))
         self.bets += action
-        self._legal = None
-        if state.status and state.actor_index is None:
-            self._deal()
-
-    def _deal(self) -> None:
-        """Deal the next street, or all that is left when nobody can bet any more."""
-        put = [had - has for had, has in zip(self.stacks, self._state.stacks, strict=True)]
-        before, live, rest = list(self.board), self.live, list(self._rest)
-        while self._state.status and self.actor is None:
-            count = 1 if self.board else 3
-            new, self._rest = self._rest[:count], self._rest[count:]
-            self.board += new
+        if self.actor is not None and state.street_index != street:
             self.bets += "/"
-            self._state.burn_card("??")
-            self._state.deal_board([_CARDS[card] for card in new])
-        if self.actor is None:
-            self._all_in = put, live, [*before, *rest]
-            self._known = len(before)
+        self._legal = None
 
     def won(self) -> list[float]:
         """Return the chips that each seat has won, less what it put in, once the hand is over."""
-        return [float(has - had) for had, has in zip(self.stacks, self._state.stacks, strict=True)]
+        return self._gained(self._undealt[:5], whole=True)
 
     def expected(self, random: np.random.Generator) -> list[float]:
         """Return the chips of each seat, those of an all-in averaged over the cards that were to come.
@@ -176,18 +134,19 @@ class Hand:
         That is what `won` is on average, given all that was dealt and done before: a hand that was all in
         counts without the luck of its last cards.
         """
-        if self._all_in is None:
+        board, missing = self.board, 5 - len(self.board)
+        if len(self.live) == 1 or not missing:
             return self.won()
-        put, live, cards = self._all_in
-        board, unseen = cards[: self._known], cards[self._known :]
-        missing = 5 - len(board)
+        unseen = self._undealt[len(board) :]
         drawn = [[card] for card in unseen] if missing == 1 else draws(unseen, missing, RUNOUTS, random)
-        total, times = np.zeros(self.seats), 0
-        for more in drawn:
-            places = {seat: strength([*self.holes[seat], *board, *more]) for seat in live}
-            total += paid(put, places)
-            times += 1
-        return [float(chips) for chips in total / times - np.array(put)]
+        return [
+            fmean(chips) for chips in zip(*(self._gained([*board, *more]) for more in drawn), strict=True)
+        ]
+
+    def _gained(self, board: Sequence[int], whole: bool = False) -> list[float]:
+        put = [int(had - has) for had, has in zip(self.stacks, self._state.stacks, strict=True)]
+        places = {seat: strength([*self.holes[seat], *board]) for seat in self.live}
+        return [chips - cost for chips, cost in zip(paid(put, places, whole), put, strict=True)]
 
     def seen_by(self, seat: int) -> str:
         """Return what a seat sees, in one line.
@@ -205,22 +164,26 @@ class Hand:
         return f"{shown(hole)} {board}{bets}pot {self.pot}, {left}, {self.legal()}"
 
 
-def paid(put: Sequence[int], places: dict[int, int]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Return what each seat is paid of the main pot and the side pots, fractions of chips included.
+def paid(put: Sequence[int], places: Mapping[int, int], whole: bool = False) -> list[float]:
+    """Return what each seat is paid of the main pot and the side pots, as fractions of chips or whole ones.
 
     Args:
         put: chips that each seat put in.
         places: strength of those that have not folded, by seat.
+        whole: the first winner gets the odd chips, as pokerkit has it.
 
-    >>> paid([10, 50, 50, 5], {0: 1, 1: 7, 2: 7}).tolist()  # 35 in the main pot
+    >>> paid([10, 50, 50, 5], {0: 1, 1: 7, 2: 7})  # 35 in the main pot
     [35.0, 40.0, 40.0, 0.0]
     """
-    found, floor = np.zeros(len(put)), 0
+    found, floor = [0.0] * len(put), 0
     for level in sorted({put[seat] for seat in places}):
         pot = sum(min(chips, level) - min(chips, floor) for chips in put)
         inside = [seat for seat in places if put[seat] >= level]
         best = min(places[seat] for seat in inside)
         winners = [seat for seat in inside if places[seat] == best]
-        found[winners] += pot / len(winners)
+        share, odd = divmod(pot, len(winners)) if whole else (pot / len(winners), 0)
+        for seat in winners:
+            found[seat] += share
+        found[winners[0]] += odd
         floor = level
     return found

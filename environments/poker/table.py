@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.messages import Ended, Message, Reply
+from antiphon.core.messages import Ended, Message, Reply, Tool
 from antiphon.core.seeds import derive_seed, generator
 from antiphon.environments.conversation import user
-from antiphon.environments.environment import Problem, SplitEnvironment, check_names, key_of
+from antiphon.environments.environment import Problem, SplitEnvironment, checked, key_of
 from antiphon.environments.poker.cards import CARDS, parse
 from antiphon.environments.poker.hand import Hand, Legal
-from antiphon.environments.poker.opponents import OPPONENTS
+from antiphon.environments.poker.opponents import OPPONENTS, Opponent
 
 BLINDS = (1, 2)
 SEATS, STACKS = (2, 6), (2, 1000)
@@ -43,6 +43,7 @@ class Poker(SplitEnvironment):
     name = "poker"
     only_compares = True
     rebuildable = True
+    tools: tuple[Tool, ...] = ()
     defaults: ClassVar[Mapping[str, Any]] = {
         "seats": 2,
         "stack": 20,
@@ -62,12 +63,7 @@ class Poker(SplitEnvironment):
             ConfigError: naming the parameter that cannot be played with.
         """
         super().__init__(seed, train_size, heldout_size)
-        check_names(parameters, self.defaults)
-        chosen = {**self.defaults, **parameters}
-        for name, value in chosen.items():
-            if type(value) is not type(self.defaults[name]):
-                wanted = type(self.defaults[name]).__name__
-                raise ConfigError(f"environment.parameters.{name}={value!r} must be of type {wanted}")
+        chosen = checked(parameters, self.defaults)
         self.seats, self.stack = chosen["seats"], chosen["stack"]
         for name, value, (least, most) in (("seats", self.seats, SEATS), ("stack", self.stack, STACKS)):
             if not least <= value <= most:
@@ -76,12 +72,7 @@ class Poker(SplitEnvironment):
                     f"environment.parameters.{name}={value} is no number of {unit} from {least} to {most}; "
                     "set one of these"
                 )
-        self.opponents = [one.strip() for one in chosen["opponents"].split(",")]
-        for one in self.opponents:
-            if one not in OPPONENTS:
-                raise ConfigError(
-                    f"environment.parameters.opponents has {one!r:.40}; opponents are {', '.join(OPPONENTS)}"
-                )
+        self.opponents = [self.opponent(name.strip()) for name in chosen["opponents"].split(",")]
         try:
             self.first_cards = parse(chosen["deck"])
         except ConfigError as error:
@@ -89,10 +80,17 @@ class Poker(SplitEnvironment):
         self.expected, self.tells_rules = chosen["expected"], chosen["rules"]
         self.reward_range = (-float(self.stack), float(self.stack * (self.seats - 1)))
 
-    @property
-    def tools(self) -> tuple[()]:
-        """Return nothing: a policy says what it does."""
-        return ()
+    def opponent(self, name: str) -> Opponent:
+        """Return who plays under a name; a subclass may know more of them.
+
+        Raises:
+            ConfigError: when nobody does.
+        """
+        if name not in OPPONENTS:
+            raise ConfigError(
+                f"environment.parameters.opponents has {name!r:.40}; opponents are {', '.join(OPPONENTS)}"
+            )
+        return OPPONENTS[name]
 
     def make(self, split: str, index: int) -> Problem:
         number = derive_seed("poker", split, self.seed, index // self.seats)
@@ -124,9 +122,9 @@ class Playing:
     def begin(self, problem: Problem, seed: int) -> Sequence[Message]:
         number, seat, _ = map(int, re.findall(r"\d+", problem.text))
         self._seat, self._random = seat - 1, generator("poker-opponents", seed)
-        names = self._table.opponents
-        drawn = self._random.integers(len(names), size=self._table.seats)
-        self._others = [OPPONENTS[names[place]] for place in drawn]
+        known = self._table.opponents
+        drawn = self._random.integers(len(known), size=self._table.seats)
+        self._others = [known[place] for place in drawn]
         for again in range(DEALS):
             self._hand = self._table.deal(number, again)
             self._play()

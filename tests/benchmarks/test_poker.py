@@ -3,15 +3,23 @@
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 
 from antiphon.benchmarks import poker, poker_league
-from antiphon.core.messages import Message
+from antiphon.benchmarks.parts.poker_model import PokerModel, Talk
+from antiphon.benchmarks.parts.results import read
+from antiphon.core.errors import ConfigError
+from antiphon.core.messages import Ended, Reply
+from antiphon.core.seeds import generator
+from antiphon.environments.poker.hand import Hand
+from antiphon.environments.registry import make_environment
 
 SIX_HANDED = {
     "id": "pluribus/101b/93",
@@ -99,48 +107,81 @@ def test_a_file_that_has_something_else_is_named(line: str, tmp_path: Path) -> N
             poker.main(["--hands", str(path)])
 
 
-class Told:
-    """Stands for a model and its renderer: a character is a token, and the reply is always a call."""
-
-    end_token_id = 0
-
-    def __init__(self) -> None:
-        self.codec, self.seen = self, list[str]()
-
-    def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(map(ord, text))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
-
-    def opening(self, said: Sequence[Message], tools: tuple[()]) -> tuple[int, ...]:
-        return self.encode(f"<{said[0].content}>", False)
-
-    def following(self, context: Any, reply: Any, said: Sequence[Message], tools: Any) -> tuple[int, ...]:
-        return self.opening(said, tools)
-
-    def generate(self, ids: torch.Tensor, **_: object) -> torch.Tensor:
-        self.seen += [self.decode(row).replace("\0", "") for row in ids.tolist()]
-        return torch.cat([ids, torch.tensor([[ord("c"), 0]] * len(ids))], 1)
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "poker"
 
 
 def test_recorded_seats_are_conversations_in_which_the_recorded_players_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hands.jsonl").write_text(json.dumps(SIX_HANDED))
-    agent, told = object.__new__(poker_league.ModelAgent), Told()
-    vars(agent).update(_renderer=told, _model=told, _told=WeakKeyDictionary(), decisions=0, illegal=0)
-    monkeypatch.setattr(poker_league, "agent_of", lambda name: agent)
+    player, seen = PokerModel(str(MODEL)), list[str]()
+
+    def calls(talks: Sequence[Talk], seed: int) -> list[list[int]]:
+        seen.extend(player.renderer.codec.decode(talk.ids) for talk in talks)
+        return [list(player.renderer.codec.encode("c", add_special_tokens=False)) for _ in talks]
+
+    monkeypatch.setattr(player, "replies", calls)
+    monkeypatch.setattr(poker_league, "agent_of", lambda name: player)
     found = poker_league.agreement("model", [tmp_path / "hands.jsonl"], 100)
-    assert found == {"share": 0.2, "decisions": 10} and agent.decisions == 10
-    assert told.seen[0].startswith("<9h4s pot 3, ") and "200 200" in told.seen[0], "chips as models know them"
-    replies = [re.findall(r">(\w+)<", row) for row in told.seen]
+    assert found == {"share": 0.2, "decisions": 10} and player.decisions == 10
+    assert "9h4s pot 3, " in seen[0] and "200 200" in seen[0], "chips as models know them"
+    replies = [re.findall(r"assistant\n(\w+)", row) for row in seen]
     assert replies == [[], [], [], [], [], [], ["r4"], ["r4", "c"], ["r15"], ["r4", "c", "c"]]
-    assert all(len(set(re.findall(r"<(\w{4}) ", row))) == 1 for row in told.seen), "cards of another seat"
+    assert all(len(set(re.findall(r"user\n(\w{4}) ", row))) == 1 for row in seen), "cards of another seat"
+
+
+def test_what_a_model_keeps_is_what_it_would_work_out_again() -> None:
+    player, random = PokerModel(str(MODEL)), generator("kept")
+    hands = [Hand(generator("deck", deal).permutation(52).tolist(), [40, 40], (1, 2)) for deal in range(24)]
+    while asked := [hand for hand in hands if hand.actor is not None]:
+        for hand, action in zip(asked, player(asked, random), strict=True):
+            hand.act(action)
+    talks = [talk for hand in hands for talk in player.talks[hand].values()]
+    again = [replace(talk, ids=talk.ids[: talk.asked], kept=talk.kept[:0]) for talk in talks]
+    assert any(talk.ids.count(player.renderer.codec.end_token_id) > 3 for talk in talks), (
+        "all hands are short"
+    )
+    player.replies(again, 0)
+    for kept, made in zip(talks, again, strict=True):
+        assert len(kept.kept) == kept.asked
+        torch.testing.assert_close(kept.kept, made.kept, rtol=1e-3, atol=1e-3)
 
 
 def test_a_match_is_the_same_each_time_and_fair_to_both() -> None:
-    ours, _, _ = poker_league.play(("station", "tight"), 20, 7, range(4))
-    assert ours == poker_league.play(("station", "tight"), 20, 7, range(4))[0]
-    mirrored, _, _ = poker_league.play(("station", "station"), 20, 7, range(8))
-    assert mirrored == [0.0] * 8, "the same cards, played alike from both seats, are worth nothing"
+    ours, _, _ = poker_league.play(("station", "tight"), 2, 20, 7, range(4))
+    assert ours == poker_league.play(("station", "tight"), 2, 20, 7, range(4))[0]
+    for seats in (2, 6):
+        mirrored, _, _ = poker_league.play(("station", "station"), seats, 20, 7, range(8))
+        assert mirrored == pytest.approx([0.0] * 8), "the same cards, played alike, are worth nothing"
+
+
+def test_a_league_that_was_stopped_goes_on_and_other_weights_play_again(tmp_path: Path) -> None:
+    kept, model = tmp_path / "matches.jsonl", tmp_path / "model.safetensors"
+    played = iter([{"low": 1.0}, {"low": 2.0}])
+    for weights, low in ((b"one", 1.0), (b"one", 1.0), (b"two", 2.0), (b"one", 1.0)):
+        model.write_bytes(weights)
+        assert poker_league.once(kept, lambda: next(played), ((str(tmp_path), "tight"), 2)) == {"low": low}
+
+
+def test_a_table_may_have_models_at_its_seats() -> None:
+    place = "antiphon.benchmarks.parts.poker_versions:AgainstVersions"
+    table = make_environment(place, {"opponents": f"station,{MODEL}"}, 0, 16, 4)
+    with ThreadPoolExecutor(4) as threads:
+        ends = list(threads.map(partial(talk, table), range(8)))
+    assert ends == [talk(table, index) for index in range(8)], "the same replies have another end"
+    with pytest.raises(ConfigError, match="'missing', which is no model's folder"):
+        make_environment(place, {"opponents": "missing"}, 0, 16, 4)
+
+
+def talk(table: Any, index: int) -> Ended:
+    """Return how a conversation ends in which every reply is a call."""
+    conversation = table.conversation()
+    conversation.begin(table.problem("train", index), 5)
+    while not isinstance(said := conversation.answer(Reply("c")), Ended):
+        pass
+    return said
+
+
+def test_the_guide_has_the_table_of_the_league() -> None:
+    guide = (MODEL.parents[2] / "docs" / "guides" / "poker.md").read_text(encoding="utf-8")
+    assert poker_league.table(read()["poker_league"].result) in guide

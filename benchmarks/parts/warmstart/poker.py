@@ -2,21 +2,23 @@
 
 It imitates scripted players of `environments/poker`: the tight one in some of the hands and the one that
 plays at random in most, so that reinforcement has something to find. Shape and steps may be set, for a larger
-model that imitates the better one alone.
+model that imitates the better one alone, or recorded players in every other hand.
 
-    scripts/warmstart poker --out DIR [--careful 1 --hidden 416 --layers 4 --steps N]
+    scripts/warmstart poker --out DIR [--careful 1 --hidden 416 --layers 4 --steps N --recorded FILE...]
 """
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from antiphon.benchmarks.parts.poker_hands import of_players, retold
 from antiphon.benchmarks.parts.warmstart.turns import (
     Demonstration,
+    Shown,
     Stage,
     TurnsRecipe,
     show_progress,
@@ -30,30 +32,45 @@ MOST_ACTIONS = 4
 """Of the player who is imitated; longer hands are cut."""
 
 
-def playing(teacher: str) -> Callable[[str, np.random.Generator], Demonstration]:
+def playing(teacher: str) -> Shown:
     """Return what shows a hand of two seats: played by a teacher when careful, else at random."""
     table = Poker({"rules": False}, 0, 1, 1)
 
     def show(care: str, rng: np.random.Generator) -> Demonstration:
         player = OPPONENTS[teacher if care == "careful" else "random"]
         seat = int(rng.integers(2))
-        hand, turns, seen, opening = table.deal(int(rng.integers(2**62))), list[tuple[str, str]](), "", ""
+        hand, turns = table.deal(int(rng.integers(2**62))), list[tuple[str, str]]()
         other = OPPONENTS[("random", "station", "tight")[rng.integers(3)]]
         while hand.actor is not None and len(turns) < MOST_ACTIONS:
             if hand.actor != seat:
                 hand.act(other(hand, rng))
                 continue
-            seen = hand.seen_by(seat)
-            opening = opening or seen
-            turns.append((seen, action := player(hand, rng)))
+            turns.append((hand.seen_by(seat), action := player(hand, rng)))
             hand.act(action)
-        if not turns:
-            return show(care, rng)
-        answers = [Message("user", line) for line, _ in turns[1:]]
-        replies = [action for _, action in turns]
-        return Demonstration(opening, (), tuple(zip(replies, [*answers, None], strict=True)))
+        return shown(turns) if turns else show(care, rng)
 
     return show
+
+
+def recorded(files: Sequence[Path]) -> Shown:
+    """Return what shows a seat of a recorded hand."""
+    rows = of_players(files, compared=False)
+
+    def show(care: str, rng: np.random.Generator) -> Demonstration:
+        row = rows[rng.integers(len(rows))]
+        seat = int(rng.integers(len(row["starting_stacks"])))
+        turns = [(hand.seen_by(seat), action) for hand, action in retold(row) if hand.actor == seat]
+        turns = turns[:MOST_ACTIONS]
+        return shown(turns) if turns else show(care, rng)
+
+    return show
+
+
+def shown(turns: Sequence[tuple[str, str]]) -> Demonstration:
+    """Return the conversation of a seat from what it saw and did."""
+    answers = [Message("user", line) for line, _ in turns[1:]]
+    replies = [action for _, action in turns]
+    return Demonstration(turns[0][0], (), tuple(zip(replies, [*answers, None], strict=True)))
 
 
 def main() -> int:
@@ -70,6 +87,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=3, help="number of layers")
     parser.add_argument("--steps", type=int, default=120, help="of training")
     parser.add_argument("--batch", type=int, default=32, help="hands of a step")
+    parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="files of recorded hands")
     options = parser.parse_args()
     stages = (Stage(options.steps, 6e-3, careful=options.careful, hasty=1.0 - options.careful),)
     recipe = TurnsRecipe()
@@ -77,7 +95,8 @@ def main() -> int:
         recipe.shape, hidden_size=options.hidden, layers=options.layers, mlp_size=2 * options.hidden
     )
     recipe = replace(recipe, stages=stages, shape=shape, batch=options.batch)
-    digest = warmstart_turns(recipe, options.out, show_progress, (playing(options.teacher),))
+    tasks = (playing(options.teacher), *([recorded(options.recorded)] if options.recorded else []))
+    digest = warmstart_turns(recipe, options.out, show_progress, tasks)
     print(f"{options.out} has weights of digest {digest}")
     return 0
 
