@@ -196,7 +196,7 @@ class FileEnvironment(SplitEnvironment):
             ConfigError: naming a row that is no problem, or two of different splits with the same prompt; or
                 where more than `MOST_UNREAD` of a split's references cannot be compared.
         """
-        notes = [note for split in SPLITS for note in self.check_answers(split)]
+        notes = [note for split in SPLITS for note in self.check_answers(split, self.size(split))]
         train, heldout = (
             _hashes(self.make(split, index).text for index in range(self.size(split))) for split in SPLITS
         )
@@ -222,13 +222,12 @@ class FileEnvironment(SplitEnvironment):
             "scores of them may be of what was trained on"
         )
 
-    def check_answers(self, split: str) -> list[str]:
-        """Read the tests or references of a split, and say which references only their own text can match.
+    def check_answers(self, split: str, count: int) -> list[str]:
+        """Read the first tests or references of a split, and say which references only their text can match.
 
         Raises:
-            ConfigError: naming a row whose tests are none; or where too many references cannot be compared.
+            ConfigError: naming a row whose tests are none; or where too many of all cannot be compared.
         """
-        count = self.size(split)
         if self.runs_programs:
             for index in range(count):
                 self._read_tests(split, self._place(split, index))
@@ -243,7 +242,7 @@ class FileEnvironment(SplitEnvironment):
         said = (
             f"{len(unread)} of {count} {split} references can be matched by nothing but their text: {first}"
         )
-        if len(unread) > MOST_UNREAD * count:
+        if len(unread) > MOST_UNREAD * self.size(split):
             raise ConfigError(
                 f"{said}; more than {MOST_UNREAD:.0%}: repair environment.parameters.answer="
                 f"{self._values['answer']} in these rows, or score them otherwise"

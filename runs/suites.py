@@ -271,9 +271,9 @@ def _prepare(
     section, environment = config.environment, environment_of(config.environment)
     assert isinstance(environment, FileEnvironment)
     check_model(config, subject.folder)
-    for note in environment.check_answers("heldout"):
-        say(f"{suite.name}: {note}")
     items = range(min(environment.size("heldout"), options.limit or environment.size("heldout")))
+    for note in environment.check_answers("heldout", len(items)):
+        say(f"{suite.name}: {note}")
     prompts = prompts_of(config, environment, renderer := Renderer.load(config))
     check_characters(
         (environment.problem("heldout", item) for item in items), renderer.codec, section.max_lost_share

@@ -279,8 +279,9 @@ def test_references_that_cannot_be_compared_are_named_before_anything_is_sampled
         {"problem": f"{n} + 0 =", "answer": r"\frac{5055}{2^{15}" if n < 2 else f"{n}"} for n in range(50)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {"overrides": (*OVERRIDES[1:], "score=math", "id=null"), "limit": 1}
+    options = {"overrides": (*OVERRIDES[1:], "score=math", "id=null")}
     evaluate(tmp_path, file, Reader(), said.append, **options)
+    evaluate(tmp_path, file, Reader(), limit=2, **options)
     (line,) = [line for line in said if "can be matched by nothing but their text" in line]
     assert "2 of 50 heldout references" in line and "row 1 of" in line
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:20]))
