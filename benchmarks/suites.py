@@ -124,9 +124,7 @@ class Calls:
     def places(self) -> set[tuple[Any, ...]]:
         """Return the name of every sample that is kept."""
         database = self._home / "suites" / "samples.sqlite"
-        return (
-            set(read_rows(database, "select digest from samples")) if database.exists() else set()
-        )
+        return set(read_rows(database, "select digest from samples")) if database.exists() else set()
 
     def killed(self) -> set[tuple[Any, ...]]:
         """Kill a call, and the workers with it, when enough is there; return what was."""

@@ -21,6 +21,7 @@ from antiphon.runs.attach import held_out_scores, plain_scores, write_scores
 from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_run
 from antiphon.runs.samples import samples_of, version_of
+from antiphon.system.files import write_atomically
 
 _SPLITS = {"heldout": "held-out", "train": "training"}
 
@@ -92,16 +93,16 @@ def evaluate(
                 f"--model {model} is evaluated in place of a run's version; leave one of them out"
             )
         found = find_suites(suite, data)
-        subject = (
-            suites.subject_of_model(model) if model else suites.subject_of_run(home, run, version)
-        )
+        subject = suites.subject_of_model(model) if model else suites.subject_of_run(home, run, version)
         say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
         say(f"{subject.name}, weights {subject.digest[:12]}")
         options = suites.SuiteOptions(k, temperature, limit, workers, share, set_)
-        results = suites.evaluate_suites(subject, found, options, home, say)
-        if as_json:
-            return print(json.dumps([asdict(result) for result in results], indent=2))
-        return print("\n".join(line for result in results for line in result.lines()))
+        scored = suites.evaluate_suites(subject, found, options, home, say)
+        plain_results = json.dumps([asdict(one) for one in scored], indent=2)
+        if results is not None:
+            write_atomically(results, plain_results.encode())
+        print(plain_results if as_json else "\n".join(line for one in scored for line in one.lines()))
+        return
     if data or model or k or temperature is not None or limit or workers or set_:
         raise ConfigError("--data, --model, --k, --temperature, --limit, --workers and --set need a --suite")
     if samples:

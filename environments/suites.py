@@ -87,7 +87,7 @@ def find_suites(named: str, data: Path | None) -> list[tuple[Suite, dict[str, An
             are missing are left out, as long as one is there.
     """
     found: list[tuple[Suite, dict[str, Any]]] = []
-    known = {name: [suite] for name, suite in SUITES.items()} | GROUPS
+    known = {**{name: (suite,) for name, suite in SUITES.items()}, **GROUPS}
     for name in (part.strip() for part in named.split(",")):
         if name in known:
             there = [(suite, place) for suite in known[name] if (place := _place(suite, data))]

@@ -7,9 +7,10 @@ file.
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import IntegrityError
 from antiphon.core.reporting.suite_scores import SuiteResult
 from antiphon.system.files import write_atomically
 
@@ -29,6 +30,15 @@ def write_result(run_dir: Path, result: SuiteResult) -> None:
 
 
 def read_results(run_dir: Path) -> list[SuiteResult]:
-    """Return the results of a run by suite and version."""
-    found = [_RESULT.validate_json(path.read_bytes()) for path in sorted(run_dir.glob(PATTERN))]
-    return sorted(found, key=lambda one: (one.suite, one.version or 0, one.samples))
+    """Return the results of a run by suite and version.
+
+    Raises:
+        IntegrityError: for a file that is none.
+    """
+    found = []
+    for path in run_dir.glob(PATTERN):
+        try:
+            found.append(_RESULT.validate_json(path.read_bytes()))
+        except ValidationError as error:
+            raise IntegrityError(f"{path} is no result of a suite; move it elsewhere") from error
+    return sorted(found, key=lambda one: (one.suite, one.version or 0, one.samples, one.file_digest))

@@ -2,8 +2,8 @@
 
     python -m antiphon.services.rollout.suite_worker WORK
 
-WORK is a pickle of the configuration, whose model and `rollout` section decide the engine, of the database, and
-of the requests, named after all that decides them. The engine's start-up weights are the version that is
+WORK is a pickle of the configuration, whose model and `rollout` section decide the engine, of the database,
+and of the requests, named after all that decides them. The engine's start-up weights are the version that is
 evaluated. An answer is kept (`lineage.kept`) as soon as it is whole; WORK is touched when tokens have come.
 """
 

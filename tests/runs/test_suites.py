@@ -20,7 +20,7 @@ import pytest
 from antiphon.api.engine import EngineRequest
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.environments.suites import SUITES, Suite, find_suites
 from antiphon.lineage.kept import Kept
 from antiphon.lineage.suite_records import read_results
@@ -445,3 +445,6 @@ def test_a_result_is_kept_in_the_runs_folder_also_where_mlflow_fails(
         )
     assert any("sums: not in MLflow, but in" in line and "MLflow is away" in line for line in said)
     assert read_results(run_dir) == [replace(found, sampled=0, cached=0)]
+    (run_dir / "suite-x.json").write_text("{}")
+    with pytest.raises(IntegrityError, match=r"suite-x\.json is no result of a suite"):
+        read_results(run_dir)
