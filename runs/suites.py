@@ -247,7 +247,7 @@ def _name_changed(
         if (old := before.get(one.file, one.file_digest)) != one.file_digest:
             say(
                 f"{one.suite.name}: {one.file} has changed since it was evaluated last ({old[:12]} before, "
-                f"{one.file_digest[:12]} now): {count} of {len(one.requests)} answers are sampled anew"
+                f"{one.file_digest[:12]} now): {count} of {len(one.requests)} answers are sampled again"
             )
     write_atomically(path, json.dumps(before | {one.file: one.file_digest for one in prepared}).encode())
 
@@ -384,19 +384,18 @@ def _scored(
     if subject.run_dir is not None:
         write_result(subject.run_dir, result)
         problems = (one.environment.problem("heldout", item) for item in range(len(items)))
-        records = [
-            {
-                "key": problem.key,
-                "prompt": problem.text,
-                "reference": problem.answer,
-                "rewards": json.dumps(item.rewards),
-                "answers": json.dumps(item.answers),
-                "completion": said[0],
-            }
+        rows = [
+            [
+                problem.key,
+                problem.text,
+                problem.answer,
+                *map(json.dumps, (item.rewards, item.answers)),
+                said[0],
+            ]
             for problem, item, said in zip(problems, items, texts, strict=True)
         ]
         try:
-            log_suite(subject.run_dir, result, records, wall_clock())
+            log_suite(subject.run_dir, result, rows, wall_clock())
         except AntiphonError as error:
             say(f"{one.suite.name}: not in MLflow, but in {subject.run_dir}: {error}")
     return result

@@ -4,9 +4,10 @@ N items of a suite, n samples of each, k of which a score speaks. Items are draw
 would be on other problems of the same kind is what an interval says.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 
@@ -102,15 +103,12 @@ SUITE_HEAD = ("suite", "version", "answers", "tokens", "trained on", "average", 
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Return how probable it is that one of `k` samples is right, estimated without bias from more.
 
-    It is 1 - C(n - c, k) / C(n, k), as a product (Chen et al. 2021, arXiv 2107.03374).
+    It is 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374).
 
     >>> pass_at_k(samples=4, right=1, k=1), pass_at_k(samples=4, right=2, k=3)
     (0.25, 1.0)
     """
-    wrong = samples - right
-    if wrong < k:
-        return 1.0
-    return 1.0 - float(np.prod([(wrong - i) / (samples - i) for i in range(k)]))
+    return 1.0 - comb(samples - right, k) / comb(samples, k)
 
 
 def majority(rewards: Sequence[float], answers: Sequence[str]) -> float:
@@ -122,16 +120,13 @@ def majority(rewards: Sequence[float], answers: Sequence[str]) -> float:
     >>> majority([1.0, 0.0, 1.0], ["1/2", "3", "0.5"]), majority([1.0, 0.0], ["4", "5"])
     (1.0, 0.5)
     """
-    votes: Counter[tuple[bool, str]] = Counter()
-    earned: dict[tuple[bool, str], list[float]] = defaultdict(list)
+    camps: dict[str | None, list[float]] = defaultdict(list)
+    """Rewards of the samples that agree; None are the right ones."""
     for reward, answer in zip(rewards, answers, strict=True):
         if answer:
-            camp = (True, "") if reward >= 1.0 else (False, "".join(answer.casefold().split()))
-            votes[camp] += 1
-            earned[camp].append(reward)
-    most = max(votes.values(), default=0)
-    winners = [float(np.mean(earned[camp])) for camp, count in votes.items() if count == most]
-    return float(np.mean(winners)) if winners else 0.0
+            camps[None if reward >= 1.0 else "".join(answer.casefold().split())].append(reward)
+    most = max(map(len, camps.values()), default=0)
+    return float(np.mean([np.mean(camp) for camp in camps.values() if len(camp) == most] or 0.0))
 
 
 def suite_scores(items: Sequence[ItemSamples], seed: int) -> dict[str, Estimate]:

@@ -141,7 +141,7 @@ def test_of_a_changed_file_only_new_prompts_are_sampled(tmp_path: Path) -> None:
     found = evaluate(tmp_path, file, Sampler(), said.append)
     assert (found.sampled, found.cached, found.scores["avg@1"].mean) == (2, 4, 1.0)
     (line,) = [line for line in said if "sums.jsonl has changed since it was evaluated last" in line]
-    assert "2 of 6 answers are sampled anew" in line
+    assert "2 of 6 answers are sampled again" in line
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows))
     mended = evaluate(tmp_path, file, Sampler())

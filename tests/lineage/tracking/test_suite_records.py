@@ -8,7 +8,7 @@ from antiphon.lineage.tracking.suite_records import log_suite
 from antiphon.lineage.tracking.tracked_run import open_run
 from tests.support.suite_results import suite_result
 
-ITEMS = [{"key": f"heldout-0-{n}", "rewards": "[1.0]"} for n in range(3)]
+ITEMS = [[f"heldout-0-{n}", "1 + 1 =", "2", "[1.0]", "null", "2"] for n in range(3)]
 
 
 def test_scores_are_drawn_at_the_version_beside_a_table_of_the_items(tmp_path: Path) -> None:
@@ -23,6 +23,6 @@ def test_scores_are_drawn_at_the_version_beside_a_table_of_the_items(tmp_path: P
     assert [(point.step, point.value) for point in found] == [(4, 0.5), (8, 0.7)]
     path = Path(client.download_artifacts(tracked.run_id, "suites/mbpp+-v8.json", str(tmp_path)))
     table = json.loads(path.read_text())
-    assert table["columns"] == ["key", "rewards"] and table["data"][2] == ["heldout-0-2", "[1.0]"]
+    assert table["columns"][:2] == ["key", "prompt"] and table["data"] == ITEMS
     log_suite(mapping.parent, suite_result("mine (2)", 8, 0.5), ITEMS, 20.0)
     assert client.get_metric_history(tracked.run_id, "suite/mine _2_/avg_at_1")
