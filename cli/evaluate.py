@@ -2,9 +2,11 @@
 
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +21,7 @@ from antiphon.runs.attach import held_out_scores, plain_scores, write_scores
 from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_run
 from antiphon.runs.samples import samples_of, version_of
+from antiphon.system.files import write_atomically
 
 _SPLITS = {"heldout": "held-out", "train": "training"}
 
@@ -77,11 +80,29 @@ def evaluate(
         run, version = None, run
     home = home_directory()
     if suite is not None:
-        from antiphon.cli.suites import print_suites  # its judges are slow to import
-        from antiphon.runs.suites import SuiteOptions
+        from antiphon.environments.suites import find_suites
+        from antiphon.runs import suites  # its judges are slow to import
 
-        options = SuiteOptions(k, temperature, limit, workers, share, overrides=set_)
-        return print_suites(home, run, version, suite, data, model, options, as_json)
+        for name, value in (("k", k), ("limit", limit), ("workers", workers)):
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name} {value} must be at least 1")
+        if not 0.0 < share <= 1.0:
+            raise ConfigError(f"--share {share:g} must be above 0 and at most 1")
+        if model is not None and (run or version):
+            raise ConfigError(
+                f"--model {model} is evaluated in place of a run's version; leave one of them out"
+            )
+        found = find_suites(suite, data)
+        subject = suites.subject_of_model(model) if model else suites.subject_of_run(home, run, version)
+        say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+        say(f"{subject.name}, weights {subject.digest[:12]}")
+        options = suites.SuiteOptions(k, temperature, limit, workers, share, set_)
+        scored = suites.evaluate_suites(subject, found, options, home, say)
+        plain_results = json.dumps([asdict(one) for one in scored], indent=2)
+        if results is not None:
+            write_atomically(results, plain_results.encode())
+        print(plain_results if as_json else "\n".join(line for one in scored for line in one.lines()))
+        return
     if data or model or k or temperature is not None or limit or workers or set_:
         raise ConfigError("--data, --model, --k, --temperature, --limit, --workers and --set need a --suite")
     if samples:

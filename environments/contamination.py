@@ -41,14 +41,17 @@ def words_of(text: str) -> tuple[str, ...]:
 
 def contamination(evaluated: Iterable[str], trained: Iterable[str]) -> Contamination:
     """Compare every prompt of an evaluation with every training prompt, each of which is read once."""
+    texts: dict[int, int] = {}
+    """Prompts of the evaluation, by what tells different ones apart."""
     whole: dict[int, list[int]] = defaultdict(list)
     parts: dict[int, list[int]] = defaultdict(list)
     for index, text in enumerate(evaluated):
         if words := words_of(text):
-            whole[hash(words)].append(index)
+            texts[index] = hash(words)
+            whole[texts[index]].append(index)
             for part in {*_parts(words)}:
                 parts[part].append(index)
-    telling = {part: found for part, found in parts.items() if len(found) <= IN_TEMPLATE}
+    telling = {part: found for part, found in parts.items() if len({texts[i] for i in found}) <= IN_TEMPLATE}
     same: dict[int, int] = {}
     met: dict[int, dict[int, int]] = defaultdict(dict)
     """Words in a row -> training prompts that have them, by their words, and the row of each."""

@@ -24,7 +24,7 @@ from blake3 import blake3
 from antiphon.core.config_sections import FILE, JUDGE, MOST_PROMPTS
 from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments import answers, math_judge
-from antiphon.environments.contamination import WORDS, contamination
+from antiphon.environments.contamination import WORDS, Contamination, contamination
 from antiphon.environments.environment import SPLITS, Problem, SplitEnvironment, check_names, key_of
 from antiphon.environments.outside import import_named
 from antiphon.environments.programs import CREDITS, PROGRAMS, Tests, read_tests, share_passed
@@ -196,8 +196,7 @@ class FileEnvironment(SplitEnvironment):
             ConfigError: naming a row that is no problem, or two of different splits with the same prompt; or
                 where more than `MOST_UNREAD` of a split's references cannot be compared.
         """
-        if self.runs_programs:
-            self.check_tests()
+        notes = [note for split in SPLITS for note in self.check_answers(split, self.size(split))]
         train, heldout = (
             _hashes(self.make(split, index).text for index in range(self.size(split))) for split in SPLITS
         )
@@ -207,24 +206,33 @@ class FileEnvironment(SplitEnvironment):
                 f"{self.where('heldout', int(theirs[0]))} has the same prompt as "
                 f"{self.where('train', int(ours[0]))}; held-out prompts must not be trained on: take one out"
             )
-        notes = [note for split in SPLITS for note in self._unread(split)]
-        step = -(-self.size("train") // COMPARED)
-        train_texts = (self.make("train", index).text for index in range(0, self.size("train"), step))
-        heldout_texts = (self.make("heldout", index).text for index in range(self.size("heldout")))
-        found = contamination(heldout_texts, train_texts)
-        if alike := {**found.same, **found.overlapping}:
-            held_out, trained = min(alike.items())
-            notes.append(
-                f"{len(alike)} of {self.size('heldout')} held-out prompts share {WORDS} words in a row, or "
-                f"all, with a training prompt, such as {self.where('heldout', held_out)} with "
-                f"{self.where('train', trained * step)}: scores of them may be of what was trained on"
-            )
-        return notes
+        _, said = self.alike(self, self.size("heldout"), -(-self.size("train") // COMPARED))
+        return [*notes, said] if said else notes
 
-    def _unread(self, split: str) -> list[str]:
+    def alike(self, other: "FileEnvironment", count: int, step: int = 1) -> tuple[Contamination, str]:
+        """Compare the first held-out prompts with each `step`th of another's training prompts."""
+        trained = (other.question("train", index) for index in range(0, other.size("train"), step))
+        found = contamination((self.question("heldout", index) for index in range(count)), trained)
+        if not (both := {**found.overlapping, **found.same}):
+            return found, ""
+        first, row = min(both.items())
+        return found, (
+            f"{len(both)} of {count} held-out prompts share {WORDS} words in a row, or all, with a training "
+            f"prompt, such as {self.where('heldout', first)} with {other.where('train', row * step)}: "
+            "scores of them may be of what was trained on"
+        )
+
+    def check_answers(self, split: str, count: int) -> list[str]:
+        """Read the first tests or references of a split, and say which references only their text can match.
+
+        Raises:
+            ConfigError: naming a row whose tests are none; or where too many of all cannot be compared.
+        """
+        if self.runs_programs:
+            for index in range(count):
+                self._read_tests(split, self._place(split, index))
         if self._values["score"] != MATH:
             return []
-        count = self.size(split)
         unread = [i for i in range(count) if not math_judge.can_compare(self.make(split, i).answer)]
         if not unread:
             return []
@@ -234,22 +242,12 @@ class FileEnvironment(SplitEnvironment):
         said = (
             f"{len(unread)} of {count} {split} references can be matched by nothing but their text: {first}"
         )
-        if len(unread) > MOST_UNREAD * count:
+        if len(unread) > MOST_UNREAD * self.size(split):
             raise ConfigError(
                 f"{said}; more than {MOST_UNREAD:.0%}: repair environment.parameters.answer="
                 f"{self._values['answer']} in these rows, or score them otherwise"
             )
         return [said]
-
-    def check_tests(self) -> None:
-        """Read the tests of every row.
-
-        Raises:
-            ConfigError: naming a row whose tests are none.
-        """
-        for split in SPLITS:
-            for index in range(self.size(split)):
-                self._read_tests(split, self._place(split, index))
 
     def _place(self, split: str, index: int) -> int:
         return int(self._places[split][index]) if self._places else index

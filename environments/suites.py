@@ -87,45 +87,30 @@ def find_suites(named: str, data: Path | None) -> list[tuple[Suite, dict[str, An
             are missing are left out, as long as one is there.
     """
     found: list[tuple[Suite, dict[str, Any]]] = []
+    known = {**{name: (suite,) for name, suite in SUITES.items()}, **GROUPS}
     for name in (part.strip() for part in named.split(",")):
-        if name in GROUPS:
-            there = [suite for suite in GROUPS[name] if _place(suite, data)]
+        if name in known:
+            there = [(suite, place) for suite in known[name] if (place := _place(suite, data))]
             if not there:
-                raise ConfigError(_missing(GROUPS[name][0], data))
-            found += [(suite, _parameters(suite, data)) for suite in there]
-        elif name in SUITES:
-            found.append((SUITES[name], _parameters(SUITES[name], data)))
-        elif name.endswith(SUFFIXES):
-            suite, path = suite_of_file(Path(name)), Path(name).expanduser()
+                raise ConfigError(_missing(known[name][0], data))
+        elif suffix := next((end for end in SUFFIXES if name.endswith(end)), ""):
+            path = Path(name).expanduser()
             if not path.is_file():
                 raise ConfigError(f"--suite {name}: there is no such file; give its path")
-            found.append((suite, {**PARAMETERS, **suite.keys, **_files(str(path.resolve()))}))
+            stem = path.name.removesuffix(suffix)
+            suite = next((one for one in SUITES.values() if one.file == stem), Suite(stem, stem))
+            there = [(suite, str(path.resolve()))]
         else:
-            close = difflib.get_close_matches(name, [*SUITES, *GROUPS], n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}?" if close else f"they are {', '.join([*GROUPS, *SUITES])}"
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {close[0]}?" if close else f"they are {', '.join(known)}"
             raise ConfigError(
                 f"--suite {name!r} is unknown; {hint} A file of your own ends in {' or '.join(SUFFIXES)}"
             )
+        for suite, place in there:
+            keys = {**PARAMETERS, **suite.keys, **(suite.hub_keys if place == suite.hub else {})}
+            # Both splits are one file: only the held-out one is asked for.
+            found.append((suite, {**keys, "train": place, "heldout": place}))
     return found
-
-
-def suite_of_file(path: Path) -> Suite:
-    """Return the known suite whose file has this name, or a new one named after the file."""
-    suffix = next(suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if path.name.endswith(suffix))
-    stem = path.name.removesuffix(suffix)
-    return next((suite for suite in SUITES.values() if suite.file == stem), Suite(stem, stem))
-
-
-def _parameters(suite: Suite, data: Path | None) -> dict[str, Any]:
-    place = _place(suite, data)
-    if not place:
-        raise ConfigError(_missing(suite, data))
-    return {**PARAMETERS, **suite.keys, **(suite.hub_keys if data is None else {}), **_files(place)}
-
-
-def _files(place: str) -> dict[str, Any]:
-    """Return both splits as one file: only the held-out one is asked for."""
-    return {"train": place, "heldout": place}
 
 
 def _place(suite: Suite, data: Path | None) -> str:

@@ -1,27 +1,22 @@
 """Judgements: what a model that judges said of each answer, and what it cost, in a file of the run's folder.
 
-They are kept by the digest of all that they depend on, so that no answer is paid for twice, also after a
-restart; a reply that came when its process was killed is the only one that is asked for again.
+Each is kept (`lineage.kept`) under the digest of all that it depends on, so no answer is paid for twice; a
+reply that came when its process was killed is the only one that is asked for again.
 """
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.shortcuts import Differences
+from antiphon.lineage.kept import WAIT_S
 
-JUDGEMENTS_FILE = "judgements.sqlite"
-WAIT_S = 10.0
-"""Longest wait for another process that writes."""
+JUDGEMENTS = "judgements"
+JUDGEMENTS_FILE = f"{JUDGEMENTS}.sqlite"
+"""Its one table, and its name."""
 _ORDER = "In the other order of reference and response the judge gave {} more"
-_TABLE = """CREATE TABLE IF NOT EXISTS judgements (
-    digest TEXT PRIMARY KEY, other_order_of TEXT NOT NULL, share REAL, reply TEXT NOT NULL,
-    failure TEXT NOT NULL, tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL,
-    requests INTEGER NOT NULL, seconds REAL NOT NULL, usd REAL NOT NULL) WITHOUT ROWID"""
 _SUMS = """SELECT count(*), sum(share IS NULL), sum(requests), sum(tokens_in + tokens_out), sum(usd),
     sum(seconds) FROM judgements"""
 _PAIRS = """SELECT b.share - a.share FROM judgements b JOIN judgements a ON a.digest = b.other_order_of
@@ -29,7 +24,7 @@ _PAIRS = """SELECT b.share - a.share FROM judgements b JOIN judgements a ON a.di
 
 
 class Judgement(NamedTuple):
-    """What a model said of an answer, in the order of the table; sums are those of all its requests."""
+    """What a model said of an answer; sums are those of all its requests."""
 
     share: float | None
     """The way through the judge's scale, 0..1; None where the reply has no score."""
@@ -43,41 +38,8 @@ class Judgement(NamedTuple):
     """Those that were answered."""
     seconds: float
     usd: float
-
-
-class Judgements:
-    """The judgements of a run; None as a path keeps them in memory.
-
-    Raises:
-        UnavailableError: from each method, when the file cannot be used.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        with _usable():
-            if path is not None:
-                path.touch(mode=0o600)
-            self._file = sqlite3.connect(path or ":memory:", timeout=WAIT_S, isolation_level=None)
-            # Without a flush for each: a killed process loses nothing, a machine without power the last ones.
-            for order in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _TABLE):
-                self._file.execute(order)
-
-    def find(self, digest: str) -> Judgement | None:
-        """Return the judgement of this name."""
-        with _usable():
-            query = "SELECT * FROM judgements WHERE digest = ?"
-            row = self._file.execute(query, (digest,)).fetchone()
-        return None if row is None else Judgement(*row[2:])
-
-    def add(self, digest: str, judgement: Judgement, other_order_of: str = "") -> None:
-        """Keep a judgement, the first of a name; `other_order_of` names the one in the usual order."""
-        with _usable():
-            values = (digest, other_order_of, *judgement)
-            marks = ", ".join("?" * len(values))
-            self._file.execute(f"INSERT OR IGNORE INTO judgements VALUES ({marks})", values)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    other_order_of: str = ""
+    """Digest of the one in the usual order, where this is in the other."""
 
 
 def judgement_lines(run_dir: Path) -> list[str]:
@@ -100,11 +62,3 @@ def judgement_lines(run_dir: Path) -> list[str]:
         f"{tokens:,} tokens and ${usd:,.2f}; {failed:,} have no score."
     )
     return [said, *order.lines(_ORDER, "answers that were judged twice")]
-
-
-@contextlib.contextmanager
-def _usable() -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        raise UnavailableError(f"{JUDGEMENTS_FILE} in the run's folder cannot be used: {error}") from error

@@ -28,6 +28,7 @@ from antiphon.core.reporting.figures import (
 )
 from antiphon.lineage.run_log import read_evaluations, read_steps
 from antiphon.lineage.starts import read_starts
+from antiphon.lineage.suite_records import read_results
 from antiphon.report.charts import (
     CYCLE,
     SMOOTHING_STEPS,
@@ -67,6 +68,8 @@ class ComparedRun:
     steps: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
     """Lines of its run log, in order."""
+    suites: Mapping[str, str]
+    """Average on each suite of the newest version that was sampled on it."""
     code: tuple[str, ...]
     """Commits that it ran on, `+changes` where tracked files differed; empty outside a checkout."""
 
@@ -98,7 +101,8 @@ class Comparison:
 
     @property
     def figures(self) -> list[tuple[str, str, list[str]]]:
-        """Return (label, unit, texts) of every figure that at least one run can say."""
+        """Return (label, unit, texts) of every figure and suite that at least one run can say."""
+        suites = dict.fromkeys(name for run in self.runs for name in run.suites)
         return [
             (
                 figure.title(self.reward_range),
@@ -107,7 +111,7 @@ class Comparison:
             )
             for figure in FIGURES
             if any(getattr(run.figures, figure.name) is not None for run in self.runs)
-        ]
+        ] + [(name, "", [run.suites.get(name, UNKNOWN) for run in self.runs]) for name in suites]
 
     @property
     def over_seeds(self) -> list[SeedGroup]:
@@ -170,6 +174,7 @@ def read_run(run_dir: Path) -> ComparedRun:
         totals=totals_of(lines, config),
         steps=lines,
         evaluations=held,
+        suites={f"suite {one.suite}": f"v{one.version} {one.average}" for one in read_results(run_dir)},
         code=tuple(starts),
     )
 

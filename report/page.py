@@ -24,6 +24,7 @@ from antiphon.core.loop.work_account import Use
 from antiphon.core.reporting.figures import score, score_name
 from antiphon.core.reporting.run_view import RunView
 from antiphon.core.reporting.shortcuts import LONGER
+from antiphon.core.reporting.suite_scores import SUITE_HEAD
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.hosts import read_gateway
@@ -33,6 +34,7 @@ from antiphon.lineage.run_overview import read_figures
 from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples
 from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.suite_records import read_results
 from antiphon.report import run_charts as draw
 from antiphon.report.charts import plain_charts
 from antiphon.report.cpu_section import cpu_rows
@@ -64,12 +66,12 @@ def build_report(
     Raises:
         UnavailableError: when the file cannot be written.
     """
-    config, figures = read_run_config(run_dir), read_figures(run_dir)
+    config, figures, suites = read_run_config(run_dir), read_figures(run_dir), read_results(run_dir)
     bound, busy = config.get("loop", {}).get("max_staleness"), view.busy_shares()
     if figures.learner_busy_share is not None:
         busy["training"] = figures.learner_busy_share
     drawn = {
-        "learning": draw.learning_curve(view),
+        "learning": draw.learning_curve(view, suites),
         "timeline": draw.timeline(view),
         "timeline-zoom": draw.timeline_zoom(view),
         "staleness": draw.staleness(figures.staleness_histogram, bound),
@@ -103,6 +105,8 @@ def build_report(
         starting_s=status.worker_seconds.get(Use.STARTING, 0.0),
         paid={use: usd for use, usd in status.dollars_by_use.items() if usd > 0.0},
         expected=_expected(run_dir, config),
+        suite_head=SUITE_HEAD,
+        suites=[result.texts() for result in suites],
         samples=samples_section(run_dir, store, explain),
         drafting=drafting_summary(view.drafting_by_epoch),
         cpu=cpu_rows(run_dir),

@@ -12,7 +12,9 @@ from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.reporting.deliveries import Deliveries
 from antiphon.core.reporting.figures import interval, score_name
 from antiphon.core.reporting.run_view import Bar, RunView, StepFacts, merge
+from antiphon.core.reporting.suite_scores import SuiteResult
 from antiphon.report.charts import (
+    CYCLE,
     SECONDS,
     SMOOTHING_STEPS,
     Bars,
@@ -65,8 +67,8 @@ USE_COLOURS = {
 """What became of work, in the order in which it is drawn; the start of engines is no part of it."""
 
 
-def learning_curve(view: RunView) -> Chart | None:
-    """Draw training reward and held-out pass@1 against steps and against seconds; None without either."""
+def learning_curve(view: RunView, suites: Sequence[SuiteResult] = ()) -> Chart | None:
+    """Draw training reward, held-out pass@1 and suites over steps, and seconds; None without any reward."""
     rewards = [(s.step, s.at_s, s.reward_mean) for s in view.steps if s.reward_mean is not None]
     held = view.evaluations
     if not rewards and not held:
@@ -88,6 +90,12 @@ def learning_curve(view: RunView) -> Chart | None:
         Panel("learner step, policy version", steps, y="reward", low=low, high=high, whole=True),
         Panel(SECONDS, seconds, y="reward", low=low, high=high, left=0.0, marks=marks),
     ]
+    if suites:
+        drawn = [
+            _suite(name, CYCLE[place % len(CYCLE)], [one for one in suites if one.suite == name])
+            for place, name in enumerate(dict.fromkeys(one.suite for one in suites))
+        ]
+        panels.append(Panel("policy version", drawn, y="suites, 95% interval", low=0.0, high=1.0, whole=True))
     label = f"Training reward and held-out {score_name(view.reward_range)} over steps and over seconds"
     return Chart("learning", label, panels, height=290)
 
@@ -97,6 +105,12 @@ def _held_out(places: Sequence[float], view: RunView) -> Series:
     points = [(float(x), e.reward_mean) for x, e in zip(places, held, strict=True)]
     spread = [interval(e.reward_mean, e.prompts, within) for e in held]
     return Series(f"held-out {score_name(within)}, 95% interval", "blue", points, spread, style="dots")
+
+
+def _suite(name: str, colour: str, results: Sequence[SuiteResult]) -> Series:
+    found = [(float(one.version or 0), next(iter(one.scores.values()))) for one in results]
+    spread = [(score.high - score.low) / 2 for _, score in found]
+    return Series(name, colour, [(x, score.mean) for x, score in found], spread, style="dots")
 
 
 def break_marks(view: RunView, start_s: float, stop_s: float) -> list[tuple[float, str]]:

@@ -37,6 +37,7 @@ from antiphon.lineage.rollout_table import sampled_versions
 from antiphon.lineage.run_events import EVENTS_FILE
 from antiphon.lineage.run_log import read_evaluations
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.suite_records import PATTERN
 from antiphon.system.files import write_atomically
 
 if TYPE_CHECKING:
@@ -133,6 +134,9 @@ class LedgerSink:
         """Publish all entries, of a finished run with its own files; its events come last."""
         ledger, run_dir = self._opened(), self._run.run_dir
         self._remove_superseded()
+        for path in run_dir.glob(PATTERN):  # a suite may be sampled long after the end
+            if ledger.md5(rel := f"{names.RUN_FOLDER}/{path.name}") is None:
+                ledger.append(rel, path.read_bytes())
         if end.events and ledger.md5(f"{names.RUN_FOLDER}/{EVENTS_FILE}") is None:
             for name in names.RUN_FILES:
                 if (run_dir / name).is_file():

@@ -38,8 +38,6 @@ _MODE = "workflowType=machine_learning"
 _AXES = ("wall_s", "tokens_total", "cost_dollars")
 """Metrics that are x axes of the prepared comparison, beside the step."""
 _NAMES = {name: f"{section}/{name}" for section, names in SECTIONS.items() for name in names.split()}
-_NO_NAME = re.compile(r"[^\w. -]", re.ASCII)
-"""What the name of a metric may not have."""
 _SPLIT = {metric.name for metric in STALENESS_METRICS}
 
 
@@ -75,8 +73,13 @@ def step_metrics(line: Mapping[str, Any]) -> dict[str, float]:
     for staleness, count in batch.get("staleness_histogram", {}).items():
         metrics[f"staleness/trajectories.staleness_{staleness}"] = count
     for name, value in batch.get("reward_parts", {}).items():
-        metrics[f"reward_part/{_NO_NAME.sub('_', name)}"] = value
+        metrics[f"reward_part/{plain_name(name)}"] = value
     return metrics
+
+
+def plain_name(name: str) -> str:
+    """Return a name with all replaced that the name of a metric may not have."""
+    return re.sub(r"[^\w. -]", "_", name, flags=re.ASCII)
 
 
 def heldout_metrics(line: Mapping[str, Any]) -> dict[str, float]:

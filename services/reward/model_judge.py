@@ -21,7 +21,8 @@ from antiphon.core.reporting.plain_text import plain
 from antiphon.environments.environment import Environment, reward_range_of
 from antiphon.environments.outside import secret_values
 from antiphon.environments.scoring.messages import REASON_CHARS, Failed, Verdict, checked_reward
-from antiphon.lineage.judgements import Judgement, Judgements
+from antiphon.lineage.judgements import JUDGEMENTS, Judgement
+from antiphon.lineage.kept import Kept
 
 ANSWER_BYTES = 1 << 20
 """Longest answer that is read."""
@@ -58,7 +59,7 @@ class ModelJudge:
         """By digest; held while an answer is judged, so that another group with the same one waits for it."""
 
     async def __aenter__(self) -> Self:
-        self._kept = Judgements(self._path)
+        self._kept = Kept(self._path, JUDGEMENTS, Judgement)
         key = self._secrets.get(self._section.key or "")
         keys = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._session = aiohttp.ClientSession(
@@ -102,7 +103,8 @@ class ModelJudge:
             if found is None:
                 found = await self._ask(*self._section.request(one, swapped))
                 if isinstance(found, Judgement):
-                    self._kept.add(digest, found, self._section.digest_of(one) if swapped else "")
+                    usual = self._section.digest_of(one) if swapped else ""
+                    self._kept.add(digest, found._replace(other_order_of=usual))
             return found
 
     async def _ask(self, url: str, body: dict[str, Any]) -> Judgement | Failed:

@@ -1,97 +1,74 @@
-"""Suite worker: one engine, in a process of its own, samples its shard of a suite into the cache.
+"""Suite worker: one engine, in a process of its own, samples its share of the answers to suites.
 
     python -m antiphon.services.rollout.suite_worker WORK
 
-WORK is a JSON file that `write_work` wrote. The worker's start-up weights are the version that is evaluated.
+WORK is a pickle of the configuration, whose model and `rollout` section decide the engine, of the database,
+and of the requests, named after all that decides them. The engine's start-up weights are the version that is
+evaluated. An answer is kept (`lineage.kept`) as soon as it is whole; WORK is touched when tokens have come.
 """
 
-import json
 import os
+import pickle
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from antiphon.api.engine import EngineOutput, EngineRequest
-from antiphon.core.config import RunConfig, dump_config, parse_config
+import numpy as np
+
+from antiphon.api.engine import EngineRequest
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import COMPLAINT, AntiphonError
-from antiphon.core.records import SamplingParameters
-from antiphon.lineage.suite_cache import SuiteCache, SuiteSample
+from antiphon.lineage.kept import Kept
 from antiphon.models.codec import resolve_model_path
 from antiphon.services.rollout.process import check_engine, engine_settings
-from antiphon.system.files import write_atomically
 from antiphon.system.processes import tie_to_parent
 
 NICENESS = 10
 """Of the process: where a run goes on beside it, that one comes first."""
+SAMPLES = "samples"
+"""Table of what was sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteRequest:
-    """One sample to draw."""
+class SuiteSample(NamedTuple):
+    """One completion of an item."""
 
-    key: str
-    """What the cache calls suite, version and sampling."""
-    item: int
-    sample: int
-    prompt: tuple[int, ...]
-    """Token ids."""
-    seed: int
-    sampling: SamplingParameters
+    tokens: bytes
+    """Token ids, int32."""
+    finish: str
+    """As `FinishReason` says it."""
 
 
-def write_work(path: Path, config: RunConfig, database: Path, requests: Sequence[SuiteRequest]) -> None:
-    """Write what one worker has to do.
-
-    Args:
-        path: the file.
-        config: its model and `rollout` section decide the engine.
-        database: the cache.
-        requests: none of them is in the cache.
-    """
-    work = {"config": dump_config(config), "database": str(database), "requests": [*map(asdict, requests)]}
-    write_atomically(path, json.dumps(work).encode())
+SuiteWork = tuple[RunConfig, Path, Sequence[EngineRequest]]
 
 
 def work(path: Path) -> None:
-    """Sample what a file asks for, and commit every sample as soon as it is whole.
+    """Sample what a file asks for.
 
     Raises:
         ConfigError: when an engine cannot have these settings.
         IntegrityError: when the engine's tokens do not follow its own distribution.
+        UnavailableError: when a sample cannot be kept.
     """
-    asked = json.loads(path.read_bytes())
-    config = parse_config(asked["config"])
-    places = {f"{number}": one for number, one in enumerate(asked["requests"])}
-    waiting = (
-        EngineRequest(
-            name,
-            tuple(one["prompt"]),
-            one["seed"],
-            SamplingParameters(**{**one["sampling"], "stop": tuple(one["sampling"]["stop"])}),
-            group=f"{one['key']}-{one['item']}",
-        )
-        for name, one in places.items()
-    )
-    settings = engine_settings(config, resolve_model_path(config.model.path))
+    asked: SuiteWork = pickle.loads(path.read_bytes())  # from the process that started this one
+    config, database, requests = asked
+    settings, waiting = engine_settings(config, resolve_model_path(config.model.path)), iter(requests)
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
-    def sample(output: EngineOutput) -> tuple[str, SuiteSample]:
-        one = places[output.request_id]
-        tokens = tuple(int(token) for token in output.token_ids)
-        return one["key"], SuiteSample(one["item"], one["sample"], tokens, str(output.finish_reason))
-
     engine = VllmEngine(settings)
+    path.touch()
     check_engine(engine, config)
     # In a run nobody knows start-up weights; here their folder is what is evaluated.
-    with SuiteCache(Path(asked["database"])) as cache, engine.rehearsal():
+    with Kept(database, SAMPLES, SuiteSample) as kept, engine.rehearsal():
         while True:
             engine.add([*islice(waiting, settings.max_num_seqs - engine.unfinished)])
             if not engine.unfinished:
                 break
-            if done := engine.step():
-                cache.add(map(sample, done))
+            for output in engine.step():
+                tokens = np.asarray(output.token_ids, np.int32).tobytes()
+                kept.add(output.request_id, SuiteSample(tokens, str(output.finish_reason)))
+            path.touch()
     engine.close()
 
 

@@ -14,12 +14,14 @@ import pytest
 from antiphon.cli.app import execute
 from antiphon.core.config import load_config
 from antiphon.core.loop import events as e
+from antiphon.lineage.suite_records import write_result
 from antiphon.report.comparison import mean_interval
 from antiphon.runs.directory import known_homes, make_home
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.journal.pinned import pinned_values
 from antiphon.system.set_up import command
 from tests.support.recorded_folders import record_run
+from tests.support.suite_results import suite_result
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,7 +74,9 @@ def test_compare_names_only_what_differs_and_writes_one_page_that_needs_nothing_
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record_run(home, "small-a", 4)
-    record_run(home, "small-b", 3, reward=0.25, run__seed=7, environment__parameters={"max_terms": 3})
+    other = record_run(home, "small-b", 3, reward=0.25, run__seed=7, environment__parameters={"max_terms": 3})
+    for version in (1, 3):
+        write_result(other, suite_result("gsm8k", version, version / 4))
     assert execute(["report", "small-a", "small-b"]) == 0
     said = capsys.readouterr().out
     first = said.split("\n\n")[0].splitlines()
@@ -82,6 +86,7 @@ def test_compare_names_only_what_differs_and_writes_one_page_that_needs_nothing_
         "environment.parameters.max_terms",
     ]
     assert re.search(r"pass@1 after\s+90\.0%\s+55\.0%", said)
+    assert re.search(r"suite gsm8k\s+–\s+v3 avg@1 0\.7500 \(0\.6500 to 0\.8500\)", said)
     assert "note: the seed differs: small-a 0, small-b 7" in said
     assert "note: not all steps are done: small-a 4 of 4, small-b 3 of 4" in said
     page = home / "compare-small-a-small-b.html"

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,3 +69,22 @@ def test_what_was_pulled_is_a_run_like_any_other(first: Path, job: Job, tmp_path
     assert "as recorded" in said(second, "lineage", run, "--verify")
     assert "as recorded" in said(second, "lineage", "--verify")
     assert dvc(second, "status", f"ledger/{run}.dvc").strip() == "Data and pipelines are up to date."
+
+    suite, told = tmp_path / "sums.jsonl", list[list[dict[str, Any]]]()
+    rows = ({"problem": f"What is {n} + 2 =", "answer": n + 2} for n in range(4))
+    suite.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = (
+        "score=number",
+        "id=null",
+        "prompt_suffix=",
+        "environment.max_lost_share=1",
+        "sampling.max_tokens=8",
+    )
+    words = [word for one in given for word in ("--set", one)]
+    for home in (first, second, second):
+        told.append(json.loads(said(home, "evaluate", run, "best", "--suite", str(suite), "--json", *words)))
+    assert [one["sampled"] for (one,) in told] == [4, 4, 0]
+    assert told[0][0]["scores"] == told[1][0]["scores"] == told[2][0]["scores"]
+    for page, home in zip(pages, (first, second), strict=True):
+        said(home, "report", run)
+        assert "<h2>Suites</h2>" in page.read_text()

@@ -74,7 +74,7 @@ def test_the_solutions_of_all_forms_are_right_and_those_of_others_wrong(tmp_path
     config = configured(tmp_path / "rows.jsonl", PROBLEMS)
     config = config.model_copy(update={"reward": config.reward.model_copy(update={"sandbox": sandbox})})
     environment = FileEnvironment(config.environment.parameters, 0, len(PROBLEMS), len(PROBLEMS))
-    environment.check_tests()
+    assert environment.check_answers("train", len(PROBLEMS)) == []
     answers = [row["answer"] for row in PROBLEMS]
 
     async def scored() -> list[list[Verdict]]:
@@ -347,9 +347,9 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path: Path, row: Row, values: R
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps({**row, "question": "Other."}) + "\n")
     with pytest.raises(ConfigError, match=words):
-        FileEnvironment(
-            {"train": str(path), "heldout": 0.5, "score": "programs", **values}, 0, 1, 1
-        ).check_tests()
+        made = FileEnvironment({"train": str(path), "heldout": 0.5, "score": "programs", **values}, 0, 1, 1)
+        for split in ("train", "heldout"):
+            made.check_answers(split, 1)
 
 
 def test_solutions_that_fail_their_own_tests_are_named_before_the_start(tmp_path: Path) -> None:

@@ -34,10 +34,12 @@ from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.suite_records import write_result
 from antiphon.report import run_charts
 from antiphon.report.page import build_report
 from tests.support.run_logs import write_run_log
 from tests.support.run_views import view_of
+from tests.support.suite_results import suite_result
 
 STEP_S, GROUPS, STARTUP_S = 4.0, 6, 60.0
 
@@ -151,6 +153,19 @@ def test_the_page_is_complete_and_needs_nothing_else(make: Callable[..., str]) -
     for words in ("demo-1", "20 of 20 steps", "20.0% → 80.0%", "best 80.0%", "bound 2", "max_staleness: 2"):
         assert words in page, words
     assert page.count("<tr>") == 22 and f"{19:064x}" in page
+
+
+def test_suites_stand_beside_the_held_out_curve_and_in_a_table(
+    make: Callable[..., str], tmp_path: Path
+) -> None:
+    assert "<h2>Suites</h2>" not in make(4)
+    for version, mean in ((4, 0.75), (0, 0.25)):
+        write_result(tmp_path, suite_result("gsm8k", version, mean))
+    page = make(4)
+    assert "<h2>Suites</h2>" in page and "avg@1 0.7500 (0.6500 to 0.8500)" in page
+    assert "8 x 1 at temperature 0" in page and "64, 25.0% cut off" in page
+    (series,) = charts_of(page)["learning"]["drawn"][2]["series"]
+    assert (series["name"], series["points"]) == ("gsm8k", [[0.0, 0.25], [4.0, 0.75]])
 
 
 def test_the_page_shows_how_weights_came_to_the_workers(make: Callable[..., str]) -> None:

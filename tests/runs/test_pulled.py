@@ -13,11 +13,13 @@ from antiphon.core.reporting.run_view import RunView
 from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.run_events import EventPacker
+from antiphon.lineage.suite_records import read_results, write_result
 from antiphon.runs.attach import attached, read_events
 from antiphon.runs.directory import is_finished, list_runs
 from antiphon.runs.finding import find_run, pulled_runs
 from antiphon.services.coordinator.journal.pinned import MODEL_FILES, pinned_values
 from tests.support.artifacts import RecordedRun
+from tests.support.suite_results import suite_result
 
 BEGAN = 1_000_000.0
 
@@ -78,6 +80,22 @@ def test_the_folder_is_made_again(run: RecordedRun, second: Path) -> None:
     assert sound.findings == () and sound.files > 20
     assert find_run(second, run.run_id) == directory and list_runs(second) == [directory]
     assert pulled_runs(second) == {}
+
+
+def test_results_of_suites_come_along_also_those_found_after_the_end(
+    run: RecordedRun, tmp_path: Path
+) -> None:
+    for version in (2, 4):
+        write_result(run.run_dir, suite_result("gsm8k", version, 0.5))
+        records = run.records()
+        records.finish(packed(run, e.RunFinished()))
+        assert records.close(60.0).complete
+    assert verify_run(run.run_dir, run.store.root, run.home, "ledger").findings == ()
+    home = tmp_path / "third"
+    shutil.copytree(run.home / ".dvc", home / ".dvc")
+    shutil.copytree(run.ledger, home / "ledger", ignore=shutil.ignore_patterns("*.journal"))
+    found = read_results(find_run(home, run.run_id))
+    assert found == read_results(run.run_dir) and [one.version for one in found] == [2, 4]
 
 
 def test_damaged_events_leave_nothing_behind(run: RecordedRun, second: Path) -> None:

@@ -1,6 +1,8 @@
 """Scores of suites: estimators against enumeration, and intervals."""
 
-from itertools import combinations
+from collections import Counter
+from itertools import combinations, product
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -31,6 +33,30 @@ def test_scores_lie_in_their_intervals_and_do_not_change(rewards: list[list[floa
     for one in found.values():
         assert 0.0 <= one.low <= one.high <= 1.0
         assert one.low - 0.5 <= one.mean <= one.high + 0.5
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=4))
+def test_an_interval_is_that_of_all_suites_that_can_be_drawn(means: list[float]) -> None:
+    found = suite_scores([ItemSamples((mean,)) for mean in means], seed=0)["avg@1"]
+    drawn = [fmean(suite) for suite in product(means, repeat=len(means))]
+    for bound, share in ((found.low, 0.025), (found.high, 0.975)):
+        below = sum(mean < bound - 1e-9 for mean in drawn) / len(drawn)
+        up_to = sum(mean <= bound + 1e-9 for mean in drawn) / len(drawn)
+        assert below <= share + 0.025 and up_to >= share - 0.025
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "4", "four", "5", " 5"]), st.booleans()), min_size=1, max_size=6)
+)
+def test_the_majority_is_what_counting_says(samples: list[tuple[str, bool]]) -> None:
+    rewards = [float(right and bool(answer)) for answer, right in samples]
+    camps = [
+        "right" if reward else answer.strip() for (answer, _), reward in zip(samples, rewards, strict=True)
+    ]
+    votes = Counter(camp for camp in camps if camp)
+    ahead = [camp for camp, count in votes.items() if count == max(votes.values())]
+    wanted = fmean(camp == "right" for camp in ahead) if ahead else 0.0
+    assert majority(rewards, [answer for answer, _ in samples]) == pytest.approx(wanted)
 
 
 def test_an_interval_narrows_with_items() -> None:
