@@ -1,7 +1,8 @@
 """Judgements: what a model that judges said of each answer, and what it cost, in a file of the run's folder.
 
-They are kept by the digest of all that they depend on, so that no answer is paid for twice, also after a
-restart; a reply that came when its process was killed is the only one that is asked for again.
+They are kept by the digest of all that they depend on, so that no score is paid for twice, also after a
+restart. Asked for again is a reply that came when its process was killed, and one without a score: its cost
+is kept, but what was wrong with the server may be mended.
 """
 
 import contextlib
@@ -22,6 +23,11 @@ _TABLE = """CREATE TABLE IF NOT EXISTS judgements (
     digest TEXT PRIMARY KEY, other_order_of TEXT NOT NULL, share REAL, reply TEXT NOT NULL,
     failure TEXT NOT NULL, tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL,
     requests INTEGER NOT NULL, seconds REAL NOT NULL, usd REAL NOT NULL) WITHOUT ROWID"""
+_ADD = """INSERT INTO judgements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET
+    share = excluded.share, reply = excluded.reply, failure = excluded.failure,
+    tokens_in = tokens_in + excluded.tokens_in, tokens_out = tokens_out + excluded.tokens_out,
+    requests = requests + excluded.requests, seconds = seconds + excluded.seconds, usd = usd + excluded.usd
+    WHERE share IS NULL"""
 _SUMS = """SELECT count(*), sum(share IS NULL), sum(requests), sum(tokens_in + tokens_out), sum(usd),
     sum(seconds) FROM judgements"""
 _PAIRS = """SELECT b.share - a.share FROM judgements b JOIN judgements a ON a.digest = b.other_order_of
@@ -62,18 +68,16 @@ class Judgements:
                 self._file.execute(order)
 
     def find(self, digest: str) -> Judgement | None:
-        """Return the judgement of this name."""
+        """Return the judgement of this name, if it has a score."""
         with _usable():
-            query = "SELECT * FROM judgements WHERE digest = ?"
+            query = "SELECT * FROM judgements WHERE digest = ? AND share IS NOT NULL"
             row = self._file.execute(query, (digest,)).fetchone()
         return None if row is None else Judgement(*row[2:])
 
     def add(self, digest: str, judgement: Judgement, other_order_of: str = "") -> None:
-        """Keep a judgement, the first of a name; `other_order_of` names the one in the usual order."""
+        """Keep a judgement, the first with a score; `other_order_of` names the one in the usual order."""
         with _usable():
-            values = (digest, other_order_of, *judgement)
-            marks = ", ".join("?" * len(values))
-            self._file.execute(f"INSERT OR IGNORE INTO judgements VALUES ({marks})", values)
+            self._file.execute(_ADD, (digest, other_order_of, *judgement))
 
     def close(self) -> None:
         """Close the file."""
