@@ -244,7 +244,7 @@ def _readings(text: str, depth: int) -> Readings:
         return (Reading(_group(",", [text.replace("\\pm", sign) for sign in "+-"], depth)),)
     begin = 2 if text[:2] == "\\{" else 1
     opening, closing, inner = text[:begin], text[-begin:], text[begin:-begin]
-    if opening in ("(", "[", "\\{") and closing in (")", "]", "\\}") and _balanced(inner):
+    if opening in ("(", "[", "\\{") and closing in (")", "]", "\\}") and len(_split(text, text[-1])) == 2:
         parts = _split(inner, ",")
         if len(parts) > 1 or opening == "\\{":
             return (Reading(_group("{" if opening == "\\{" else opening + closing, parts, depth)),)
@@ -296,15 +296,6 @@ def _split(text: str, mark: str) -> list[str]:
             parts.append(text[begin:place])
             begin = place + len(mark)
     return [*parts, text[begin:]]
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _number(text: str) -> Fraction:
