@@ -199,8 +199,6 @@ def _equal(a: Number, b: Number) -> bool:
 
 def _readings(text: str, depth: int) -> Readings:
     text = text.strip()
-    if text.isascii() and text.isdecimal():
-        return (Reading((_number(text),)),)
     if not text or depth > MOST_DEPTH:
         raise _UnreadError
     found: Readings = ()
@@ -288,8 +286,6 @@ def _group(kind: str, parts: Sequence[str], depth: int) -> Group:
 def _split(text: str, mark: str) -> list[str]:
     """Split at a mark that stands outside of all brackets."""
     parts, depth, begin = [], 0, 0
-    if mark not in text:
-        return [text]
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if depth == 0 and text.startswith(mark, place):
