@@ -1,7 +1,4 @@
-"""Killed or interrupted: a run goes on or ends in order; nothing is left or trained twice.
-
-The run is that of examples/reasoning.yaml.
-"""
+"""Killed or interrupted: a run goes on or ends in order; nothing is left or trained twice."""
 
 import json
 import os
@@ -17,7 +14,6 @@ from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.run_overview import read_figures
 from tests.support.figure_views import check_views
 from tests.support.main_job import (
-    PROJECT,
     SMALL,
     Job,
     all_gone,
@@ -31,7 +27,6 @@ from tests.support.main_job import (
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
 STALENESS = 2
-REASONING = PROJECT / "examples" / "reasoning.yaml"
 STEPS = 22
 """Enough that nothing below comes after the end: what takes long has the learner stopped."""
 
@@ -49,7 +44,7 @@ def test_interrupted_killed_and_finished_by_the_same_command_though_every_servic
         *SMALL,
     ]
 
-    job = Job(home, overrides, REASONING)
+    job = Job(home, overrides)
     try:  # while engines start, which do not listen
         job.when(lambda: "services are starting: coordinator, learner, reward and workers" in job.said)
         job.process.send_signal(signal.SIGINT)
@@ -64,7 +59,7 @@ def test_interrupted_killed_and_finished_by_the_same_command_though_every_servic
         job.close()
     assert job.journal.committed == 0
 
-    job = Job(home, overrides, REASONING)
+    job = Job(home, overrides)
     try:
         job.reach(2)
         with job.stopped("learner"):
@@ -84,7 +79,7 @@ def test_interrupted_killed_and_finished_by_the_same_command_though_every_servic
     for line in read_figures(job.run_dir).lines():
         assert line in resting.stdout
 
-    job = Job(home, overrides, REASONING)
+    job = Job(home, overrides)
     try:
         job.reach(len(kept) + 2)
         os.kill(job.process.pid, signal.SIGKILL)
@@ -97,7 +92,7 @@ def test_interrupted_killed_and_finished_by_the_same_command_though_every_servic
     kept = job.journal.events("step.committed")
     assert len(kept) < STEPS
 
-    job = Job(home, overrides, REASONING)
+    job = Job(home, overrides)
     try:  # each service is killed once, at different moments
         for place, name in enumerate(("reward", "worker-0", "coordinator", "learner")):
             job.reach(len(kept) + 1 + 2 * place)
@@ -117,7 +112,6 @@ def test_interrupted_killed_and_finished_by_the_same_command_though_every_servic
     for kind in ("batch.sealed", "step.committed"):
         assert [event["step"] for event in job.journal.events(kind)] == list(range(STEPS))
     check_batches(job.batches(), STALENESS)
-    assert {row.reward for batch in job.batches() for row in batch} == {0.0, 1.0}
     # The groups of a lost worker were offered again: its successor has another id.
     workers = [event["worker_id"] for event in job.journal.events("worker.registered")]
     assert workers[0] == "worker-0-1" and len(set(workers)) == len(workers) >= 4, workers
