@@ -31,7 +31,15 @@ REPLY_CHARS = 20_000
 
 _URL = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~-]+)*/?")
 _PLACE = re.compile(r"\{(question|reference|response|low|high)\}")
-_SCORE = re.compile(r"(?i)score[^\w+-]{0,8}([+-]?[0-9]{1,6}(?:\.[0-9]{1,12})?)(?!\w|[.,][0-9])")
+_SCORE = re.compile(
+    r"(?im)(?P<begins>^[^\w\n]*(?:(?:final|overall)[^\w\n]+)?)?score(?:\s*\([^()\n]{0,40}\))?[^\w+()-]{0,8}"
+    r"(?P<score>[+-]?[0-9]{1,6}(?:\.[0-9]{1,12})?)(?![\w%]|[.,][0-9])"
+    r"(?:\s*(?:/|out of)\s*(?P<of>[0-9.]*[0-9]))?"
+)
+_SPECIAL = re.compile(
+    r"<(?=[|\uff5c]|/?(?:s|bos|eos|pad|think|tool_\w{1,20}|(?:start|end)_of_\w{1,20})>)|\[(?=/?[A-Z_]{4,40}\])"
+)
+"""Where special tokens of chat models begin, such as `<|im_end|>`: servers take them out of a text, too."""
 _OTHER = {"reference": "response", "response": "reference"}
 
 
@@ -114,7 +122,7 @@ class JudgeSection(Section):
 
     def digest_of(self, one: Judged, swapped: bool = False) -> str:
         """Return the name of a judgement: all that it depends on, but for where the model is served."""
-        asked = [self.model, self.kind, self.template, self.scale, one, *(["swapped"] if swapped else [])]
+        asked = self.model, self.kind, self.template, self.scale, self.max_tokens, one, swapped
         return digest_bytes(json.dumps(asked).encode())
 
     def checks_order(self, one: Judged) -> bool:
@@ -124,16 +132,15 @@ class JudgeSection(Section):
 
     def request(self, one: Judged, swapped: bool = False) -> tuple[str, dict[str, Any]]:
         """Return the URL and the body of a request; `swapped` puts response and reference in other places."""
+        texts = {name: _SPECIAL.sub(r"\g<0> ", text) for name, text in one._asdict().items()}
         if self.kind == "reward":
-            said = (("user", one.question), ("assistant", one.response))
+            said = (("user", texts["question"]), ("assistant", texts["response"]))
             messages = [{"role": role, "content": text} for role, text in said]
-            return f"{self.url.rstrip('/').removesuffix('/v1')}/pooling", {
-                "model": self.model,
-                "messages": messages,
-            }
+            url = self.url.rstrip("/").removesuffix("/v1")
+            return f"{url}/pooling", {"model": self.model, "messages": messages}
         mark = self.digest_of(one)[:16]  # no text can hold a digest of itself
         parts = {"low": f"{self.scale[0]:g}", "high": f"{self.scale[1]:g}", "reference": ""}
-        for name, text in one._asdict().items():
+        for name, text in texts.items():
             if text or name != "reference":
                 parts[name] = f"<{name} {mark}>\n{text}\n</{name} {mark}>"
         if swapped:
@@ -164,19 +171,28 @@ class JudgeSection(Section):
         return str(text)
 
     def share_in(self, reply: str) -> float:
-        """Return the way through the scale that a reply gives, 0..1: the last `score: N` of a chat model.
+        """Return the way through the scale that a reply gives, 0..1; of a chat model that of its `Score: N`.
 
-        >>> JudgeSection(url="http://a/v1", model="m").share_in("I had said Score: 2. **Score:** 7.5/10")
+        Scores that begin a line count before others, and none in thoughts. A judge may repeat what the
+        response claims, so a reply with two different ones has none.
+
+        >>> judge = JudgeSection(url="http://a/v1", model="m")
+        >>> judge.share_in("It claims Score: 10.\\n**Score:** 7.5/10")
         0.75
 
         Raises:
             ValueError: when there is no score, or it lies outside of the scale.
         """
         low, high = self.scale
-        found = _SCORE.findall(reply) if self.kind == "chat" else [reply]
-        if not found:
-            raise ValueError("the reply has no score such as `Score: 7`")
-        score = float(found[-1])
+        scores = [reply]
+        if self.kind == "chat":
+            found = [*_SCORE.finditer(reply.split("</think>", 1)[-1])]
+            found = [one for one in found if one["begins"] is not None] or found
+            scores = [one["score"] for one in found if one["of"] in (None, f"{high:g}")]
+        if len({*map(float, scores)}) != 1:
+            found_none = "two different scores" if scores else "no score such as `Score: 7`"
+            raise ValueError(f"the reply has {found_none}; say in judge.prompt how it is to end")
+        score = float(scores[0])
         if not math.isfinite(score) or (self.kind == "chat" and not low <= score <= high):
             raise ValueError(f"the score {score:g} is none from {low:g} to {high:g}")
         return (min(high, max(low, score)) - low) / (high - low)

@@ -13,7 +13,6 @@ import functools
 import logging
 import re
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +23,8 @@ OR = " OR "
 """Stands between references any of which is right."""
 ALGEBRA_S = 0.8
 """Seconds of processor time after which an answer that math-verify looks at is wrong."""
-ALGEBRA_CHARS, ALGEBRA_DIGITS, ALGEBRA_POWER, ALGEBRA_DEPTH = 240, 12, 40, 8
-"""What it looks at: characters, digits of a number, product of all powers, brackets within brackets."""
+ALGEBRA_CHARS, ALGEBRA_DIGITS, ALGEBRA_POWER, ALGEBRA_BRACKETS = 240, 12, 40, 24
+"""What it looks at: characters, digits of a number, product of all powers, opening brackets."""
 
 _SAID = re.compile(
     r"(?i)answer\s*(?:is|:|=)\s*:?(?:\s*(?:therefore|thus|hence|then|simply|just|equal to|given by)\b[,:]?)*"
@@ -150,18 +149,35 @@ def _compared(ours: _Side, theirs: _Side) -> bool | None:
     return all(same(read(part.strip()), theirs.readings) for part in parts)
 
 
-def _by_algebra(ours: str, theirs: str) -> bool:
-    """Ask math-verify about relations; False where it must not, cannot or takes too long."""
+class _TooLong(BaseException):
+    """No `Exception`: the library swallows those."""
 
-    def asked() -> bool:
-        right = _parsed(theirs) if _RELATION.search(ours + theirs) else None
+
+def _by_algebra(ours: str, theirs: str) -> bool:
+    """Ask math-verify about relations; False where it must not, cannot or takes longer than `ALGEBRA_S`.
+
+    Its own deadlines are in whole seconds of the clock. This needs the main thread, as they do.
+    """
+
+    def stop(*_: object) -> None:
+        raise _TooLong
+
+    if not _RELATION.search(ours + theirs):
+        return False
+    before = signal.signal(signal.SIGPROF, stop)
+    try:
+        signal.setitimer(signal.ITIMER_PROF, ALGEBRA_S, 0.1)  # again, where a clause for all errors took it
+        right = _parsed(theirs)
         if right is None or (left := _parsed(ours)) is None:
             return False
         from math_verify import verify
 
         return bool(verify(right, left, timeout_seconds=None))
-
-    return _limited(asked)
+    except _TooLong:
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @functools.lru_cache(256)
@@ -170,14 +186,10 @@ def _parsed(text: str) -> Any:
     powers = 1
     for power in re.findall(r"\^\{?-?([0-9]+)", text):
         powers *= max(1, int(power[:9]))
-    depth = deepest = 0
-    for character in text[:ALGEBRA_CHARS]:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
     if (
         len(text) > ALGEBRA_CHARS
         or powers > ALGEBRA_POWER
-        or deepest > ALGEBRA_DEPTH
+        or sum(map(text.count, "([{")) > ALGEBRA_BRACKETS
         or re.search(rf"[0-9]{{{ALGEBRA_DIGITS + 1}}}|\^\{{[^}}]*\^", text)
         or _KNOWN.sub("", text)
         or _WORD.search(text)
@@ -192,27 +204,3 @@ def _parsed(text: str) -> Any:
     form = LatexExtractionConfig(boxed_match_priority=0)
     found = parse(rf"\boxed{{{exact}}}", [form], "no_fallback", parsing_timeout=None)
     return found[0] if found else None
-
-
-class _TooLong(BaseException):
-    """No `Exception`: the library swallows those."""
-
-
-def _limited(call: Callable[[], bool]) -> bool:
-    """Return what a call of the library returns; False when it takes longer than `ALGEBRA_S`.
-
-    The library's own deadlines are in whole seconds of the clock. This needs the main thread, as they do.
-    """
-
-    def stop(*_: object) -> None:
-        raise _TooLong
-
-    before = signal.signal(signal.SIGPROF, stop)
-    try:
-        signal.setitimer(signal.ITIMER_PROF, ALGEBRA_S, 0.1)  # again, where a clause for all errors took it
-        return call()
-    except _TooLong:
-        return False
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        signal.signal(signal.SIGPROF, before)

@@ -65,15 +65,8 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
 }
 _CONSTANTS = {r"\pi": +_mp.pi, "e": +_mp.e, "i": _mp.mpc(0, 1)}
 _ROUNDING = {"|": abs, r"\lfloor": _mp.floor, r"\lceil": _mp.ceil}
-_BRACKETS = {
-    "(": ")",
-    "[": "]",
-    "{": "}",
-    r"\{": r"\}",
-    "|": "|",
-    r"\lfloor": r"\rfloor",
-    r"\lceil": r"\rceil",
-}
+_OPENING, _CLOSING = r"( [ { \{ | \lfloor \lceil", r") ] } \} | \rfloor \rceil"
+_BRACKETS = dict(zip(_OPENING.split(), _CLOSING.split(), strict=True))
 _SYMBOL = re.compile(
     r"[A-Za-z]|\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|"
     r"(?:var)?phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Phi|Psi|Omega|hbar|ell)"
@@ -206,8 +199,6 @@ def _equal(a: Number, b: Number) -> bool:
 
 def _readings(text: str, depth: int) -> Readings:
     text = text.strip()
-    if text.isascii() and text.isdecimal():
-        return (Reading((_number(text),)),)
     if not text or depth > MOST_DEPTH:
         raise _UnreadError
     found: Readings = ()
@@ -251,7 +242,7 @@ def _readings(text: str, depth: int) -> Readings:
         return (Reading(_group(",", [text.replace("\\pm", sign) for sign in "+-"], depth)),)
     begin = 2 if text[:2] == "\\{" else 1
     opening, closing, inner = text[:begin], text[-begin:], text[begin:-begin]
-    if opening in ("(", "[", "\\{") and closing in (")", "]", "\\}") and _balanced(inner):
+    if opening in ("(", "[", "\\{") and closing in (")", "]", "\\}") and len(_split(text, text[-1])) == 2:
         parts = _split(inner, ",")
         if len(parts) > 1 or opening == "\\{":
             return (Reading(_group("{" if opening == "\\{" else opening + closing, parts, depth)),)
@@ -295,23 +286,12 @@ def _group(kind: str, parts: Sequence[str], depth: int) -> Group:
 def _split(text: str, mark: str) -> list[str]:
     """Split at a mark that stands outside of all brackets."""
     parts, depth, begin = [], 0, 0
-    if mark not in text:
-        return [text]
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if depth == 0 and text.startswith(mark, place):
             parts.append(text[begin:place])
             begin = place + len(mark)
     return [*parts, text[begin:]]
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _number(text: str) -> Fraction:
@@ -339,21 +319,11 @@ def _made(operator: Callable[[Number, Number], Number], a: Number, b: Number) ->
     return operator(a, b)
 
 
-def _root(value: Number, degree: int) -> Number:
-    if isinstance(value, Fraction) and value >= 0:
-        top, bottom = (int(_mp.nint(_mp.root(part, degree))) for part in value.as_integer_ratio())
-        if top**degree == value.numerator and bottom**degree == value.denominator:
-            return Fraction(top, bottom)
-    return _mp.root(_mp.convert(value), degree)
-
-
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(exponent, Fraction) and isinstance(base, Fraction):
         bits = max(part.bit_length() for part in base.as_integer_ratio())
         if exponent.denominator == 1 and abs(exponent) * (bits if abs(base) != 1 else 0) <= MOST_BITS:
             return base ** int(exponent)
-        if 1 < exponent.denominator < 100 and abs(exponent.numerator) < 100:
-            return _power(_root(base, exponent.denominator), Fraction(exponent.numerator))
     return _mp.power(_mp.convert(base), _small(exponent))
 
 
@@ -474,7 +444,9 @@ class _Reader:
             return _made(truediv, _factorial(whole), below)
         if token == "\\sqrt":
             degree = self._base() if self._next() == "[" else 2
-            return _root(self._base(), int(degree) if degree in range(2, 100) else _no_number())
+            return _mp.root(
+                _mp.convert(self._base()), int(degree) if degree in range(2, 100) else _no_number()
+            )
         if token[1:] in _FUNCTIONS:
             return self._applied(token[1:])
         return self._symbol(token)

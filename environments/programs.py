@@ -20,7 +20,6 @@ They are compared here, where everything is of a built-in type, so `f(2) == 4` m
 import ast
 import builtins
 import contextlib
-import json
 import math
 import signal
 import socket
@@ -138,66 +137,43 @@ def read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
     """
     try:
         return _read_tests(row, key, solution)
-    except TypeError as error:
-        raise ValueError(f"{key!r} is in none of the forms that tests may have: {error}") from error
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ValueError(f"{key!r}, where the tests should be, {error}") from error
 
 
 def _read_tests(row: Mapping[str, Any], key: str, solution: str) -> Tests:
-    found = _value(row, key)
+    found, entry = row.get(key), row.get("entry_point") or ""
     if key == "plus_input":
-        base = _value(row, "base_input") or []
-        if not isinstance(base, list):
-            raise ValueError("'base_input' is no list of arguments")
-        found = base + (found or [])
-    if not isinstance(found, str | list | dict) or not found:
-        there = f"is {found!r:.40}" if key in row else f"is not among its keys {', '.join(row)[:200]}"
-        raise ValueError(f"{key!r}, where the tests should be, {there}")
-    entry = row.get("entry_point") or ""
+        found = (row.get("base_input") or []) + (found or [])
+    if not found:
+        there = f"is {found!r}" if key in row else f"is not among its keys {', '.join(row)[:200]}"
+        raise ValueError(there)
     before = row.get("prompt") or "" if entry else ""
     if not isinstance(entry, str) or not isinstance(before, str):
-        raise ValueError("entry_point or prompt is no text")
+        raise TypeError("goes with an entry_point or a prompt that is no text")
     if key in ("base_input", "plus_input"):
-        if not entry or not solution or not all(isinstance(one, list) for one in found):
-            raise ValueError(f"{key!r} takes lists of arguments, entry_point and a reference solution")
-        return Tests(entry, before, solution, cases=(*found,), tolerance=_tolerance(row))
+        near, lists = row.get("atol") or 0.0, isinstance(found, list)
+        if not (entry and solution and lists and all(isinstance(one, list) for one in found)):
+            raise ValueError("takes lists of arguments, entry_point and a reference solution")
+        if not isinstance(near, int | float) or not 0.0 <= near < 1e300:
+            raise ValueError(f"goes with atol={near!r:.40}, which is no finite number")
+        return Tests(entry, before, solution, cases=(*found,), tolerance=near)
     if isinstance(found, dict) and "functional" in found:
         found = found["functional"]
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):
         found = {f"{name}s": [one.get(name) for one in found] for name in ("input", "output")}
     if isinstance(found, dict):
-        inputs, outputs = found.get("inputs"), found.get("outputs")
-        pairs = [*zip(inputs, outputs, strict=False)] if inputs and outputs else []
+        inputs, outputs = found.get("inputs") or (), found.get("outputs") or ()
+        pairs = [*zip(inputs, outputs, strict=False)]
         texts = all(isinstance(one, str) for pair in pairs for one in pair)
-        if not pairs or not texts or len(inputs or "") != len(outputs or ""):
-            raise ValueError(f"{key!r} has no inputs, or not as many outputs, as texts")
+        if not pairs or not texts or len(inputs) != len(outputs):
+            raise ValueError("has no inputs, or not as many outputs, as texts")
         return Tests(scripts=(*pairs,))
-    try:
-        code = "\n".join(_lines(part) for part in (*(row.get(name) for name in SETUP), found) if part)
-        tree = ast.parse(code)
-        if any(isinstance(node, ast.Name) and node.id == "Solution" for node in ast.walk(tree)):
-            before = IMPORTS + before
-        return Tests(entry, before, solution, _asserts(tree, entry, before, solution))
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{key!r} is no code with assert statements: {error}") from error
-
-
-def _value(row: Mapping[str, Any], key: str) -> Any:
-    """Return what a row has under a key, which may be JSON in a text."""
-    found = row.get(key)
-    if isinstance(found, str):
-        with contextlib.suppress(ValueError):
-            return json.loads(found)
-    return found
-
-
-def _tolerance(row: Mapping[str, Any]) -> float:
-    try:
-        found = float(row.get("atol") or 0.0)
-    except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not 0.0 <= found < math.inf:
-        raise ValueError(f"'atol' is {row['atol']!r:.40} and no finite number; give how far a value may be")
-    return found
+    code = "\n".join(_lines(part) for part in (*(row.get(name) for name in SETUP), found) if part)
+    tree = ast.parse(code)
+    if any(isinstance(node, ast.Name) and node.id == "Solution" for node in ast.walk(tree)):
+        before = IMPORTS + before
+    return Tests(entry, before, solution, _asserts(tree, entry, before, solution))
 
 
 def share_passed(text: str, tests: Tests, *, all_or_nothing: bool) -> float:
@@ -359,7 +335,7 @@ def _trimmed(text: str) -> list[str]:
 def _lines(code: Any) -> str:
     text = "\n".join(code) if isinstance(code, list) else code
     if not isinstance(text, str):
-        raise TypeError(f"it has a {type(text).__name__}")
+        raise TypeError(f"is a {type(text).__name__}, no code")
     return text.replace("\r\n", "\n")
 
 
@@ -395,7 +371,7 @@ def _asserts(tree: ast.Module, entry: str, before: str, solution: str) -> Assert
     noting = _Noting()
     noted = ast.fix_missing_locations(noting.visit(tree))
     if not noting.found:
-        raise ValueError("it has no assert statement")
+        raise ValueError("has no assert statement")
     body = list[ast.stmt]()
     with contextlib.suppress(SyntaxError, ValueError):
         body = ast.parse(joined(before, solution, entry)[1] if solution else "").body

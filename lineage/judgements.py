@@ -1,7 +1,8 @@
 """Judgements: what a model that judges said of each answer, and what it cost, in a file of the run's folder.
 
-Each is kept (`lineage.kept`) under the digest of all that it depends on, so no answer is paid for twice; a
-reply that came when its process was killed is the only one that is asked for again.
+Each is kept (`lineage.kept`) under the digest of all that it depends on, so no score is paid for twice. Asked
+for again is a reply that came when its process was killed, and one without a score: its cost is kept, but what
+was wrong with the server may be mended.
 """
 
 import contextlib
@@ -40,6 +41,13 @@ class Judgement(NamedTuple):
     usd: float
     other_order_of: str = ""
     """Digest of the one in the usual order, where this is in the other."""
+
+    def after(self, earlier: "Judgement | None") -> "Judgement":
+        """Return this one with the costs of an earlier one, which had no score."""
+        if earlier is None:
+            return self
+        costs = ("tokens_in", "tokens_out", "requests", "seconds", "usd")
+        return self._replace(**{name: getattr(earlier, name) + getattr(self, name) for name in costs})
 
 
 def judgement_lines(run_dir: Path) -> list[str]:

@@ -31,7 +31,10 @@ class Kept(Generic[_Row]):
         names = ", ".join(kind._fields)
         self._find = f"SELECT {names} FROM {table} WHERE digest = ?"
         marks = ", ?" * len(kind._fields)
-        self._add = f"INSERT OR IGNORE INTO {table} (digest, {names}) VALUES (?{marks})"
+        changed = ", ".join(f"{name} = excluded.{name}" for name in kind._fields)
+        same = " AND ".join(f"{name} IS ?" for name in kind._fields)
+        self._add = f"INSERT INTO {table} (digest, {names}) VALUES (?{marks}) ON CONFLICT (digest) DO "
+        self._replace = f"{self._add} UPDATE SET {changed} WHERE {same}"
         with self._usable():
             if path is not None:
                 path.touch(mode=0o600)
@@ -56,10 +59,13 @@ class Kept(Generic[_Row]):
             row = self._file.execute(self._find, (digest,)).fetchone()
         return None if row is None else self._kind._make(row)
 
-    def add(self, digest: str, row: _Row) -> None:
-        """Keep a row, the first of a name."""
+    def add(self, digest: str, row: _Row, over: _Row | None = None) -> None:
+        """Keep a row, the first of a name, or in place of `over`, where that is what is kept."""
         with self._usable():
-            self._file.execute(self._add, (digest, *row))
+            if over is None:
+                self._file.execute(f"{self._add} NOTHING", (digest, *row))
+            else:
+                self._file.execute(self._replace, (digest, *row, *over))
 
     def close(self) -> None:
         """Close the file."""

@@ -5,8 +5,7 @@ All comes from `SampleFiles`: the run log and the store, or a ledger alone. Text
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,25 +17,13 @@ from antiphon.core.records import BatchRow, RowTiming
 from antiphon.core.reporting.rollouts import ROLLOUT, Query, select
 from antiphon.lineage.names import batch_entry, evaluation_entry
 from antiphon.lineage.samples import SampleFiles
-from antiphon.models.codec import TextCodec
+from antiphon.models.codec import SHIELD, TextCodec
 
 HEAD = 120
 """Characters of an answer that a list shows."""
 TEXT_BYTES = 1 << 30
 """Texts beyond this are not searched: they are kept in memory."""
 _PARTS = {"t": "trained", "f": "filtered", "v": "held-out"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """What is searched of one file."""
-
-    first: int
-    """Place of its first trajectory."""
-    texts: pa.Array
-    """Each text once, in one case."""
-    of_rows: npt.NDArray[np.intp]
-    """[rows, 2] which of them are a trajectory's prompt and answer."""
 
 
 class RolloutIndex:
@@ -55,7 +42,7 @@ class RolloutIndex:
         self._rows = lru_cache(maxsize=2)(self._read_rows)
         self._timings = lru_cache(maxsize=2)(files.timings)
         self._counts = dict[str, int]()  # file -> its trajectories, in the order of the table
-        self._texts = list[_Texts]()
+        self._texts = list[pa.Array]()  # of the first files: prompt and answer of each row, in one case
         names = [f"{letter}{step}" for step in files.steps for letter in "tf"]
         names += [f"v{version}" for version in files.evaluated]
         facts, missing = list[tuple[object, ...]](), 0
@@ -90,22 +77,21 @@ class RolloutIndex:
         for name, count in self._counts.items():
             if room <= 0:
                 return
+            texts = [""] * count
             try:
-                self._texts.append(self._read_part(name, self.codec))
-                room -= self._texts[-1].texts.nbytes
+                texts = self._read_part(name, self.codec)
             except AntiphonError as error:
                 self.lacks.append(f"the texts of {count} trajectories: {error}")
+            self._texts.append(pa.array(texts, pa.large_string()))
+            room -= self._texts[-1].nbytes
             self.searched += count
 
-    def _read_part(self, name: str, codec: TextCodec) -> _Texts:
-        rows, first = self._read_rows(name), self.searched
-        prompts = {row.prompt_token_ids.tobytes(): row.prompt_token_ids for row in rows}
-        texts = codec.texts([*prompts.values(), *(row.token_ids for row in rows)])
-        self.table["head"][first : first + len(rows)] = [text[:HEAD] for text in texts[len(prompts) :]]
-        numbers = {ids: place for place, ids in enumerate(prompts)}
-        asked = [numbers[row.prompt_token_ids.tobytes()] for row in rows]
-        of_rows = np.stack([asked, len(prompts) + np.arange(len(rows))], axis=1)
-        return _Texts(first, pa.array([text.casefold() for text in texts], pa.large_string()), of_rows)
+    def _read_part(self, name: str, codec: TextCodec) -> list[str]:
+        rows = self._read_rows(name)
+        texts = codec.texts([ids for row in rows for ids in (row.prompt_token_ids, row.token_ids)])
+        self.table["head"][self.searched :][: len(rows)] = [text[:HEAD] for text in texts[1::2]]
+        pairs = zip(texts[::2], texts[1::2], strict=True)
+        return [f"{prompt}{SHIELD}{answer}".casefold() for prompt, answer in pairs]
 
     def select(self, query: Query) -> npt.NDArray[np.intp]:
         """Return the places of all trajectories that a query means, as `core.reporting.rollouts.select`.
@@ -114,17 +100,11 @@ class RolloutIndex:
         """
         if not query.text:
             return select(self.table, query)
-        found = np.zeros(self.table.size, dtype=bool)
-        pattern = re.escape(query.text.casefold())
-
-        def search(part: _Texts) -> None:
-            hits = pc.match_substring_regex(part.texts, pattern).to_numpy(zero_copy_only=False)
-            found[part.first : part.first + len(part.of_rows)] = hits[part.of_rows].any(axis=1)
-
+        search = partial(pc.match_substring_regex, pattern=re.escape(query.text.casefold()))
         with ThreadPoolExecutor() as pool:  # arrow searches without Python's lock
-            for _ in pool.map(search, list(self._texts)):
-                pass
-        return select(self.table, query, found)
+            found = [part.to_numpy(zero_copy_only=False) for part in pool.map(search, [*self._texts])]
+        unread = np.zeros(self.table.size - sum(map(len, found)), dtype=bool)
+        return select(self.table, query, np.concatenate([*found, unread]))
 
     def place(self, name: str) -> int:
         """Return the place of a trajectory in the table.

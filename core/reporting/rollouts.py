@@ -11,29 +11,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from antiphon.core.errors import ConfigError
 
-ROLLOUT = np.dtype(
-    [
-        (
-            "name",
-            object,
-        ),  # t7.12: row 12 of what step 7 trained on; f7.12: filtered then; v7.12: held out of v7
-        ("part", object),  # trained, filtered or held-out
-        ("step", int),  # that it was sampled for; -1 for a held-out answer
-        (
-            "version",
-            int,
-        ),  # oldest one that sampled it, -1 where none did; of a held-out answer, the one evaluated
-        ("staleness", int),  # step less version; -1 where one of them is not known
-        ("reward", float),
-        ("sample", int),  # its number in the group
-        ("tokens", int),
-        ("group", object),
-        ("prompt", object),  # its key
-        ("reason", object),  # why it ended, or could not be scored, and what the environment said
-        ("head", object),  # how the answer begins, "" until it is read
-    ]
-)
-"""A trajectory in a table of all; text stands in fields of type object."""
+_NAMES = "name part step version staleness reward sample tokens group prompt reason head"
+_TYPES = "O O i8 i8 i8 f8 i8 i8 O O O O"
+ROLLOUT = np.dtype({"names": _NAMES.split(), "formats": _TYPES.split()})
+"""A trajectory in a table of all.
+
+name: t7.12 is row 12 of what step 7 trained on, f7.12 of what was filtered then, v7.12 of what was held out
+of version 7. part: trained, filtered or held-out. step: that it was sampled for; -1 for a held-out answer.
+version: the oldest one that sampled it, -1 where none did; of a held-out answer, the one evaluated.
+staleness: step less version; -1 where one of them is not known. sample: its number in the group. prompt: a
+key. reason: why it ended, or could not be scored, and what the environment said. head: how the answer begins,
+"" until it is read.
+"""
 Table = npt.NDArray[Any]
 COMPARED = 250_000
 """Most pairs of tokens that are compared: beyond it, all between the first and the last change is marked."""

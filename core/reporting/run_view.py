@@ -138,6 +138,8 @@ class RunView:
         """Digest of the weights of version 0, once its snapshot was announced."""
         self.breaks: list[float] = []
         """Seconds at which the clock stood still, since the run was interrupted."""
+        self.rewards_waited_s = 0.0
+        """Seconds that the learner waited for batches of which nothing but rewards was missing."""
         self.deliveries = Deliveries()
         """How versions came to the workers."""
         self.offered_again: Counter[str] = Counter()
@@ -150,6 +152,8 @@ class RunView:
         """Unix seconds of the last event that the clock counted."""
         self._leases: dict[str, tuple[float, int]] = {}
         self._submitted: dict[str, float] = {}
+        self._rewarded: dict[str, tuple[float, float]] = {}
+        """Training group -> when it was handed in and rewarded, until a batch has it."""
         self._committed: dict[int, float] = {}
         self._announced: dict[int, float] = {}
         self._loaded: dict[int, float] = {}
@@ -229,6 +233,11 @@ class RunView:
         total = max(stop - start, 1e-9)
         return {name: sum(b - a for a, b in merge(bars, start, stop)) / total for name, bars in lanes.items()}
 
+    @property
+    def idle_share_from_rewards(self) -> float:
+        """Return the share of the window in which the learner waited for rewards alone, 0..1."""
+        return self.rewards_waited_s / max(self.window[1], 1e-9)
+
     def _on_run_opened(self, at: float, data: Mapping[str, Any]) -> None:
         self.reward_range = self.alarms.reward_range = range_of(data["pinned"])
 
@@ -258,6 +267,8 @@ class RunView:
         submitted = self._submitted.pop(data["group_id"], None)
         if submitted is not None:
             self.reward.add(submitted, at, 0)
+            if data["group_id"] in self._epochs:
+                self._rewarded[data["group_id"]] = submitted, at
         failed = {sample for sample, _ in data.get("failures", ())}
         pairs = enumerate(zip(self._lengths.pop(data["group_id"], ()), data["rewards"], strict=False))
         self.by_length.compare([pair for sample, pair in pairs if sample not in failed])
@@ -266,12 +277,17 @@ class RunView:
         drafted = self._drafted.pop(data["group_id"], None)
         if drafted is not None and data["reason"] == "filtered":
             self._filtered.append(drafted)
-        for known in (self._leases, self._submitted, self._epochs, self._lengths):
+        for known in (self._leases, self._submitted, self._epochs, self._lengths, self._rewarded):
             known.pop(data["group_id"], None)
 
     def _on_batch_sealed(self, at: float, data: Mapping[str, Any]) -> None:
         groups = (*data.get("group_ids", ()), *data.get("filtered_ids", ()))
         epochs = [self._epochs.pop(group) for group in groups if group in self._epochs]
+        if times := [self._rewarded.pop(group) for group in groups if group in self._rewarded]:
+            handed_in, rewarded = map(max, zip(*times, strict=True))
+            # Since the commit before, the learner has nothing to do; without one it is still at that step.
+            free = self._committed.get(int(data["step"]), at if data["step"] else 0.0)
+            self.rewards_waited_s += max(0.0, rewarded - max(handed_in, free))
         early = int(data.get("groups_filtered", 0)) - len(data.get("filtered_ids", ()))
         booked, self._filtered = self._filtered[:early], self._filtered[early:]
         drafted = (self._drafted.pop(group, None) for group in groups)

@@ -76,6 +76,7 @@ _TAGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+_ENDS_LOOPS = StopIteration, StopAsyncIteration
 _NO_VALUE = (OSError, ValueError, TypeError, AttributeError, RecursionError, MemoryError)
 
 
@@ -99,10 +100,8 @@ def encode(value: Any) -> Any:
             return kind(value)
     if isinstance(value, list):
         return [encode(one) for one in value]
-    if isinstance(value, tuple):
-        return {"tuple": [encode(one) for one in value]}
-    if isinstance(value, set | frozenset):
-        return {"set": [encode(one) for one in value]}
+    if isinstance(value, tuple | set | frozenset):
+        return {"tuple" if isinstance(value, tuple) else "set": [encode(one) for one in value]}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(one)] for key, one in value.items()]}
     if isinstance(value, bytes | bytearray):
@@ -234,20 +233,18 @@ def call(channel: socket.socket, function: str, arguments: Sequence[Any], keywor
     asked = {"call": function, "arguments": encode(list(arguments)), "keywords": encode(dict(keywords))}
     try:
         channel.sendall(json.dumps(asked).encode() + b"\n")
-        ((kind, value),) = json.loads(_read(channel, b"\n")).items()
+        ((what, value),) = json.loads(_read(channel, b"\n")).items()
         value = decode(value)
-        if kind == "value":
+        if what == "value":
             return value
         name, said = map(str, value)
     except (ProgramEndedError, *_NO_VALUE) as error:
         channel.close()  # nothing more is said here, even where tests go on
         raise ProgramEndedError("the program ended, or wrote what is no value") from error
-    named_error = getattr(builtins, name, None)
-    if not (isinstance(named_error, type) and issubclass(named_error, Exception)):
-        named_error = RuntimeError
-    if issubclass(named_error, StopIteration | StopAsyncIteration):
-        named_error = RuntimeError
-    raise named_error(said)
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, _ENDS_LOOPS):
+        kind = RuntimeError
+    raise kind(said)
 
 
 def output_of(channel: socket.socket) -> str:

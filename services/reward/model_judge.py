@@ -86,28 +86,27 @@ class ModelJudge:
                     tasks.create_task(self._judge(one, swapped=True))
         return [self._verdict(judging[text].result()) for text in texts]
 
-    def _verdict(self, found: Judgement | Failed) -> Verdict:
-        if isinstance(found, Failed):
-            return found
+    def _verdict(self, found: Judgement) -> Verdict:
         low, high = self._within
         if found.share is None:
             return Failed(found.failure)
         reward = low + found.share * (high - low)
         return checked_reward(reward, self._within)  # as a float it may lie just beyond
 
-    async def _judge(self, one: Judged, swapped: bool = False) -> Judgement | Failed:
+    async def _judge(self, one: Judged, swapped: bool = False) -> Judgement:
         """Return what is kept of an answer; else ask, and keep what was paid for."""
         digest = self._section.digest_of(one, swapped)
         async with self._judging.setdefault(digest, asyncio.Lock()):
-            found: Judgement | Failed | None = self._kept.find(digest)
-            if found is None:
+            found = before = self._kept.find(digest)
+            if found is None or found.share is None:
                 found = await self._ask(*self._section.request(one, swapped))
-                if isinstance(found, Judgement):
+                if found.requests:
                     usual = self._section.digest_of(one) if swapped else ""
-                    self._kept.add(digest, found._replace(other_order_of=usual))
+                    found = found.after(before)._replace(other_order_of=usual)
+                    self._kept.add(digest, found, over=before)
             return found
 
-    async def _ask(self, url: str, body: dict[str, Any]) -> Judgement | Failed:
+    async def _ask(self, url: str, body: dict[str, Any]) -> Judgement:
         """Ask until there is a score; a reply without one is paid for, too."""
         clock, section = asyncio.get_running_loop().time, self._section
         share, reply, failure = None, "", ""
@@ -130,8 +129,6 @@ class ModelJudge:
                     _log.warning("judge.failed", attempt=attempt + 1, reason=failure)
                     if isinstance(error, ContractError):
                         break
-        if not requests:
-            return Failed(failure)
         of_prompts, of_replies = section.price_per_million
         usd = (tokens_in * of_prompts + tokens_out * of_replies) / 1e6
         reply = self._plain(reply, keep="\n", most=None)

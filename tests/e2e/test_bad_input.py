@@ -145,10 +145,12 @@ def test_a_worker_of_another_run_and_of_no_run_is_refused(tmp_path: Path) -> Non
 def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     # Fixed mode, and no step beyond the bound: every batch comes from the base model,
     # so it is the learner, and nobody else, who meets the weights that step 0 spoiled.
+    # The run is that of examples/math.yaml, which no other test trains.
     home = make_home(tmp_path)
     spoiling = ["learner.learning_rate=1.0e30", "learner.warmup_steps=0"]
     overrides = ["run.steps=3", "loop.mode=fixed", "loop.max_staleness=2", *spoiling, *SMALL]
-    job = Job(home, [*overrides, "record.mlflow=false", "record.dvc=false"])
+    words = [*overrides, "record.mlflow=false", "record.dvc=false"]
+    job = Job(home, words, PROJECT / "examples" / "math.yaml")
     try:
         assert job.wait() == 1, job.everything()
     finally:
@@ -163,6 +165,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(tmp_path: Path) -
     assert max(snapshot["version"] for snapshot in job.journal.events("snapshot.announced")) <= 1
     assert not (job.run_dir / "outcome.json").exists()
     check_batches(job.batches(), 2)
+    assert {row.reward for batch in job.batches() for row in batch} == {0.0, 1.0}
     assert all_gone(home)
 
 

@@ -1,11 +1,14 @@
-"""A run without workers of its own starts one of its pool, trains with it, and says what that cost."""
+"""A run without workers of its own starts one of its pool, trains with it, and says what that cost.
+
+It is that of examples/reasoning.yaml.
+"""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.support.main_job import SMALL, Job, all_gone, make_home
+from tests.support.main_job import PROJECT, SMALL, Job, all_gone, make_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.long]
 STEPS = 4
@@ -14,9 +17,10 @@ STEPS = 4
 def test_a_pool_brings_the_workers_and_the_account_has_their_price(tmp_path: Path) -> None:
     pool = "[{name: dear, usd_per_hour: 72, zone: west}, {name: cheap, usd_per_hour: 36, zone: east}]"
     own = ["rollout.workers=0", f"provisioning.pool={pool}", f"run.steps={STEPS}", "loop.max_staleness=2"]
-    job = Job(make_home(tmp_path), [*own, *SMALL])
+    job = Job(make_home(tmp_path), [*own, *SMALL], PROJECT / "examples" / "reasoning.yaml")
     try:
         assert job.wait() == 0, job.everything()
+        assert {row.reward for batch in job.batches() for row in batch} == {0.0, 1.0}
         first = job.journal.events("worker.registered")[0]
         assert (first["worker_name"], first["worker_class"], first["usd_per_hour"]) == (
             "cheap-0",

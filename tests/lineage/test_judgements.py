@@ -36,13 +36,16 @@ def test_what_was_kept_outlives_a_killed_process(tmp_path: Path) -> None:
     assert opened(path).find("a") == RIGHT
 
 
-def test_the_first_of_two_writers_counts_and_both_read_it(tmp_path: Path) -> None:
+def test_the_first_score_of_two_writers_counts_and_both_read_it(tmp_path: Path) -> None:
     one, other = (opened(tmp_path / JUDGEMENTS_FILE) for _ in range(2))
     assert one.find("a") is None
     one.add("a", RIGHT)
     other.add("a", NONE)
     other.add("b", NONE)
     assert (other.find("a"), one.find("b")) == (RIGHT, NONE)
+    other.add("b", found := RIGHT.after(NONE), over=NONE)
+    one.add("b", NONE.after(NONE), over=NONE)
+    assert one.find("b") == found == Judgement(0.75, "Score: 7.5", "", 110, 22, 3, 1.5, 0.001), "costs add up"
 
 
 def test_the_lines_are_sums_and_what_another_order_changed(tmp_path: Path) -> None:

@@ -56,22 +56,20 @@ def test_the_presets_clip_from_the_second_update_of_a_step(name: str, objective:
     assert config.sampling == demo.sampling and config.evaluation == demo.evaluation
 
 
-@pytest.mark.parametrize("name", ["file", "code"])
-def test_an_example_from_a_file_is_the_demo_with_another_environment(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *(("file", set()), ("math", set()), ("code", set()), ("reasoning", set()), ("judge", {"judge"})),
+        ("poker", {"model", "sampling"}),
+    ],
+)
+def test_an_example_of_a_task_is_the_demo_with_another_environment(name: str, more: set[str]) -> None:
     config, demo = (load_config(ROOT / "examples" / f"{one}.yaml") for one in (name, "quickstart"))
-    assert {name for name, _ in config if getattr(config, name) != getattr(demo, name)} == {
-        "run",
-        "environment",
-        "evaluation",
-    }
+    differ = {section for section, _ in config if getattr(config, section) != getattr(demo, section)}
+    assert differ - {"evaluation"} == {"run", "environment", *more}
 
 
 def test_the_example_with_a_judge_is_that_from_a_file_with_another_score() -> None:
     config, file = (load_config(ROOT / "examples" / f"{name}.yaml") for name in ("judge", "file"))
-    assert {name for name, _ in config if getattr(config, name) != getattr(file, name)} == {
-        "run",
-        "environment",
-        "judge",
-    }
     ours, theirs = config.environment.parameters, file.environment.parameters
     assert {name for name in ours if ours[name] != theirs[name]} == {"score"}

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.core.loop.events import dump_event
+from antiphon.core.loop.events import (
+    BatchSealed,
+    GroupOpened,
+    GroupRewarded,
+    GroupSubmitted,
+    JournalEvent,
+    LeaseGranted,
+    StepCommitted,
+    dump_event,
+)
 from antiphon.core.reporting.run_view import Bar, Rows, RunView, merge
 from antiphon.core.status import Event
 from tests.report.test_page import journal
@@ -104,6 +113,37 @@ def test_the_view_folds_what_the_journal_says() -> None:
     shares = view.busy_shares()
     assert set(shares) == {"rollout worker-0", "rollout worker-1", "reward", "training", "broadcast"}
     assert all(0 < share <= 1 for share in shares.values())
+
+
+@pytest.mark.parametrize(
+    ("handed_in", "rewarded", "waited_s"),
+    [
+        ((2.0, 5.0), (9.0, 6.0), 4.0 + 3.0),  # of step 1 since the learner is free
+        ((2.0, 9.0), (3.0, 9.5), 0.5 + 0.5),
+        ((2.0, 3.0), (2.5, 3.5), 0.5 + 0.0),
+    ],
+)
+def test_waiting_for_rewards_is_what_the_learner_waits_when_all_else_is_there(
+    handed_in: tuple[float, ...], rewarded: tuple[float, ...], waited_s: float
+) -> None:
+    said: list[tuple[float, JournalEvent]] = []
+    for step, later in ((0, 0.0), (1, 14.0)):
+        for number, (a, b) in enumerate(zip(handed_in, rewarded, strict=True)):
+            name, lease = f"{step}{number}", f"l{step}{number}"
+            said += [
+                (0.0, GroupOpened(name, number, 0, 0, None, None, False)),
+                (later, LeaseGranted(name, lease, "w", 1, 0, later)),
+                (later + a, GroupSubmitted(name, lease, "w", 1, "d" * 64, 0, (1,), 1.0, later + a)),
+                (later + b, GroupRewarded(name, (0.0,), "judge", later + b)),
+            ]
+        groups, done = (f"{step}0", f"{step}1"), 20.0 * (step + 1)
+        sealed = BatchSealed(step, groups, (), "d" * 64, "d" * 64, 2, 0, 0, 2, 0.0, 1.0, ())
+        said.append((later + max(rewarded), sealed))
+        said.append((done, StepCommitted(step, step + 1, "d" * 64, "d" * 64, {}, True, done)))
+    said.sort(key=lambda one: one[0])
+    view = view_of(Event(n, 1.7e9 + at, one.kind, dump_event(one)) for n, (at, one) in enumerate(said))
+    assert view.rewards_waited_s == pytest.approx(waited_s)
+    assert view.idle_share_from_rewards == pytest.approx(waited_s / 40.0)
 
 
 def test_busy_time_counts_no_moment_twice() -> None:

@@ -186,15 +186,15 @@ def test_groups_with_the_same_answer_wait_for_one_request() -> None:
     run(story)
 
 
-def test_a_reply_without_a_score_is_paid_for_and_kept(tmp_path: Path) -> None:
+def test_a_reply_without_a_score_is_paid_for_and_asked_for_again(tmp_path: Path) -> None:
     async def story() -> None:
         path = tmp_path / JUDGEMENTS_FILE
-        async with judging("hm", "hm \x00\ud800 $", "500", "500") as server:
+        async with judging({"error": "busy"}, "hm", "hm", "hm \x00\ud800 $", "500", "500") as server:
             (found,) = await judged(server, ["x"], path, prompt=ONCE)
-            assert isinstance(found, Failed) and await judged(server, ["x"], path, prompt=ONCE) == [found]
-            assert len(server.asked) == 2
+            assert isinstance(found, Failed) and len(server.asked) == 2
+            assert await judged(server, ["x"], path, prompt=ONCE) == [found] and len(server.asked) == 4
             (lost,) = await judged(server, ["y"], path, prompt=ONCE)
-            assert isinstance(lost, Failed) and len(server.asked) == 4
+            assert isinstance(lost, Failed) and len(server.asked) == 6
             assert await judged(server, ["y"], path, prompt=ONCE) == [0.0], "what was not paid is not kept"
 
     run(story)
@@ -202,11 +202,27 @@ def test_a_reply_without_a_score_is_paid_for_and_kept(tmp_path: Path) -> None:
         rows = file.execute(
             "SELECT requests, tokens_in, reply FROM judgements WHERE share IS NULL"
         ).fetchall()
-    assert rows == [(2, 200, r"hm \x00\ud800 $")]
+    assert rows == [(4, 300, r"hm \x00\ud800 $")]
+    line, *_ = judgement_lines(tmp_path)
+    assert "2 judgements in 5 requests" in line and "1 have no score" in line
+
+
+def test_a_failure_is_over_when_the_server_is_mended(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / JUDGEMENTS_FILE
+        async with judging(reply("Score", "length"), reply("Score", "length"), "Score: 10") as server:
+            (found,) = await judged(server, ["x"], path, prompt=ONCE)
+            assert isinstance(found, Failed)
+            assert await judged(server, ["x"], path, prompt=ONCE) == [1.0]
+            assert await judged(server, ["x"], path, prompt=ONCE) == [1.0] and len(server.asked) == 3
+
+    run(story)
+    line, *_ = judgement_lines(tmp_path)
+    assert "1 judgements in 3 requests" in line and "for 360 tokens" in line and "0 have no score" in line
 
 
 def test_a_share_is_judged_in_the_other_order_too(tmp_path: Path) -> None:
-    answers = [f"{RIGHT} {number}" for number in range(200)]
+    answers = [f"{RIGHT} {number}" for number in range(300)]
 
     async def story() -> None:
         async with judging() as server:
@@ -214,8 +230,8 @@ def test_a_share_is_judged_in_the_other_order_too(tmp_path: Path) -> None:
                 section_of(server).checks_order(Judged(problem.text, problem.answer, text))
                 for text in answers
             )
-            assert await judged(server, answers, tmp_path / JUDGEMENTS_FILE) == [1.0] * 200
-            assert twice > 1 and len(server.asked) == 200 + twice and server.most_at_once <= 16
+            assert await judged(server, answers, tmp_path / JUDGEMENTS_FILE) == [1.0] * 300
+            assert twice > 1 and len(server.asked) == 300 + twice and server.most_at_once <= 16
         _, order = judgement_lines(tmp_path)
         assert order.startswith(
             "In the other order of reference and response the judge gave 0.000 ± 0.000 more"
