@@ -1,8 +1,8 @@
 """Judgements: what a model that judges said of each answer, and what it cost, in a file of the run's folder.
 
 Each is kept (`lineage.kept`) under the digest of all that it depends on, so no score is paid for twice. Asked
-for again is a reply that came when its process was killed, and one without a score: its cost is kept, but what
-was wrong with the server may be mended.
+for again is a reply that came when its process was killed, and one without a score: its cost is kept, but
+what was wrong with the server may be mended.
 """
 
 import contextlib

@@ -270,7 +270,7 @@ def timed(ranks: Ranks) -> list[float]:
             distributed.barrier(ranks._orders)
         return timing(collect, *args)
 
-    ranks.order, ranks.collect = partial(timing, order), together  # type: ignore[method-assign]
+    ranks.order, ranks.collect = partial(timing, order), together  # type: ignore[method-assign, assignment]
     return spent
 
 

@@ -32,8 +32,8 @@ from antiphon.services.rollout.selfcheck.distribution_check import (
 DRAFTED = 192
 """Most answers of each way of sampling that are drawn with drafts; each has two tokens to test."""
 WRONG_WINDOW = 8
-"""Longest drafts that are not right from end to end: all behind the first wrong token is computed for nothing,
-which costs seconds where a vocabulary is large."""
+"""Longest drafts that are not right from end to end: what follows the first wrong token is computed for
+nothing, which takes seconds where a vocabulary is large."""
 SAME_LOGPROB_LIMIT = {"float32": 1e-5, "float16": 0.02, "bfloat16": 0.15}
 """Largest difference of a log-probability with and without drafts, nats: rounding in other batch shapes."""
 FLIPPED_SHARE = 0.5
