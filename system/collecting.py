@@ -44,6 +44,11 @@ def collect_as_usual_once_loaded() -> None:
     gc.callbacks.append(look)
 
 
+def loading(module: str) -> list[str]:
+    """Return the command that runs a module so, before its arguments."""
+    return [sys.executable, "-P", "-m", "antiphon.system.collecting", module]
+
+
 if __name__ == "__main__":
     collect_seldom()
     collect_as_usual_once_loaded()
