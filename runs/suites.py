@@ -41,7 +41,7 @@ from antiphon.services.reward.server import scorer_of
 from antiphon.services.rollout.engine.environment import child_environment, device
 from antiphon.services.rollout.suite_worker import SuiteRequest, write_work
 from antiphon.system.clock import wall_clock
-from antiphon.system.collecting import loading
+from antiphon.system.collecting import LOADING
 from antiphon.system.files import hold
 from antiphon.system.packages import digest_of, environment_facts
 from antiphon.system.processes import ChildProcess, stop_groups
@@ -225,7 +225,7 @@ def sample_with_workers(
             for number in range(workers):
                 path = Path(folder) / f"{number}.json"
                 write_work(path, config, database, requests[number::workers])
-                words = [*loading("antiphon.services.rollout.suite_worker"), str(path)]
+                words = [*LOADING, "antiphon.services.rollout.suite_worker", str(path)]
                 log, environment = path.with_suffix(".log"), child_environment(config.rollout.threads)
                 children.append(ChildProcess(words, log, environment))
             waiting, count, came = [*children], cache.count(), time.monotonic()

@@ -16,6 +16,8 @@ import sys
 COLLECT_AFTER = 50_000
 """New objects between two looks."""
 USUALLY = gc.get_threshold()
+LOADING = (sys.executable, "-P", "-m", "antiphon.system.collecting")
+"""Runs the module that follows so, with its arguments."""
 
 
 def collect_seldom() -> None:
@@ -42,11 +44,6 @@ def collect_as_usual_once_loaded() -> None:
                 collect_as_usual()
 
     gc.callbacks.append(look)
-
-
-def loading(module: str) -> list[str]:
-    """Return the command that runs a module so, before its arguments."""
-    return [sys.executable, "-P", "-m", "antiphon.system.collecting", module]
 
 
 if __name__ == "__main__":

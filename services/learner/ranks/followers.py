@@ -14,7 +14,7 @@ from pathlib import Path
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import UnavailableError
 from antiphon.services.learner.ranks import group
-from antiphon.system.collecting import loading
+from antiphon.system.collecting import LOADING
 from antiphon.system.processes import LEFT_GROUP, POLL_S, ChildProcess, ending, kill_groups, stop_groups
 from antiphon.system.rank_places import rank_environment
 
@@ -39,7 +39,7 @@ class Followers:
         (self._folder / "config.yaml").write_text(dump_config(config))
         (self._folder / "engine.yaml").write_text(dump_config(moved or config))
         paths = [self._folder / "config.yaml", checkpoints, store, self._folder / "engine.yaml"]
-        command = [*loading(f"{__package__}.follower"), *map(str, paths)]
+        command = [*LOADING, f"{__package__}.follower", *map(str, paths)]
         places = [
             rank_environment(rank, config.learner.ranks, self._folder / "meeting")
             for rank in range(config.learner.ranks)
