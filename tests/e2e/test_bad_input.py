@@ -24,6 +24,7 @@ from tests.support.main_job import (
     typed,
 )
 from tests.support.prefect_api import post
+from tests.support.standing import Standing
 
 pytestmark = pytest.mark.e2e
 
@@ -142,13 +143,13 @@ def test_a_worker_of_another_run_and_of_no_run_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.engine
-def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(standing: Standing, tmp_path: Path) -> None:
     # Fixed mode, and no step beyond the bound: every batch comes from the base model,
     # so it is the learner, and nobody else, who meets the weights that step 0 spoiled.
     home = make_home(tmp_path)
     spoiling = ["learner.learning_rate=1.0e30", "learner.warmup_steps=0"]
     overrides = ["run.steps=3", "loop.mode=fixed", "loop.max_staleness=2", *spoiling, *SMALL]
-    job = Job(home, [*overrides, "record.mlflow=false", "record.dvc=false"])
+    job = standing.start(home, [*overrides, "record.mlflow=false", "record.dvc=false"])
     try:
         assert job.wait() == 1, job.everything()
     finally:
