@@ -27,6 +27,7 @@ from antiphon.runs.servers.prefect_server import (
     server_password,
     write_shell_file,
 )
+from antiphon.system.collecting import LOADING
 from antiphon.system.files import sqlite_url, write_atomically
 from antiphon.system.ports import free_port
 from antiphon.system.processes import ChildProcess, stop_groups, wait_ready
@@ -214,7 +215,7 @@ def _begin_mlflow(home: Path, port: int) -> tuple[str, ChildProcess]:
     if not (folder / "mlflow.db").exists():
         make_own_database(home)
     port = port or free_port()
-    arguments = [sys.executable, "-P", "-m", "uvicorn", "--host", HOST, "--port", str(port)]
+    arguments = [*LOADING, "uvicorn", "--host", HOST, "--port", str(port)]
     # Its default would be the folder in which `up` is called.
     arguments += ["--app-dir", str(folder), "--factory", f"{login.__name__}:{login.application.__name__}"]
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]

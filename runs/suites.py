@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import pickle
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +47,7 @@ from antiphon.services.reward.server import scorer_of
 from antiphon.services.rollout.engine.environment import child_environment, device
 from antiphon.services.rollout.suite_worker import SAMPLES, SuiteSample, SuiteWork
 from antiphon.system.clock import wall_clock
+from antiphon.system.collecting import LOADING
 from antiphon.system.files import hold, write_atomically
 from antiphon.system.packages import digest_of, environment_facts
 from antiphon.system.processes import ChildProcess, ending, stop_groups
@@ -207,7 +207,7 @@ def sample_with_workers(
             for number, path in enumerate(files):
                 shard: SuiteWork = config, database, requests[number::workers]
                 path.write_bytes(pickle.dumps(shard))
-                words = [sys.executable, "-P", "-m", "antiphon.services.rollout.suite_worker", str(path)]
+                words = [*LOADING, "antiphon.services.rollout.suite_worker", str(path)]
                 log, environment = path.with_suffix(".log"), child_environment(config.rollout.threads)
                 children.append(ChildProcess(words, log, environment))
             _wait(children, files, config.services.stall_timeout_s)

@@ -17,6 +17,7 @@ from antiphon.core.errors import AntiphonError
 from antiphon.cpu.compiler import why_not_compiling
 from antiphon.runs.supervisor import learner_environment
 from antiphon.services.rollout.engine.environment import child_environment, device
+from antiphon.system.collecting import LOADING
 from antiphon.system.files import write_atomically
 from antiphon.system.processes import ChildProcess, quote, tie_to_parent
 
@@ -137,8 +138,8 @@ def try_out(
     threads = settings.get("rollout.threads")
     environment = child_environment(threads) if threads else os.environ | learner_environment()
     role = "engine" if threads else "learner"
-    words = [sys.executable, "-P", "-m", __name__, role, str(path), str(result), f"{seconds}"]
-    words += [f"{completion_tokens}", *overrides(settings)]
+    given = map(str, (path, result, seconds, completion_tokens))
+    words = [*LOADING, __name__, role, *given, *overrides(settings)]
     process = ChildProcess(words, folder / "trial.log", environment)
     limit_s = config.services.start_timeout_s + seconds + SLACK_S
     try:

@@ -16,6 +16,8 @@ import sys
 COLLECT_AFTER = 50_000
 """New objects between two looks."""
 USUALLY = gc.get_threshold()
+LOADING = (sys.executable, "-P", "-m", "antiphon.system.collecting")
+"""Runs the module that follows so, with its arguments."""
 
 
 def collect_seldom() -> None:

@@ -1,6 +1,7 @@
 """Every run of the tests can be repeated: seeds are shown, waits end, and what was left out is named."""
 
 import atexit
+import gc
 import os
 import resource
 import secrets
@@ -54,6 +55,13 @@ ORDER = (
 )
 """Quick folders first: a mistake shows before minutes were spent on engines."""
 SHARES_A_RUN = ("e2e/test_main_job.py", "e2e/test_browser.py", "e2e/test_pulled.py")
+SHARES_A_WORKER = tuple(
+    f"e2e/test_{name}.py"
+    for name in (
+        *("bad_input", "code_environment", "file_environment", "hosted_environment", "judged_run"),
+        *("no_signal", "own_environment", "poker_environment", "turn_faults"),
+    )
+)
 SHARES_AN_IMPORT = (
     *("cpu/test_vllm_kernels.py", "services/learner/test_replay_engine.py"),
     *(
@@ -64,15 +72,21 @@ SHARES_AN_IMPORT = (
         )
     ),
 )
-ONE_PROCESS = {"one run": SHARES_A_RUN, "one import": SHARES_AN_IMPORT}
-"""One process has all of these files: the finished run that they look at is then made once, and vLLM, which
-takes ten seconds of CPU to load, loaded once."""
-LONGEST = (
-    *("e2e/test_no_signal.py", "e2e/test_own_environment.py", "e2e/test_bad_input.py"),
-    *("e2e/test_library_page.py", "e2e/test_repro.py", "e2e/test_turn_faults.py"),
-    *(*SHARES_A_RUN, "e2e/test_user_path.py", "e2e/test_faults.py"),
-)
+ONE_PROCESS = {"one run": SHARES_A_RUN, "one worker": SHARES_A_WORKER, "one import": SHARES_AN_IMPORT}
+"""One process has all of these files: the finished run that they look at is then made once, the worker of
+tests/support/standing.py started once, and vLLM, which takes ten seconds of CPU to load, loaded once."""
+LONGEST = (*SHARES_A_RUN, "e2e/test_user_path.py", "e2e/test_faults.py", *SHARES_A_WORKER)
 """Last of all, and of these the longest last; `ByFile` begins there too."""
+LONG = (
+    *(
+        "services/learner/ranks/test_ranks.py",
+        "services/learner/test_learner.py",
+        "flows/test_deployments.py",
+    ),
+    *("e2e/test_library_page.py", "e2e/test_repro.py", "e2e/test_fixed_mode.py", "runs/test_suites.py"),
+)
+"""A minute of CPU or more: they come before what is quick, but for the first folders, so that those processes
+which did not begin with the longest end with small files, at the same time."""
 
 # By default each run draws other examples, so that many runs see what one does not; in CI it draws the same.
 _COMMON = dict(max_examples=40, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -100,7 +114,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order tests by folder, quick ones first; within a folder as collected, then the longest files.
+    """Order tests by folder, quick ones first; within a folder as collected, but for the long files.
 
     Those marked `long` are left out unless they were asked for; `long(in_ci=True)` are there in CI, where
     they share the processors with all others.
@@ -115,8 +129,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def rank(item: pytest.Item) -> tuple[int, int]:
         file = item.path.relative_to(tests)
         folder, name = file.parts[0], file.as_posix()
-        long = LONGEST.index(name) if name in LONGEST else -1
-        return ORDER.index(folder) if folder in ORDER else len(ORDER), long
+        if name in LONGEST:
+            return len(ORDER) + 1, LONGEST.index(name)
+        if name in LONG:
+            return ORDER.index("core"), 1 + LONG.index(name)
+        return ORDER.index(folder) if folder in ORDER else len(ORDER), 0
 
     items.sort(key=rank)
 
@@ -190,6 +207,12 @@ def _cpu_seconds() -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Processors())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_was_loaded_is_no_garbage() -> None:
+    """DeepSpeed collects three times for a learner, others as they like, in a process with much in it."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

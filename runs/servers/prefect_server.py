@@ -13,7 +13,6 @@ import os
 import secrets
 import shlex
 import shutil
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -26,6 +25,7 @@ import structlog
 
 from antiphon.core.errors import ConfigError
 from antiphon.net.security.keys import check_private, make_private_folder, write_private
+from antiphon.system.collecting import LOADING
 from antiphon.system.files import sqlite_url
 from antiphon.system.ports import free_port, is_free
 from antiphon.system.processes import ChildProcess, tied_command, wait_ready
@@ -189,7 +189,7 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
         # Prefect's own default puts the path into a URL as it is.
         database = sqlite_url(home / "prefect" / "prefect.db", "sqlite+aiosqlite")
         environment[_DATABASES[1]] = f"{database}?cached_statements={STATEMENTS_KEPT}"
-    arguments = [sys.executable, "-P", "-m", "antiphon.system.collecting", "uvicorn", *APPLICATION]
+    arguments = [*LOADING, "uvicorn", *APPLICATION]
     arguments += ["--host", HOST, "--port", str(port), "--log-level", "warning", "--workers", "1"]
     arguments = arguments if outlive else tied_command(arguments)
     # uvicorn and alembic import from the folder that they are started in, which is not the user's.

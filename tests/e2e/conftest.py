@@ -1,10 +1,11 @@
-"""One finished run of the main job for all tests that only look at it: a run costs most of a minute."""
+"""One finished run of the main job for all tests that only look at it, and what many runs share."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.main_job import MAIN_STALENESS, MAIN_STEPS, SMALL, Job, make_home
+from tests.support.standing import Standing
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,13 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         yield job
     finally:
         job.close()
+
+
+@pytest.fixture(scope="session")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """A worker and a Prefect server for runs that ask nothing of them that their start has a part in."""
+    found = Standing(tmp_path_factory.mktemp("standing"))
+    try:
+        yield found
+    finally:
+        found.close()

@@ -24,6 +24,7 @@ from tests.support.main_job import (
     typed,
 )
 from tests.support.prefect_api import post
+from tests.support.standing import Standing
 
 pytestmark = pytest.mark.e2e
 
@@ -142,7 +143,7 @@ def test_a_worker_of_another_run_and_of_no_run_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.engine
-def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(standing: Standing, tmp_path: Path) -> None:
     # Fixed mode, and no step beyond the bound: every batch comes from the base model,
     # so it is the learner, and nobody else, who meets the weights that step 0 spoiled.
     # The run is that of examples/math.yaml, which no other test trains.
@@ -150,7 +151,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(tmp_path: Path) -
     spoiling = ["learner.learning_rate=1.0e30", "learner.warmup_steps=0"]
     overrides = ["run.steps=3", "loop.mode=fixed", "loop.max_staleness=2", *spoiling, *SMALL]
     words = [*overrides, "record.mlflow=false", "record.dvc=false"]
-    job = Job(home, words, PROJECT / "examples" / "math.yaml")
+    job = standing.start(home, words, PROJECT / "examples" / "math.yaml")
     try:
         assert job.wait() == 1, job.everything()
     finally:

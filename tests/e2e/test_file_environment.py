@@ -7,7 +7,8 @@ import pytest
 
 from antiphon.lineage.run_log import read_steps
 from tests.support.bubblewrap import needs_bubblewrap
-from tests.support.main_job import PROJECT, SMALL, Job, command, make_home
+from tests.support.main_job import PROJECT, SMALL, command, make_home
+from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 STEPS = 2
@@ -20,7 +21,9 @@ def near(text, row):
 """
 
 
-def test_a_run_trains_on_a_file_and_is_held_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_trains_on_a_file_and_is_held_to_it(
+    standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_bubblewrap()
     code, home = tmp_path / "code", make_home(tmp_path)
     code.mkdir()
@@ -39,7 +42,7 @@ def test_a_run_trains_on_a_file_and_is_held_to_it(tmp_path: Path, monkeypatch: p
         "record.mlflow=false",
         *SMALL,
     ]
-    job = Job(home, words)
+    job = standing.start(home, words)
     try:
         assert job.wait() == 0, job.everything()
         steps = read_steps(job.run_dir)

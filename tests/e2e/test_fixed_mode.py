@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon.services.rollout.engine.environment import child_environment
+from antiphon.system import collecting
 from tests.support.main_job import PROJECT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
@@ -20,9 +21,10 @@ Run = dict[str, Any]
 def runs(tmp_path_factory: pytest.TempPathFactory, test_seed: int) -> dict[str, Run]:
     """Every run of tests/support/fixed_runs.py by its name."""
     folder = tmp_path_factory.mktemp("fixed")
+    command = [sys.executable, "-m", collecting.__name__, "tests.support.fixed_runs"]
     with (folder / "log").open("wb") as log:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.support.fixed_runs", str(folder), str(test_seed)],
+            [*command, str(folder), str(test_seed)],
             cwd=PROJECT,
             env=child_environment(threads=1),
             stdout=log,

@@ -12,6 +12,7 @@ import pytest
 from antiphon.benchmarks.parts import small_host
 from antiphon.lineage.hosts import read_gateway
 from tests.support.main_job import SMALL, Job, check_batches, make_home, typed
+from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 STEPS, SEATS = 3, 2
@@ -25,7 +26,7 @@ def hosts_of(job: Job) -> list[int]:
 
 
 def test_a_run_trains_on_what_a_host_says_and_loses_nothing_when_hosts_and_the_gateway_die(
-    tmp_path: Path,
+    standing: Standing, tmp_path: Path
 ) -> None:
     words = [
         "environment.name=host",
@@ -41,7 +42,7 @@ def test_a_run_trains_on_what_a_host_says_and_loses_nothing_when_hosts_and_the_g
         "sampling.max_tokens=8",
         "loop.filter=none",
     ]
-    job = Job(make_home(tmp_path), words)
+    job = standing.start(make_home(tmp_path), words)
     try:
         job.when(lambda: (job.home / "runs").exists() and any((job.home / "runs").iterdir()))
         job.when(lambda: len(job.journal.events("turn.sampled")) > 5)

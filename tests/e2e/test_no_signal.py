@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.main_job import SMALL, Job, make_home, typed
+from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
@@ -28,9 +29,9 @@ HOPELESS = (
 
 
 @pytest.fixture(scope="module")
-def hopeless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def hopeless(standing: Standing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     needs_bubblewrap()
-    job = Job(make_home(tmp_path_factory.mktemp("hopeless")), HOPELESS)
+    job = standing.start(make_home(tmp_path_factory.mktemp("hopeless")), HOPELESS)
     try:
         job.wait()
         yield job
@@ -51,10 +52,10 @@ def test_it_ends_with_exit_code_1_a_sentence_and_completions(hopeless: Job) -> N
     assert len(shown) == 3 and all(line.startswith("  reward 0: ") for line in shown)
 
 
-def test_prefect_shows_a_failed_run_with_that_name(hopeless: Job) -> None:
-    database = hopeless.home / "prefect" / "prefect.db"
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        ended = connection.execute("SELECT state_type, state_name FROM flow_run").fetchall()
+def test_prefect_shows_a_failed_run_with_that_name(standing: Standing, hopeless: Job) -> None:
+    query = "SELECT state_type, state_name FROM flow_run WHERE name = ?"
+    with closing(sqlite3.connect(f"file:{standing.database}?mode=ro", uri=True)) as connection:
+        ended = connection.execute(query, [hopeless.run_dir.name]).fetchall()
     assert ended == [("FAILED", "NoSignal")]
 
 

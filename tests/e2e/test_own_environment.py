@@ -12,6 +12,7 @@ from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.figure_views import check_against_the_journal
 from tests.support.main_job import SMALL, Job, command, make_home
 from tests.support.own_package import install
+from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 STEPS = 2
@@ -27,11 +28,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def trained(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def trained(package: Path, standing: Standing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """A finished run of the synchronous loop on the package's environment."""
     needs_bubblewrap()
     home = make_home(tmp_path_factory.mktemp("own"))
-    job = Job(home, [*OWN, f"run.steps={STEPS}", "loop.max_staleness=0", "record.mlflow=false", *SMALL])
+    words = [*OWN, f"run.steps={STEPS}", "loop.max_staleness=0", "record.mlflow=false", *SMALL]
+    job = standing.start(home, words)
     try:
         assert job.wait() == 0, job.everything()
         yield job

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from antiphon.lineage.run_log import read_steps
-from tests.support.main_job import PROJECT, SMALL, Job, make_home
+from tests.support.main_job import PROJECT, SMALL, make_home
+from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
 STEPS = 2
 
 
-def test_a_run_trains_on_hands(tmp_path: Path) -> None:
+def test_a_run_trains_on_hands(standing: Standing, tmp_path: Path) -> None:
     words = [f"run.steps={STEPS}", "record.mlflow=false", *SMALL]
-    job = Job(make_home(tmp_path), words, config=PROJECT / "examples" / "poker.yaml")
+    job = standing.start(make_home(tmp_path), words, PROJECT / "examples" / "poker.yaml")
     try:
         assert job.wait() == 0, job.everything()
         steps = read_steps(job.run_dir)

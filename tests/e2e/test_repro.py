@@ -6,12 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.support.checkout import begin_history, changes, copy_checkout
+from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,7 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory, standing: Standing) -> Iterator[Path]:
     """A clone in miniature: the tracked files, a git repository, smaller parameters, no run so far."""
     folder = tmp_path_factory.mktemp("repro") / "checkout"
     copy_checkout(ROOT, folder)
@@ -40,15 +42,16 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parameters["train"] |= {"config": "small.yaml", "steps": 3}
     (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
     begin_history(folder)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in standing.prefect.items():
+            patch.setenv(name, value)
+        yield folder
 
 
 def say(checkout: Path, *command: str) -> str:
     """Run a command as in a shell with the virtual environment active, and return what it said."""
     scripts = Path(sys.executable).parent
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("ANTIPHON_", "PREFECT_", "MLFLOW_"))
-    }
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ANTIPHON_", "MLFLOW_"))}
     environment["PATH"] = f"{scripts}{os.pathsep}{environment['PATH']}"
     for role in ("AUTHOR", "COMMITTER"):
         environment |= {f"GIT_{role}_NAME": "t", f"GIT_{role}_EMAIL": "t@example.org"}

@@ -33,7 +33,10 @@ PROBLEMS = [json.loads(line) for line in (ROOT / "examples/code/problems.jsonl")
 DOUBLE: Row = {"question": "Double.", "answer": "", "tests": ["assert f(2) == 4", "assert f(3) == 6"]}
 THIRD: Row = {"question": "Third.", "entry_point": "f", "answer": "def f(n): return n / 3"}
 ENDING = "def f(n): return 2 * n if n < 3 else exit()"
-HUNG = "while True: pass"
+HUNG = "import time; time.sleep(600)"
+"""Takes no CPU, so that the others have what they need on a busy machine; loops are among the attacks."""
+LIMIT_S = 10.0
+"""Of a program among those that hang: much more than it takes."""
 
 
 def with_tests(tests: Any) -> Row:
@@ -143,8 +146,7 @@ def test_credit_is_the_share_of_tests_that_are_passed_or_all_or_nothing(
 
 def test_a_program_that_hangs_is_wrong_and_those_behind_it_are_judged(tmp_path: Path) -> None:
     right = "def f(n): return 2 * n"
-    hanging = [HUNG, f"def f(n):\n    {HUNG}", "import time\ndef f(n): time.sleep(600)"]
-    assert judged(tmp_path, DOUBLE, [*hanging, right], 2.0) == [0.0, 0.0, 0.0, 1.0]
+    assert judged(tmp_path, DOUBLE, [HUNG, f"def f(n):\n    {HUNG}", right], LIMIT_S) == [0.0, 0.0, 1.0]
 
 
 def test_no_attack_forges_its_verdict_and_the_judge_goes_on() -> None:
@@ -255,7 +257,7 @@ def test_tests_mean_what_they_say_whatever_the_program_is(tmp_path: Path) -> Non
     close = "assert math.isclose(f(1), 3.1416, rel_tol=1e-3)"
     rows.append({"question": "head", **head, "tests": close, "answer": "    return math.pi * n"})
     cases.append((close, "", FORGED_MATH, 0.0))
-    config = configured(tmp_path / "rows.jsonl", rows, 2.0)
+    config = configured(tmp_path / "rows.jsonl", rows, LIMIT_S)
     environment = make_environment("file", config.environment.parameters, 0, len(rows), len(rows))
 
     async def scored() -> list[list[Verdict]]:

@@ -37,7 +37,8 @@ GUIDE_RUN = '.venv/bin/prefect deployment run post_train/post-train --param \'co
 START_S = 170.0
 WAIT_S = 240.0
 """Longest wait for anything a worker does."""
-LOOK_S = 0.1
+LOOK_S = 0.5
+"""Between two looks, each of which has the server answer."""
 SCRIPT = """\
 import json, os
 print("measuring")

@@ -366,12 +366,12 @@ def test_real_workers_share_a_suite_and_answer_the_same_again(
         return one
 
     monkeypatch.setattr(suites_module, "_prepare", prepared)
-    words = ["--model", str(MODEL), "--suite", str(file), "--workers", "2", "--json", "--k", "2"]
+    words = ["--model", str(MODEL), "--suite", str(file), "--json", "--k", "2"]
     command = ["evaluate", *words]
     command += [word for one in (*OVERRIDES, "sampling.max_tokens=8") for word in ("--set", one)]
-    for home in ("one", "other"):
+    for home, workers in (("one", "2"), ("other", "1")):
         monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / home))
-        assert execute(command) == 0
+        assert execute([*command, "--workers", workers]) == 0
         (told,) = json.loads(capsys.readouterr().out)
         assert (told["sampled"], told["cached"], told["samples"]) == (12, 0, 2)
         with Kept(tmp_path / home / "suites" / "samples.sqlite", SAMPLES, SuiteSample) as kept:

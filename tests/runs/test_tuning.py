@@ -22,19 +22,18 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long(in_ci=True)
 @pytest.mark.usefixtures("at_the_root")
-def test_real_engines_and_learners_are_compared(
+def test_a_real_engine_and_two_learners_are_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"model.dtype": ("bfloat16",)})
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"model.dtype": ("float32",)})
     monkeypatch.setattr(tuning, "_threads_to_try", lambda: [1, 2])
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert execute(["tune", QUICKSTART, "--seconds", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    now, rounded, one, two = told["trials"]
+    now, one, two = told["trials"]
     assert told["unit"] == "cpu_seconds" and told["completions"] == 60 * 32 * 8
-    assert set(told["overrides"]) <= {"model.dtype=bfloat16", "learner.threads=2"}
-    assert "model.dtype=float32" in now["overrides"] and "model.dtype=bfloat16" in rounded["overrides"]
-    assert rounded["tokens"] > 0 and not rounded["failed"]
+    assert set(told["overrides"]) <= {"learner.threads=2"}
+    assert "model.dtype=float32" in now["overrides"] and not now["failed"]
     assert now["tokens"] > 1000 and now["sampling"]["cpu_seconds"] <= 2 * now["sampling"]["seconds"]
     assert 0 < now["completion_tokens"] <= 192 and now["cost"] > now["start"]["cpu_seconds"] > 0
     for threads, learner in ((1, one), (2, two)):

@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,8 +106,10 @@ def all_gone(home: Path) -> bool:
     return True
 
 
-def until(look: Callable[[], _T], deadline_s: float, excuse: Callable[[], str]) -> _T:
-    """Look until something true is seen and return it.
+def until(
+    look: Callable[[], _T], deadline_s: float, excuse: Callable[[], str], pause_s: float = LOOK_S
+) -> _T:
+    """Look until something true is seen and return it, with a pause between two looks.
 
     Raises:
         AssertionError: with the excuse, when the deadline passed.
@@ -116,7 +118,7 @@ def until(look: Callable[[], _T], deadline_s: float, excuse: Callable[[], str]) 
     while not (seen := look()):
         if time.perf_counter() > ends:
             raise AssertionError(f"waited for {deadline_s:g} s: {excuse()}")
-        time.sleep(LOOK_S)
+        time.sleep(pause_s)
     return seen
 
 
@@ -150,8 +152,14 @@ class Journal:
 class Job:
     """One `antiphon run` process."""
 
-    def __init__(self, home: Path, overrides: Sequence[str], config: Path = QUICKSTART) -> None:
-        """Start it; its output goes to a log beside the home directory."""
+    def __init__(
+        self,
+        home: Path,
+        overrides: Sequence[str],
+        config: Path = QUICKSTART,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it, with further variables; its output goes to a log beside the home directory."""
         self.home = home
         self.results = home.parent / "results"
         self.log = home.parent / "job.log"
@@ -160,7 +168,7 @@ class Job:
             self.process = subprocess.Popen(
                 [*DEFAULT_SIGNALS, sys.executable, "-P", "-m", "antiphon.cli.app", *arguments],
                 cwd=PROJECT,
-                env=environment(home),
+                env=environment(home) | dict(variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

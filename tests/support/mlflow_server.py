@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from antiphon.runs.servers.prefect_server import HOST, answers
+from antiphon.system.collecting import LOADING
 from antiphon.system.ports import free_port
 
 START_S = 180.0
@@ -30,7 +30,7 @@ class MlflowServer:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(self._port)]
+        command = [*LOADING, "mlflow", "server", "--host", HOST, "--port", str(self._port)]
         command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self._folder / 'server.db'}"]
         command += ["--artifacts-destination", str(self._folder / "artifacts"), *self._arguments]
         environment = {

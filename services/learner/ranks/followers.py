@@ -7,7 +7,6 @@ are ended, and what rank 0 does in the group raises.
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import UnavailableError
 from antiphon.services.learner.ranks import group
+from antiphon.system.collecting import LOADING
 from antiphon.system.processes import LEFT_GROUP, POLL_S, ChildProcess, ending, kill_groups, stop_groups
 from antiphon.system.rank_places import rank_environment
 
@@ -39,7 +39,7 @@ class Followers:
         (self._folder / "config.yaml").write_text(dump_config(config))
         (self._folder / "engine.yaml").write_text(dump_config(moved or config))
         paths = [self._folder / "config.yaml", checkpoints, store, self._folder / "engine.yaml"]
-        command = [sys.executable, "-P", "-m", f"{__package__}.follower", *map(str, paths)]
+        command = [*LOADING, f"{__package__}.follower", *map(str, paths)]
         places = [
             rank_environment(rank, config.learner.ranks, self._folder / "meeting")
             for rank in range(config.learner.ranks)

@@ -45,6 +45,10 @@ from pathlib import Path
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 folders = [Path(word) for word in sys.argv[1:]]
 prepare_environment(EngineSettings(folders[0]))
+from antiphon.models.spared_libraries import spare_unused_libraries
+from antiphon.services.rollout.engine.vllm_compat import spare_unused_parts
+spare_unused_libraries()
+spare_unused_parts(compiles=False)
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
@@ -102,6 +106,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def asked(program: str, folders: list[Path]) -> dict:
+    program = f"import gc; gc.disable()  # a third of what loading takes\n{program}"
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, folders)],
         env={**child_environment(1), "VLLM_LOGGING_LEVEL": "ERROR"},

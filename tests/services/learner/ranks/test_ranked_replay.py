@@ -6,6 +6,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from antiphon.cli import app as cli
@@ -57,6 +58,8 @@ def test_a_replay_says_how_exact_it_is(
     results = tmp_path / "replay.json"
     command = ["replay", RUN_ID, "--copy", str(copies), "--results", str(results), *arguments]
     assert cli.execute(command) == 0
+    command_of_rank = f"{group.__package__}.follower"
+    assert not [one for one in psutil.Process().children() if command_of_rank in one.cmdline()]
     said, found = capsys.readouterr().out, json.loads(results.read_text())
     assert all(part in said for part in words) and f"of {found['steps']} steps of {RUN_ID} repeat" in said
     assert (found["steps_equal_share"], found["first_difference"]) == (equal, None)
@@ -84,22 +87,20 @@ def test_a_rank_that_is_gone_ends_the_replay_and_not_its_caller(
 ) -> None:
     monkeypatch.setattr(group, "LATE_S", 3.0)
     before = dict(os.environ)
-    for sent, words in (
+    for sent, words in (  # the same process replays again after each
         (signal.SIGKILL, r"rank 1 of the learner was ended by SIGKILL"),
         (signal.SIGSTOP, r"rank 1 of the learner has not answered for 3 s"),
-        (None, ""),
     ):
-        replayer = replayer_of(copies)  # the same process replays again
+        replayer = replayer_of(copies)
         try:
             replayer.start(0)
             assert replayer.step(0).equal
             assert replayer._followers is not None
             (follower,) = replayer._followers.processes
-            if sent is not None:
-                follower.send_signal(sent)
-                with pytest.raises(UnavailableError, match=words):
-                    for step in (1, 2, 3):
-                        replayer.step(step)
+            follower.send_signal(sent)
+            with pytest.raises(UnavailableError, match=words):
+                for step in (1, 2, 3):
+                    replayer.step(step)
         finally:
             replayer.close()
         assert not follower.alive() and dict(os.environ) == before
