@@ -69,7 +69,10 @@ def check_report(page: str, figures: RunFigures, run_dir: Path) -> None:
     assert f"mean {said('staleness_mean')};" in cards["staleness"][1]
     for name, figure in (("groups filtered", "groups_filtered"), ("groups dropped", "groups_dropped_stale")):
         assert cards[name] == (said(f"{figure}_share"), f"{said(figure)} groups")
-    assert cards["learner busy"] == (said("learner_busy_share"), f"idle {said('learner_idle_share')}")
+    busy, idle = cards["learner busy"]
+    assert busy == said("learner_busy_share") and idle.startswith(
+        f"idle {said('learner_idle_share')}, waiting "
+    )
     first, last = said("reward_first"), said("reward_last")
     assert cards["held-out pass@1"] == (
         f"{first} → {last}",
