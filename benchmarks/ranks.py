@@ -227,7 +227,7 @@ def speeds(rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as name:
         for stages, groups, model in ((1,), 32, {}), ((2, 3), 8, {"model": str(thin_model(Path(name)))}):
-            given = {"groups": groups, "tokens": 512, **model}
+            given = {"groups": groups, "tokens": 2048, **model}  # as learner.micro_batch_tokens has it
             sums: dict[int, float] = dict.fromkeys(stages, 0.0)
             alone, control = 0.0, 0.0
             for _ in range(rounds):
