@@ -61,7 +61,7 @@ def main() -> int:
         before = calls.killed()
         resumed, resumed_s = calls.whole()
         again, again_s = calls.whole()
-        total = len(calls.places())
+        total = len(calls.samples())
     result = {
         "files": len(files),
         "samples": total,
@@ -121,7 +121,7 @@ class Calls:
         self._words += [] if options.limit is None else ["--limit", str(options.limit)]
         self._words += [word for one in (*SETTINGS, *options.overrides) for word in ("--set", one)]
 
-    def places(self) -> set[tuple[Any, ...]]:
+    def samples(self) -> set[tuple[Any, ...]]:
         """Return the name of every sample that is kept."""
         database = self._home / "suites" / "samples.sqlite"
         return set(read_rows(database, "select digest from samples")) if database.exists() else set()
@@ -136,7 +136,7 @@ class Calls:
             said = log.read_text(errors="replace").split(" answers to sample")
             if len(said) > 1:
                 wanted = KILLED_AT * int(said[0].split()[-1])
-            if wanted is not None and len(self.places()) >= wanted:
+            if wanted is not None and len(self.samples()) >= wanted:
                 break
             time.sleep(0.1)
         if process.poll() is not None:
@@ -144,7 +144,7 @@ class Calls:
         process.send_signal(signal.SIGKILL)
         process.wait(60)
         self._wait_for_workers()
-        return self.places()
+        return self.samples()
 
     def whole(self) -> tuple[list[dict[str, Any]], float]:
         """Let a call end; return what it says of each file, and its seconds."""
@@ -162,10 +162,10 @@ class Calls:
 
     def _wait_for_workers(self) -> None:
         """Wait until nothing is written any more: the kernel ends workers after who started them."""
-        before, count = -1, len(self.places())
+        before, count = -1, len(self.samples())
         while before != count:
             time.sleep(1.0)
-            before, count = count, len(self.places())
+            before, count = count, len(self.samples())
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def sample_with_workers(
     """
     with tempfile.TemporaryDirectory(prefix="antiphon-suites-") as folder:
         children: list[ChildProcess] = []
-        files = [Path(folder) / f"{number}.json" for number in range(workers)]
+        files = [Path(folder) / f"{number}.work" for number in range(workers)]
         try:
             for number, path in enumerate(files):
                 shard: SuiteWork = config, database, requests[number::workers]
