@@ -242,6 +242,8 @@ class World:
         """Episodes that a host played and did not report."""
         self._event_s = self._silence_s = 0.0
         """When something reached the disk last, and the longest time in which nothing did without a fault."""
+        self._longest_answer_s = 0.0
+        """The environment's, so far."""
         self._over = asyncio.Event()
         # A straggler now and then makes work late and stale.
         fastest, slowest = scenario.worker_slowness
@@ -285,7 +287,9 @@ class World:
     def _answer_s(self) -> float:
         """Return how long an environment takes; now and then so long that the turn is asked for again."""
         slow = self._answers.happens(SLOW_ANSWERS)
-        return self._answers.between(10.0, 40.0) if slow else self._answers.between(0.02, 1.0)
+        seconds = self._answers.between(10.0, 40.0) if slow else self._answers.between(0.02, 1.0)
+        self._longest_answer_s = max(self._longest_answer_s, seconds)
+        return seconds
 
     def _alters_chunk(self, name: str) -> bool:
         return self._injector.left_s(FaultKind.CORRUPT_CHUNKS, name) > 0.0 and self._lies.happens(0.5)
@@ -523,7 +527,7 @@ class World:
         if self._hosts:  # they may wait for groups that no worker has room for before others give up theirs
             harm_s += self.config.services.stall_timeout_s
         slow_s = SLOWEST_TURN_S if Manner.SLOW in self._hosts.values() else 0.0
-        group_s = scenario.turns * (group_s + slow_s)
+        group_s = scenario.turns * (group_s + max(slow_s, self._longest_answer_s))
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
         return float(turns * group_s + harm_s + (1 + repeated) * scenario.learner_step_s[1])

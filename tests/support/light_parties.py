@@ -227,6 +227,13 @@ async def train_all(
         await insist(coordinator.commit_step, commit)
         if version % loop.publish_interval == 0:
             await insist(coordinator.announce_snapshot, light_manifest(version))
+    for found in (
+        await insist(coordinator.status)
+    ).evaluations:  # as the flow does: a run ends with its scores
+        while not found.complete:
+            found = (
+                await insist(coordinator.await_stage, "evaluate", found.version, 5.0)
+            ).evaluation or found
     await insist(coordinator.finish)
     return refs
 
