@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import AwareDatetime, Field, model_validator
 
 from antiphon.core.capacity.cover import MOST_USD_PER_HOUR, Redundancy
+from antiphon.core.capacity.launcher_config import LauncherSection, LocalLauncherSection
 from antiphon.core.config_sections import Section
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._]{0,40}$"
@@ -33,6 +34,8 @@ class PoolClass(Section):
     """What one worker samples; null: as much as the others, until it was measured."""
     availability: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of time that one is there."""
+    launcher: LauncherSection = LocalLauncherSection()
+    """By which engine they are started."""
 
     @property
     def workers(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""Launchers: one port, and an engine of others behind each."""

@@ -1,0 +1,185 @@
+"""Launcher: the port behind which an engine starts, lists and stops the workers of one class of the pool.
+
+An order is a worker's name within a run: giving it again changes nothing, since the engine knows the instance
+by the label of the run and that name. What is there is asked of the engine, so that a continued run takes up
+what an earlier process of it had started. How many workers are wanted is never decided here, nor is an order
+ever repeated here; where a worker runs, and when, is the engine's to say. Every call may take long: who calls
+bounds it.
+"""
+
+import secrets
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from antiphon.core.capacity.provisioning_config import PoolClass
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
+from antiphon.net.security.credentials import SERVICES_NAME
+from antiphon.system.files import write_atomically
+
+LABEL_FILE = "fleet.label"
+"""In a run's folder: what its instances are known by in engines that others use too."""
+
+
+class InstanceState(StrEnum):
+    """What an engine says of an instance."""
+
+    PENDING = "pending"
+    """Asked for and not there yet: it waits in a queue and costs nothing."""
+    UP = "up"
+    """It runs and costs."""
+    STOPPING = "stopping"
+    """It was asked to stop and still costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One worker as its engine knows it."""
+
+    worker: str
+    """Its name in the run."""
+    name: str
+    """What the engine calls it: a process, job or actor."""
+    state: InstanceState
+    reason: str = ""
+    """Why it is in that state, in the engine's own words."""
+    up_s: float = 0.0
+    """Seconds for which it has been up, as far as the engine knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for: one worker of one run."""
+
+    worker: str
+    """Its name: CLASS-ORDINAL."""
+    arguments: tuple[str, ...]
+    """Of the antiphon command, without --credentials and --work-dir, which depend on the machine."""
+    bundle: Path
+    """Folder on this machine with its certificate, key and token; it reaches the worker and no one else."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the worker's process needs; nothing secret."""
+
+    @property
+    def ordinal(self) -> int:
+        """Return the worker's number within its class."""
+        return int(self.worker.rpartition("-")[2])
+
+    def line(self, command: str, bundle: str, work_dir: str) -> str:
+        """Return the line of shell that becomes the worker; `bundle` and `work_dir` are places there,
+        already quoted as the shell needs them."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        words = ["exec", "env", *variables, command, *map(shlex.quote, self.arguments)]
+        return " ".join([*words, "--credentials", bundle, "--work-dir", work_dir])
+
+
+class Launcher(Protocol):
+    """Starts, lists and stops the workers of one class in one engine.
+
+    Every method raises an AntiphonError with one sentence, the engine's own words in it: ConfigError where
+    the engine is not installed or refuses for good, UnavailableError where it does not answer.
+    """
+
+    async def start(self, order: Order) -> Instance:
+        """Have a worker started, unless it is there already, and return what the engine knows of it."""
+        ...
+
+    async def running(self) -> tuple[Instance, ...]:
+        """Return the instances of this class and run that are there or waited for, whoever ordered them."""
+        ...
+
+    async def stop(self, worker: str, grace_s: float) -> None:
+        """Have a worker asked to leave (SIGTERM) and killed `grace_s` seconds later; nothing for one that is
+        not there. It returns once the engine has taken that in."""
+        ...
+
+    async def missing(self) -> list[str]:
+        """Return what the engine lacks for this class, in sentences; nothing is started."""
+        ...
+
+    def render(self, order: Order) -> dict[str, str]:
+        """Return what would be submitted: names of files and their texts, without a secret."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSite:
+    """What a run's launchers share."""
+
+    run_id: str
+    label: str
+    """What its instances are known by: the run's name and a random part, since two may use one cluster."""
+    address: str
+    """HOST:PORT at which workers reach the coordinator."""
+    bundles: Path | None
+    """Folder with the bundle of each worker; None where the run made its credentials for itself."""
+    config: RunConfig
+
+    def order(self, worker: str) -> Order:
+        """Return the order of a worker.
+
+        Raises:
+            ConfigError: when it has no bundle.
+        """
+        again = (
+            f"`antiphon invite --pool {worker.rpartition('-')[0]} --count N --run {self.run_id}` makes them"
+        )
+        if self.bundles is None:
+            raise ConfigError(
+                f"worker {worker} is started elsewhere and needs a certificate, which "
+                f"services.credentials=null does not make; give services.credentials the bundle keys/services, and {again}"
+            )
+        bundle = self.bundles / worker
+        if not (bundle / "token").is_file():
+            raise ConfigError(f"worker {worker} has no bundle with a token in {bundle}; {again}")
+        arguments = ("worker", "--coordinator", self.address, "--run", self.run_id, "--name", worker)
+        return Order(worker, (*arguments, "--threads", str(self.config.rollout.threads)), bundle)
+
+
+def launch_site(config: RunConfig, run_id: str, run_dir: Path, address: str) -> LaunchSite:
+    """Return what the launchers of a run share; its label is made once and stays with the run's folder."""
+    label = run_dir / LABEL_FILE
+    if not label.exists():
+        write_atomically(label, f"{run_id}-{secrets.token_hex(4)}".encode())
+    bundle = config.services.credentials
+    bundles = None if bundle is None else Path(bundle).expanduser().absolute().parent / "workers"
+    if (
+        bundles is not None
+        and bundles.parent.joinpath(SERVICES_NAME) != Path(bundle or "").expanduser().absolute()
+    ):
+        bundles = None
+    return LaunchSite(run_id, label.read_text().strip(), address, bundles, config)
+
+
+def make_launcher(one: PoolClass, site: LaunchSite) -> Launcher:
+    """Return the launcher of a class whose workers are started elsewhere.
+
+    Raises:
+        ConfigError: when what it needs is not installed here.
+    """
+    section = one.launcher
+    if section.kind == "ssh":
+        from antiphon.runs.fleet.ssh import SshLauncher
+
+        return SshLauncher(one, section, site)
+    if section.kind == "slurm":
+        from antiphon.runs.fleet.slurm import SlurmLauncher
+
+        return SlurmLauncher(one, section, site)
+    if section.kind == "ray":
+        from antiphon.runs.fleet.ray import RayLauncher
+
+        return RayLauncher(one, section, site)
+    if section.kind == "skypilot":
+        from antiphon.runs.fleet.skypilot import SkyPilotLauncher
+
+        return SkyPilotLauncher(one, section, site)
+    if section.kind == "kubernetes":
+        from antiphon.runs.fleet.kubernetes import KubernetesLauncher
+
+        return KubernetesLauncher(one, section, site)
+    raise ConfigError(f"provisioning.pool: workers of {one.name} are processes of the run's own machine")
