@@ -32,7 +32,7 @@ from antiphon.core.requests import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.core.status import Event, RunStatus
+from antiphon.core.status import Event, RunStatus, WorkerOrder
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
 
@@ -184,6 +184,13 @@ class Coordinator(Protocol):
         """Give the workers of a name no further group, and tell them to hand over and leave.
 
         Repeating it changes nothing; it is forgotten when they register again, and at a restart.
+        """
+
+    async def note_orders(self, orders: Sequence[WorkerOrder]) -> None:
+        """Note in the journal how orders of the pool's workers stand; repeating it changes nothing.
+
+        Raises:
+            ContractError: for a worker that is none of the pool's.
         """
 
     async def revoke(self, name: str, reason: str) -> None:

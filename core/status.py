@@ -63,6 +63,38 @@ class WorkerRecord:
     """Seconds since its swaps fail."""
 
 
+class OrderState(StrEnum):
+    """How the order of a worker of the pool stands."""
+
+    ASKED = "asked"
+    """Its engine was asked, or will be, and has not answered."""
+    PENDING = "pending"
+    """It waits in its engine's queue and costs nothing."""
+    UP = "up"
+    """It runs and costs."""
+    STOPPING = "stopping"
+    """Its engine was asked to stop it; it still costs."""
+    GONE = "gone"
+    """Nothing of it is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOrder:
+    """One worker of the pool as it was last noted in the journal."""
+
+    worker: str
+    """Its name."""
+    state: OrderState
+    instance: str = ""
+    """What its engine calls it."""
+    reason: str = ""
+    """Why it is in that state."""
+    up_s: float = 0.0
+    """Seconds for which its instance had been up then."""
+    left_s: float = 0.0
+    """Seconds that were left to it for this state; 0 where there is no limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearnerProgress:
     """What the learner does at the moment, and how much of it is done."""
@@ -193,6 +225,8 @@ class RunStatus:
     """Of the environment."""
     environment_digest: str = ""
     """Of the environment's files, as the run was opened with them; "" for an environment without."""
+    orders: tuple[WorkerOrder, ...] = ()
+    """Of the pool's workers that were ever ordered."""
 
     @property
     def evaluated(self) -> frozenset[int]:

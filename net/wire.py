@@ -369,6 +369,7 @@ def _check_range(m: Any) -> None:
 codec(core_status.EvaluationRecord, coordinator_pb2.EvaluationRecord, _check_range)
 codec(core_status.CapacityRecord, coordinator_pb2.CapacityRecord)
 codec(core_status.WorkerRecord, coordinator_pb2.WorkerRecord)
+codec(core_status.WorkerOrder, coordinator_pb2.WorkerOrder)
 codec(core_requests.StageReply, coordinator_pb2.StageReply)
 codec(core_status.RunStatus, coordinator_pb2.RunStatus, _check_range)
 codec(core_requests.CommitsReply, coordinator_pb2.CommitsReply)

@@ -120,6 +120,28 @@ class DrainRequest(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
+class WorkerOrder(_message.Message):
+    __slots__ = ("worker", "state", "instance", "reason", "up_s", "left_s")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    state: str
+    instance: str
+    reason: str
+    up_s: float
+    left_s: float
+    def __init__(self, worker: _Optional[str] = ..., state: _Optional[str] = ..., instance: _Optional[str] = ..., reason: _Optional[str] = ..., up_s: _Optional[float] = ..., left_s: _Optional[float] = ...) -> None: ...
+
+class OrdersRequest(_message.Message):
+    __slots__ = ("orders",)
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    orders: _containers.RepeatedCompositeFieldContainer[WorkerOrder]
+    def __init__(self, orders: _Optional[_Iterable[_Union[WorkerOrder, _Mapping]]] = ...) -> None: ...
+
 class RevokeRequest(_message.Message):
     __slots__ = ("name", "reason")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -277,7 +299,7 @@ class CapacityRecord(_message.Message):
     def __init__(self, need_tokens_per_s: _Optional[float] = ..., supply_tokens_per_s: _Optional[float] = ..., acceptance: _Optional[float] = ..., train_s: _Optional[float] = ..., broadcast_s: _Optional[float] = ..., group_s: _Optional[float] = ..., regime: _Optional[str] = ..., step_s: _Optional[float] = ..., measured_step_s: _Optional[float] = ..., publish_interval: _Optional[int] = ..., least_staleness: _Optional[int] = ..., place_s: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "capacity", "dollars_by_use", "seconds_by_class", "dollars_by_class", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries", "order", "length_correlation", "last_failure", "reward_range", "environment_digest")
+    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "capacity", "dollars_by_use", "seconds_by_class", "dollars_by_class", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries", "order", "length_correlation", "last_failure", "reward_range", "environment_digest", "orders")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +389,7 @@ class RunStatus(_message.Message):
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     REWARD_RANGE_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     steps_total: int
     committed_steps: int
@@ -407,7 +430,8 @@ class RunStatus(_message.Message):
     last_failure: str
     reward_range: _containers.RepeatedScalarFieldContainer[float]
     environment_digest: str
-    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., capacity: _Optional[_Union[CapacityRecord, _Mapping]] = ..., dollars_by_use: _Optional[_Mapping[str, float]] = ..., seconds_by_class: _Optional[_Mapping[str, float]] = ..., dollars_by_class: _Optional[_Mapping[str, float]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ..., voided: _Optional[_Iterable[_Union[_records_pb2.VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., unaudited: _Optional[int] = ..., unaudited_reason: _Optional[str] = ..., unaudited_tokens: _Optional[int] = ..., deliveries: _Optional[_Iterable[_Union[_rollout_pb2.DeliveryRecord, _Mapping]]] = ..., order: _Optional[str] = ..., length_correlation: _Optional[float] = ..., last_failure: _Optional[str] = ..., reward_range: _Optional[_Iterable[float]] = ..., environment_digest: _Optional[str] = ...) -> None: ...
+    orders: _containers.RepeatedCompositeFieldContainer[WorkerOrder]
+    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., capacity: _Optional[_Union[CapacityRecord, _Mapping]] = ..., dollars_by_use: _Optional[_Mapping[str, float]] = ..., seconds_by_class: _Optional[_Mapping[str, float]] = ..., dollars_by_class: _Optional[_Mapping[str, float]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ..., voided: _Optional[_Iterable[_Union[_records_pb2.VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., unaudited: _Optional[int] = ..., unaudited_reason: _Optional[str] = ..., unaudited_tokens: _Optional[int] = ..., deliveries: _Optional[_Iterable[_Union[_rollout_pb2.DeliveryRecord, _Mapping]]] = ..., order: _Optional[str] = ..., length_correlation: _Optional[float] = ..., last_failure: _Optional[str] = ..., reward_range: _Optional[_Iterable[float]] = ..., environment_digest: _Optional[str] = ..., orders: _Optional[_Iterable[_Union[WorkerOrder, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after_seq", "follow")

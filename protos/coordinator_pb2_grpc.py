@@ -137,6 +137,11 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
                 _registered_method=True)
+        self.NoteOrders = channel.unary_unary(
+                '/antiphon.Coordinator/NoteOrders',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.OrdersRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                _registered_method=True)
         self.PullForAudit = channel.unary_unary(
                 '/antiphon.Coordinator/PullForAudit',
                 request_serializer=antiphon_dot_protos_dot_reward__pb2.PullRequest.SerializeToString,
@@ -287,6 +292,12 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteOrders(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PullForAudit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -418,6 +429,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.DrainRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'NoteOrders': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteOrders,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OrdersRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
             ),
             'PullForAudit': grpc.unary_unary_rpc_method_handler(
@@ -985,6 +1001,33 @@ class Coordinator:
             target,
             '/antiphon.Coordinator/Drain',
             antiphon_dot_protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteOrders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/NoteOrders',
+            antiphon_dot_protos_dot_coordinator__pb2.OrdersRequest.SerializeToString,
             antiphon_dot_protos_dot_records__pb2.Empty.FromString,
             options,
             channel_credentials,

@@ -51,10 +51,12 @@ from antiphon.runs.alarm_watch import AlarmWatch
 from antiphon.runs.attach import read_events
 from antiphon.runs.clients import ANSWER_S, ClientLoop, CoordinatorLog, ServiceCalls, repeated
 from antiphon.runs.directory import RunPlace
+from antiphon.runs.fleet.launcher import Launcher, Order, elsewhere, launch_site, make_launcher
+from antiphon.runs.fleet.local import LocalLauncher
+from antiphon.runs.fleet.provisioner import LOOK_S, Provisioner
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.outcome import RunOutcome, StageSpan, closing_lines, write_results
 from antiphon.runs.preflight import preflight
-from antiphon.runs.provisioner import LOOK_S, LocalLauncher, Provisioner
 from antiphon.runs.samples import explainer
 from antiphon.runs.servers.prefect_server import page_links
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, host_spec, service_spec, worker_spec
@@ -86,6 +88,9 @@ INTERRUPTED_RECORD_S = 1.0
 
 SLOW_RECORD_S = 5.0
 """Records that take longer are said to be written."""
+
+ENDING_S = 15.0
+"""What engines have beyond the grace time to end the workers that would outlive a run."""
 
 RECORD_TIMEOUT_S = 120.0
 """Longest wait for the records to be written once the last step is done."""
@@ -194,6 +199,7 @@ class LiveRun(ServiceCalls):
         self.outcome: RunOutcome | None = None
         """What came of it, once it is finished."""
         self._rates = TokenRates()
+        self._end_fleet: Callable[[], None] | None = None
         self._opened_s = time.perf_counter()
         self._leaving = ExitStack()
         self._reading = asyncio.Lock()
@@ -228,7 +234,7 @@ class LiveRun(ServiceCalls):
             self._alarms = AlarmWatch(self.config, self.run_dir, self.view.alarms, time.perf_counter())
             self.committed = self.call(lambda: self.coordinator.status()).committed_steps
             if self.config.provisioning.pool:
-                stack.enter_context(repeated("provisioning", LOOK_S, self._provisioning(pool_worker)))
+                self._provision(stack, pool_worker)
             stack.enter_context(repeated("view", STATUS_S, self._look))
             self.display.started(self.run_id, {"run": str(self.run_dir)} | page_links(self.home))
             self._leaving = stack.pop_all()
@@ -339,6 +345,7 @@ class LiveRun(ServiceCalls):
         run_directory.write_outcome(self.run_dir, outcome.summary())
         # Last, so that a run which is interrupted in its records finds its services ready to continue.
         self.supervisor.expect_end()
+        self._stop_fleet()
         self.call(lambda: self.coordinator.finish())
         if self.records is not None and self.config.record.dvc:
             self.records.finish(self.call(self.packed_journal, None))
@@ -376,6 +383,7 @@ class LiveRun(ServiceCalls):
             ensure_key(self.run_dir / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
         port = services.coordinator_port or free_port("0.0.0.0")  # free at every address of IPv4
         address = f"{dialled}:{port}"
+        self._site = launch_site(config, self.run_id, self.run_dir, address)
         shown = {VARIABLE: str(Path(bundle).expanduser().absolute())}
         environment = child_environment(config.rollout.threads, {}) | shown
         # Workers that link the origin's files have nothing to fetch from each other.
@@ -421,19 +429,51 @@ class LiveRun(ServiceCalls):
         self.display.message(f"hosts of the environment ask {url}; one is started by")
         self.display.message(f"  antiphon-env-host --gateway {url} --token-file {token} verifiers MODULE")
 
-    def _provisioning(self, worker: Callable[[str], ServiceSpec]) -> Callable[[], None]:
-        """Return what looks at the run once and orders its workers, each of which `worker` starts."""
-        section, orders = self.config.provisioning, self.run_dir / "workers" / "ordered.json"
-        launcher = LocalLauncher(section.pool, self.supervisor, worker, orders)
+    def _provision(self, stack: ExitStack, worker: Callable[[str], ServiceSpec]) -> None:
+        """Look at the run now and then and order its workers, until the stack is closed.
 
-        def drain(name: str) -> None:
-            self.clients.run(self.coordinator.drain(name), ANSWER_S)
+        `worker` says how a process of this machine becomes one.
+        """
+        config, section = self.config, self.config.provisioning
+        away = {one.name for one in elsewhere(config)}
+        launchers: dict[str, Launcher] = {}
+        for one in section.pool:
+            local = partial(LocalLauncher, one, self.supervisor, worker)
+            launchers[one.name] = make_launcher(one, self._site) if one.name in away else local()
+        grace_s = config.rollout.grace_s + 5.0
+        provisioner = Provisioner(section, launchers, self._order, self.coordinator, grace_s)
 
         def look() -> None:
-            provisioner.look(self.clients.run(self.coordinator.status(), ANSWER_S), time.monotonic())
+            async def take() -> None:
+                await provisioner.look(await self.coordinator.status(), time.monotonic())
 
-        provisioner = Provisioner(section, launcher, drain, self.config.rollout.grace_s + 5.0)
-        return look
+            self.clients.run(take(), ANSWER_S)
+
+        def end() -> None:
+            limit_s = grace_s + ENDING_S
+            left = self.clients.run(provisioner.end(time.monotonic, limit_s), limit_s + ANSWER_S)
+            if left:
+                self.display.message(
+                    f"workers that do not end: {', '.join(left)}; `{command()} fleet stop {self.run_id}`"
+                )
+
+        if away:
+            self._end_fleet = end
+            stack.callback(self._stop_fleet)
+        stack.enter_context(repeated("provisioning", LOOK_S, look))
+
+    def _order(self, name: str) -> Order:
+        """Return what is asked of an engine for a worker; processes of this machine need no more than it."""
+        one = self.config.provisioning.class_of(name)
+        if one is None or one.launcher.kind == "local":
+            return Order(name, (), self.run_dir)
+        return self._site.order(name)
+
+    def _stop_fleet(self) -> None:
+        """Stop what would outlive the run, once."""
+        end, self._end_fleet = self._end_fleet, None
+        if end is not None:
+            end()
 
     def _start_records(self, stack: ExitStack) -> None:
         """Start what follows the log and what sends artifacts away; the stack closes them."""

@@ -75,6 +75,15 @@ class ProvisioningSection(Section):
     """Seconds for which a worker must have been superfluous before it is drained, and after any order."""
     join_s: float = Field(default=60.0, ge=0.0, le=86_400.0)
     """Seconds from an order until a worker samples; near its end a run drains none."""
+    start_timeout_s: float = Field(default=600.0, ge=1.0, le=86_400.0)
+    """Seconds for an engine to answer a start, and then for the worker to join; after that it is stopped."""
+    queue_timeout_s: float = Field(default=3600.0, ge=1.0, le=30 * 86_400.0)
+    """Seconds that a worker may wait in its engine's queue, which costs nothing."""
+    starts_per_minute: int = Field(default=30, ge=1, le=10_000)
+    """Most starts within a minute, over all classes."""
+    budget_usd: float | None = Field(default=None, ge=0.0, le=1e9)
+    """What the pool's workers may cost in all, US dollars: before it is passed they are stopped; null: no
+    limit."""
     egress_usd_per_gb: float = Field(default=0.0, ge=0.0, le=10.0)
     """Price of a gigabyte that workers fetch, US dollars."""
 

@@ -77,6 +77,7 @@ def status_of(loop: LoopState, now: float, blocked: str) -> RunStatus:
         length_correlation=loop.planner.order.correlation or 0.0,
         reward_range=loop.reward_range,
         environment_digest=state.pinned.get(ENVIRONMENT_FILES, ""),
+        orders=tuple(state.orders.values()),
     )
 
 

@@ -1,7 +1,7 @@
 """Workers: who takes part, what their heartbeats mean, whose leases end, and who is shut out."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from antiphon.core.checks import LONGEST_TEXT, MOST_PLACES, check_number
 from antiphon.core.config import dump_config, with_rule
@@ -22,6 +22,7 @@ from antiphon.core.loop import events as e
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
 from antiphon.core.requests import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.core.sampling_config import Rule, decide_rule
+from antiphon.core.status import WorkerOrder
 from antiphon.core.trust.worker_names import WORKER_NAME, name_of_worker
 
 OTHER_SOURCES = (ORIGIN, "Lattica", "object store")
@@ -230,6 +231,24 @@ def _take_progress(
         loop.fleet.work_done += max(0, sum(after) - before)
         kept.append(KeptProgress(progress.lease_id, after))
     return tuple(kept), gained, refused
+
+
+def note_orders(loop: LoopState, orders: Sequence[WorkerOrder], now: float, wall_s: float) -> Decision[None]:
+    """Note how orders of the pool's workers stand; one that is known so changes nothing.
+
+    Raises:
+        ContractError: for a worker that is none of the pool's.
+    """
+    for order in orders:
+        if loop.config.provisioning.class_of(order.worker) is None:
+            raise ContractError(f"{order.worker[:80]!r} is no worker of provisioning.pool")
+        for name in ("up_s", "left_s"):
+            check_number(f"{name} of an order", getattr(order, name))
+    for order in orders:
+        if loop.run.orders.get(order.worker) != order:
+            of_class, usd = loop.config.price_of(order.worker, wall_s)
+            told = order.instance[:LONGEST_REASON], order.reason[:LONGEST_REASON], order.up_s, order.left_s
+            yield e.WorkerOrdered(order.worker, order.state, *told, now, usd, of_class)
 
 
 def revoke(loop: LoopState, name: str, reason: str, now: float) -> Decision[None]:

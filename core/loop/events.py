@@ -343,6 +343,21 @@ class WorkerPriced(JournalEvent):
     at_s: float
 
 
+@_event("worker.ordered")
+class WorkerOrdered(JournalEvent):
+    """The order of a worker of the pool changed its state: asked, pending, up, stopping or gone."""
+
+    worker_name: str
+    state: str
+    instance: str  # what its engine calls it
+    reason: str
+    up_s: float  # for how long it had been up
+    left_s: float  # that were left to it for this state
+    at_s: float
+    usd_per_hour: float  # of its class
+    worker_class: str
+
+
 @_event("worker.loaded")
 class WorkerLoaded(JournalEvent):
     """A worker reported that it samples with another version now."""

@@ -34,6 +34,7 @@ from antiphon.core.loop.work_account import Use, WorkAccounts
 from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.run_clock import RunClock
+from antiphon.core.status import OrderState, WorkerOrder
 from antiphon.core.trust.audit import Sums
 from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
@@ -80,6 +81,7 @@ class RunState:
     sampling_rule: str = ""  # of the first worker; "" also in journals from before there was a choice
     revoked: dict[str, str] = field(default_factory=dict)  # token id or worker name -> why
     standings: dict[str, Standing] = field(default_factory=dict)  # what is known of each worker, by name
+    orders: dict[str, WorkerOrder] = field(default_factory=dict)  # of the pool's workers, by name
     work_accounts: WorkAccounts = field(default_factory=WorkAccounts)
     clock: RunClock = field(default_factory=RunClock)
     lengths: LengthMemory = field(default_factory=LengthMemory)
@@ -401,6 +403,17 @@ def _worker_registered(event: e.WorkerRegistered, state: RunState) -> None:
     state.sampling_rule = state.sampling_rule or event.sampling_rule
 
 
+def _worker_ordered(event: e.WorkerOrdered, state: RunState) -> None:
+    state.orders[event.worker_name] = WorkerOrder(
+        event.worker_name,
+        OrderState(event.state),
+        event.instance,
+        event.reason,
+        event.up_s,
+        event.left_s,
+    )
+
+
 def _access_revoked(event: e.AccessRevoked, state: RunState) -> None:
     state.revoked.setdefault(event.name, event.reason)
 
@@ -451,6 +464,7 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.EvaluationOpened: _evaluation_opened,
     e.EvaluationFinished: _evaluation_finished,
     e.WorkerRegistered: _worker_registered,
+    e.WorkerOrdered: _worker_ordered,
     e.AccessRevoked: _access_revoked,
     e.GroupAudited: _standing_after(_audited),
     e.WorkerStruck: _standing_after(

@@ -7,10 +7,11 @@ first one it is starting. What a lease cost stays open until its group is used o
 as far as the coordinator heard of them.
 
 With its seconds goes what they cost: each worker has a price from its registration on, so the dollars of
-all uses add up to the seconds of each class at its price.
+all uses add up to the seconds of each class at its price. An instance that the run ordered costs from the
+moment it is up until it is gone: what its worker does not fill counts as starting, and as idle after it left.
 
-While no coordinator runs nothing counts: the time from its last event to its restart is left out. Nor
-does the time after the run has finished.
+While no coordinator runs only such instances count: the time from its last event to its restart is left out
+for all others. Nor does the time after the run has finished count.
 """
 
 from dataclasses import dataclass, field
@@ -106,6 +107,8 @@ class _WorkerHours:
     gone: bool = False
     led: bool = False
     """It has held a lease."""
+    since_s: float = 0.0
+    """When it registered."""
 
     def until(self, now: float) -> Spent:
         """Return what it spends until then, from where it is booked."""
@@ -116,6 +119,22 @@ class _WorkerHours:
     def unleased(self) -> Use:
         """What a second without a lease is booked as."""
         return Use.IDLE if self.led else Use.STARTING
+
+
+@dataclass(slots=True)
+class _Instance:
+    """One instance that was ordered and is up."""
+
+    at_s: float | None
+    """Until when it is booked; None while its worker is booked in its place."""
+    usd_per_s: float
+    of_class: str
+    use: Use = Use.STARTING
+
+    def until(self, now: float) -> Spent:
+        """Return what it spends until then, from where it is booked."""
+        passed = 0.0 if self.at_s is None else max(0.0, now - self.at_s)
+        return Spent(passed, passed * self.usd_per_s)
 
 
 @dataclass(slots=True)
@@ -162,9 +181,17 @@ class WorkAccounts:
     _sealed: dict[int, _Cost] = field(default_factory=dict)
     """Step -> what the groups of its batch had cost, until it is committed: it may still be voided."""
     _classes: dict[str, Spent] = field(default_factory=dict)
+    _instances: dict[str, _Instance] = field(default_factory=dict)
+    """Name of a worker -> its instance."""
+    _seen_s: float = 0.0
+    """Moment of the newest event, while there are instances."""
 
     def apply(self, event: e.JournalEvent) -> None:
         """Book what an event says; events of no concern are ignored."""
+        if self._instances and (at_s := getattr(event, "at_s", None)) is not None:
+            if isinstance(event, e.RunResumed):
+                self._go_on(self._seen_s, event.break_s, at_s)
+            self._seen_s = at_s
         match event:
             case e.LeaseGranted():
                 self._granted(event)
@@ -197,10 +224,19 @@ class WorkAccounts:
                 self._advance(event.worker_id, event.at_s)
                 if worker := self._workers.get(event.worker_id):
                     worker.usd_per_s = event.usd_per_hour / _SECONDS_PER_HOUR
+                    if instance := self._instances.get(worker.name):
+                        instance.usd_per_s = worker.usd_per_s
             case e.WorkerLost():
                 self._advance(event.worker_id, event.at_s)
-                self._leave(event.worker_id)
-            case e.RunResumed() | e.RunFinished():
+                self._leave(event.worker_id, event.at_s)
+            case e.WorkerOrdered():
+                self._ordered(event)
+            case e.RunFinished():
+                self._stop()
+                for name in list(self._instances):
+                    self._book(name, self._seen_s)
+                self._instances.clear()
+            case e.RunResumed():
                 self._stop()
             case e.SnapshotDelivered():
                 self.origin_bytes += event.bytes_from.get("", 0)
@@ -223,6 +259,10 @@ class WorkAccounts:
             passed = worker.until(0.0 if worker.gone else now)
             spent[Use.OPEN if worker.leases else worker.unleased] += passed
             classes[worker.of_class] = classes.get(worker.of_class, Spent()) + passed
+        for instance in self._instances.values():
+            passed = instance.until(now)
+            spent[instance.use] += passed
+            classes[instance.of_class] = classes.get(instance.of_class, Spent()) + passed
         for lease in self._running.values():
             share = self._workers[lease.worker_id].share if lease.worker_id else lease.begun
             spent[Use.OPEN] += lease.before + share - lease.begun
@@ -295,8 +335,15 @@ class WorkAccounts:
         if event.at_s is None:
             return
         worker = self._workers[event.worker_id] = _WorkerHours(
-            event.worker_name, event.at_s, event.usd_per_hour / _SECONDS_PER_HOUR, event.worker_class
+            event.worker_name,
+            event.at_s,
+            event.usd_per_hour / _SECONDS_PER_HOUR,
+            event.worker_class,
+            since_s=event.at_s,
         )
+        if instance := self._instances.get(event.worker_name):
+            self._book(event.worker_name, event.at_s)
+            instance.at_s, instance.use = None, Use.IDLE
         # After a coordinator's restart a worker continues its leases under a new id.
         for lease in self._running.values():
             if not lease.worker_id and lease.worker_name == event.worker_name:
@@ -304,11 +351,46 @@ class WorkAccounts:
                 worker.leases += 1
                 worker.led = True
 
-    def _leave(self, worker_id: str) -> None:
+    def _ordered(self, event: e.WorkerOrdered) -> None:
+        """Book an instance from when it was up, and no longer once its order says that it is gone."""
+        name, up = event.worker_name, event.state in ("up", "stopping")
+        if not up:
+            self._book(name, event.at_s)
+            self._instances.pop(name, None)
+        elif name not in self._instances:
+            usd_per_s = event.usd_per_hour / _SECONDS_PER_HOUR
+            instance = _Instance(event.at_s - event.up_s, usd_per_s, event.worker_class)
+            self._instances[name], self._seen_s = instance, event.at_s
+            here = [one.since_s for one in self._workers.values() if one.name == name and not one.gone]
+            if here:  # its worker was quicker than the look that found it up
+                self._book(name, here[0])
+                instance.at_s, instance.use = None, Use.IDLE
+
+    def _go_on(self, last_s: float, break_s: float, now: float) -> None:
+        """Book instances over a coordinator's break: they cost, whoever is there to count."""
+        for name, instance in self._instances.items():
+            self._book(name, last_s)
+            instance.at_s, instance.use = now - break_s, Use.IDLE
+            self._book(name, now)
+
+    def _book(self, name: str, until_s: float) -> None:
+        """Book an instance up to a moment, unless its worker is booked in its place."""
+        instance = self._instances.get(name)
+        if instance is None or instance.at_s is None:
+            return
+        spent = instance.until(until_s)
+        self.spent[instance.use] += spent
+        self._classes[instance.of_class] = self._classes.get(instance.of_class, Spent()) + spent
+        instance.at_s = max(instance.at_s, until_s)
+
+    def _leave(self, worker_id: str, now: float | None) -> None:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
         worker.gone = True
+        instance = self._instances.get(worker.name)
+        if instance is not None and instance.at_s is None:
+            instance.at_s = now
         if not worker.leases:
             del self._workers[worker_id]
 

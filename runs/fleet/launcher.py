@@ -11,10 +11,10 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from antiphon.core.capacity.order_book import Instance
 from antiphon.core.capacity.provisioning_config import PoolClass
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
@@ -23,32 +23,6 @@ from antiphon.system.files import write_atomically
 
 LABEL_FILE = "fleet.label"
 """In a run's folder: what its instances are known by in engines that others use too."""
-
-
-class InstanceState(StrEnum):
-    """What an engine says of an instance."""
-
-    PENDING = "pending"
-    """Asked for and not there yet: it waits in a queue and costs nothing."""
-    UP = "up"
-    """It runs and costs."""
-    STOPPING = "stopping"
-    """It was asked to stop and still costs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """One worker as its engine knows it."""
-
-    worker: str
-    """Its name in the run."""
-    name: str
-    """What the engine calls it: a process, job or actor."""
-    state: InstanceState
-    reason: str = ""
-    """Why it is in that state, in the engine's own words."""
-    up_s: float = 0.0
-    """Seconds for which it has been up, as far as the engine knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +105,8 @@ class LaunchSite:
         if self.bundles is None:
             raise ConfigError(
                 f"worker {worker} is started elsewhere and needs a certificate, which "
-                f"services.credentials=null does not make; give services.credentials the bundle keys/services, and {again}"
+                "services.credentials=null does not make; give services.credentials the bundle "
+                f"keys/services, and {again}"
             )
         bundle = self.bundles / worker
         if not (bundle / "token").is_file():
@@ -183,3 +158,18 @@ def make_launcher(one: PoolClass, site: LaunchSite) -> Launcher:
 
         return KubernetesLauncher(one, section, site)
     raise ConfigError(f"provisioning.pool: workers of {one.name} are processes of the run's own machine")
+
+
+def elsewhere(config: RunConfig) -> list[PoolClass]:
+    """Return the classes of the pool whose workers are started on other machines.
+
+    Raises:
+        ConfigError: when such workers could not find the coordinator again.
+    """
+    found = [one for one in config.provisioning.pool if one.launcher.kind != "local"]
+    if found and not config.services.coordinator_port:
+        raise ConfigError(
+            f"services.coordinator_port=0 may be another one when the run continues, where workers of "
+            f"{found[0].name} would not find it; give a port"
+        )
+    return found

@@ -156,6 +156,7 @@ class CoordinatorClient(Client, Coordinator):
     pause = asks(CALLS, Coordinator.pause)
     finish = asks(CALLS, Coordinator.finish)
     drain = asks(CALLS, Coordinator.drain)
+    note_orders = asks(CALLS, Coordinator.note_orders)
     revoke = asks(CALLS, Coordinator.revoke)
     pardon = asks(CALLS, Coordinator.pardon)
     pull_for_audit = asks(CALLS, Coordinator.pull_for_audit)

@@ -439,6 +439,7 @@ _LOGGED: dict[type[e.JournalEvent], tuple[str, ...]] = {
     e.GroupMovedBack: ("group_id", "behind"),
     e.WorkerRegistered: ("worker_id", "sampling_rule"),
     e.WorkerPriced: ("worker_id", "usd_per_hour"),
+    e.WorkerOrdered: ("worker_name", "state", "reason"),
     e.WorkerLost: ("worker_id", "reason"),
     e.WorkerStruck: ("worker_name", "group_id", "check", "reason"),
     e.WorkerQuarantined: ("worker_name", "reason"),
@@ -447,7 +448,7 @@ _LOGGED: dict[type[e.JournalEvent], tuple[str, ...]] = {
     e.RunPaused: ("reason",),
 }
 """What the log says of an event, by its fields."""
-_USUAL = (e.LeaseExpired, e.GroupMovedBack, e.WorkerRegistered, e.WorkerPriced)
+_USUAL = (e.LeaseExpired, e.GroupMovedBack, e.WorkerRegistered, e.WorkerPriced, e.WorkerOrdered)
 
 
 def _all(*effects: Effect) -> Decision[None]:

@@ -42,7 +42,7 @@ from antiphon.core.requests import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.core.status import Event, RunStatus
+from antiphon.core.status import Event, RunStatus, WorkerOrder
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.net.worker_kit import kit_part
@@ -130,6 +130,12 @@ class CoordinatorService(Coordinator):
             if not member.draining:
                 member.draining = True
                 _log.info("worker.draining", worker=member.worker_id)
+
+    async def note_orders(self, orders: Sequence[WorkerOrder]) -> None:
+        machine = self.state_machine
+        machine.check_open()
+        now, wall_s = machine.clock(), machine.journal.wall_clock()
+        await machine.do(workers.note_orders(self._loop, orders, now, wall_s))
 
     async def revoke(self, name: str, reason: str) -> None:
         machine = self.state_machine

@@ -415,6 +415,7 @@ def _arguments(call: Any) -> list[Any]:
         "groups": (),
         "samples": (),
         "answers": (),
+        "orders": (),
         "commit": StepCommit(0, 1, "0" * 64, "0" * 64, {}),
         "manifest": SnapshotManifest(RUN_ID, 10**6, "0" * 64, (), 0, (), ""),
     }
