@@ -77,6 +77,10 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
             "--coordinator HOST:PORT [OPTIONS]",
             ("--coordinator 10.0.0.5:7700 --name far-1 --credentials far-1",),
         ),
+        "fleet": Verb(
+            "[OPTIONS] check|render|list|stop [CONFIG|RUN] [OVERRIDES...]",
+            ("check my.yaml", "render my.yaml --out submitted", "list RUN", "stop RUN"),
+        ),
         "invite": Verb(
             "[OPTIONS] [WORKERS...]", ("gpu-7 --run RUN --host trainer.example", "gpu-7 --revoke")
         ),

@@ -1,5 +1,6 @@
 """worker: join a run from this machine with one command; it dials out, and may hand weights on."""
 
+import asyncio
 import os
 import re
 import socket
@@ -27,6 +28,7 @@ def worker(
     ready_file: Path | None = None,
     credentials: Path | None = None,
     relay_address: str = "",
+    check: bool = False,
 ) -> int:
     """Join a run from this machine and sample for it.
 
@@ -43,6 +45,7 @@ def worker(
             that of the run which --run names, where it runs on this machine and is yours.
         relay_address: HOST:PORT at which other workers reach this one and take weights from it; it listens
             on PORT. The credentials must name HOST (`antiphon invite --relay-host`). By default none does.
+        check: register, leave, and say so, instead of sampling: whether a worker here would be let in.
     """
     check_address(coordinator, "--coordinator")
     if relay_address:
@@ -60,11 +63,14 @@ def worker(
         os.execve(
             sys.executable, [sys.executable, "-P", "-m", "antiphon.cli.app", *sys.argv[1:]], environment
         )
-    from antiphon.services.rollout.process import serve_worker
+    from antiphon.services.rollout.process import greet_coordinator, serve_worker
     from antiphon.system.processes import run_service, write_ready_file
 
     ready = partial(write_ready_file, ready_file, 0)
     bundle = worker_credentials(credentials, run, coordinator)
+    if check:
+        print(asyncio.run(greet_coordinator(coordinator, name, run, bundle)))
+        return 0
     work_dir.mkdir(parents=True, exist_ok=True)
     start = partial(serve_worker, coordinator, name, run, work_dir, ready, relay_address=relay_address)
     return run_service(lambda stop: start(credentials=bundle, stop=stop))

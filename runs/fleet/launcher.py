@@ -94,25 +94,32 @@ class LaunchSite:
     config: RunConfig
 
     def order(self, worker: str) -> Order:
-        """Return the order of a worker.
+        """Return the order of a worker, whose bundle is there.
 
         Raises:
-            ConfigError: when it has no bundle.
+            ConfigError: when it has none.
         """
-        again = (
-            f"`antiphon invite --pool {worker.rpartition('-')[0]} --count N --run {self.run_id}` makes them"
-        )
+        order = self.draft(worker)
+        again = f"`antiphon invite --pool {worker.rpartition('-')[0]} --count N --run {self.run_id}`"
         if self.bundles is None:
             raise ConfigError(
                 f"worker {worker} is started elsewhere and needs a certificate, which "
                 "services.credentials=null does not make; give services.credentials the bundle "
-                f"keys/services, and {again}"
+                f"keys/services, and {again} makes those of workers"
             )
-        bundle = self.bundles / worker
-        if not (bundle / "token").is_file():
-            raise ConfigError(f"worker {worker} has no bundle with a token in {bundle}; {again}")
+        if not (order.bundle / "token").is_file():
+            raise ConfigError(
+                f"worker {worker} has no bundle with a token in {order.bundle}; {again} makes one"
+            )
+        return order
+
+    def draft(self, worker: str, *further: str) -> Order:
+        """Return the order of a worker, whether it has a bundle or not, with `further` arguments."""
         arguments = ("worker", "--coordinator", self.address, "--run", self.run_id, "--name", worker)
-        return Order(worker, (*arguments, "--threads", str(self.config.rollout.threads)), bundle)
+        threads = ("--threads", str(self.config.rollout.threads))
+        return Order(
+            worker, (*arguments, *threads, *further), (self.bundles or Path("keys/workers")) / worker
+        )
 
 
 def launch_site(config: RunConfig, run_id: str, run_dir: Path, address: str) -> LaunchSite:

@@ -19,8 +19,8 @@ from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
-from antiphon.core.records import Payload, SnapshotManifest
-from antiphon.core.requests import WorkerWelcome
+from antiphon.core.records import PROTOCOL_VERSION, Payload, SnapshotManifest
+from antiphon.core.requests import WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.core.sampling_config import decide_rule
 from antiphon.cpu.compiler import check_compiler
 from antiphon.lineage.documents.manifest import hardware, library_versions
@@ -105,6 +105,8 @@ class WorkerRelay:
 if TYPE_CHECKING:
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
+GREETING_S = 60.0
+"""Longest wait for a coordinator that is only greeted."""
 ENGINE_MODULE = "antiphon.services.rollout.engine.vllm_engine"
 
 
@@ -233,6 +235,24 @@ def fingerprint(settings: EngineSettings) -> str:
         *(settings.prefix_caching, settings.eager),
     ]
     return blake3(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+async def greet_coordinator(
+    address: str, worker_name: str, run_id: str, credentials: Credentials | None
+) -> str:
+    """Register with the coordinator at `address`, leave again, and say what was seen; nothing is sampled.
+
+    Raises:
+        ContractError: when the coordinator refuses the worker.
+        UnavailableError: when it does not answer.
+    """
+    hello = WorkerHello(worker_name, PROTOCOL_VERSION, run_id, 1, device())
+    async with CoordinatorClient(address, credentials=credentials) as coordinator:
+        registering = partial(coordinator.register, hello)
+        welcome = await retry_unavailable("coordinator.register", registering, GREETING_S, worker_name)
+        leaving = WorkerHeartbeat(welcome.worker_id, None, None, (), 0, 0.0, 0.0, leaving=True)
+        await coordinator.heartbeat(leaving)
+    return f"{worker_name} is let into run {welcome.run_id} at {address}; its engine would use a {device()}"
 
 
 async def serve_worker(
