@@ -1,13 +1,12 @@
-"""Commands: what a person asks of the engines of a pool, without a flow: is it all there, what runs, stop it."""
+"""Commands: what a person asks of a pool's engines without a flow: is all there, what runs, stop it."""
 
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from antiphon.api.coordinator import Coordinator
 from antiphon.core.capacity.order_book import Instance
 from antiphon.core.capacity.provisioning_config import PoolClass
 from antiphon.core.config import RunConfig, dump_config, load_config
@@ -45,8 +44,8 @@ class FleetRow:
     reason: str = ""
 
 
-class _Greeting(Coordinator):
-    """A coordinator that lets workers in and out again, and remembers them."""
+class _Greeting:
+    """Of a coordinator what lets workers in and out again; it remembers them."""
 
     def __init__(self, config: RunConfig) -> None:
         self.greeted: dict[str, WorkerHello] = {}
@@ -95,7 +94,7 @@ async def check_fleet(config: RunConfig, folder: Path, limit_s: float) -> list[t
     server, _ = await start_server(
         config.services.host,
         config.services.coordinator_port,
-        lambda serving: register_coordinator(serving, greeting),
+        lambda serving: register_coordinator(serving, cast(Any, greeting)),
         ["antiphon.Coordinator"],
         Security(credentials, guard),
     )
