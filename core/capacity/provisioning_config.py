@@ -64,7 +64,8 @@ class ProvisioningSection(Section):
 
     pool: tuple[PoolClass, ...] = ()
     """What can be had: entries of name, usd_per_hour, prices (later ones: since, usd_per_hour), count, zone,
-    tokens_per_s (null: like the others) and availability (1). Empty: nothing is started or drained."""
+    tokens_per_s (null: like the others), availability (1) and launcher (processes of this machine). Empty:
+    nothing is started or drained."""
     confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
     """Probability with which the active workers are enough at a random moment."""
     survives: float = Field(default=0.0, ge=0.0, le=1.0)

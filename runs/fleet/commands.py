@@ -144,15 +144,17 @@ async def _check_class(
 
 
 async def list_fleet(run_dir: Path) -> list[FleetRow]:
-    """Return the workers that a run's journal or an engine knows, by name.
+    """Return the workers elsewhere that a run's journal or an engine knows, by name.
 
     Raises:
         UnavailableError: when an engine does not answer.
     """
     async with attached(run_dir) as (coordinator, _):
-        noted = {order.worker: order for order in (await coordinator.status()).orders}
+        orders = (await coordinator.status()).orders
+    noted: dict[str, WorkerOrder] = {}
     found: dict[str, Instance] = {}
     for one, launcher in _launchers(run_dir):
+        noted |= {order.worker: order for order in orders if order.worker in one.workers}
         found |= {x.worker: x for x in await _bounded(launcher.running(), LIST_S, one.name)}
     return [
         FleetRow(
