@@ -367,7 +367,7 @@ class WorkAccounts:
                 instance.at_s, instance.use = None, Use.IDLE
 
     def _go_on(self, last_s: float, break_s: float, now: float) -> None:
-        """Book instances over a coordinator's break: they cost, whoever is there to count."""
+        """Book instances over a coordinator's break: they cost all the same."""
         for name, instance in self._instances.items():
             self._book(name, last_s)
             instance.at_s, instance.use = now - break_s, Use.IDLE

@@ -63,7 +63,7 @@ class Launcher(Protocol):
         ...
 
     async def running(self) -> tuple[Instance, ...]:
-        """Return the instances of this class and run that are there or waited for, whoever ordered them."""
+        """Return the instances of this class and run that are there or waited for, ordered or not."""
         ...
 
     async def stop(self, worker: str, grace_s: float) -> None:

@@ -2,7 +2,7 @@
 
 How many are wanted is the activator's decision, how each order stands the order book's. Engines are asked in
 tasks of their own: a look takes in what they have answered since, notes in the journal what changed, and only
-then has engines asked anew, so that no look waits for an engine and a continued run knows of every order.
+then has engines asked again, so that no look waits for an engine and a continued run knows of every order.
 
 A worker that is no longer needed hands its groups over first: the coordinator tells it to leave with the
 answer to its next heartbeat. Its instance is stopped when it has left, or has not within its grace. Nothing
