@@ -1,8 +1,8 @@
 """Order book: how the orders of the pool's workers stand, and what their engines are to be asked next.
 
 An order is a worker's name. It is noted before its engine hears of it, so that a process that continues the
-run knows what may be there; asking an engine again changes nothing. Each state that an engine's answer ends has
-a deadline, after which the worker is stopped and its class is out of order for a while.
+run knows what may be there; asking an engine again changes nothing. Each state that an answer ends has a
+deadline, after which the worker is stopped and its class is out of order for a while.
 
 | state | leaves it |
 |---|---|
