@@ -78,7 +78,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
             ("--coordinator 10.0.0.5:7700 --name far-1 --credentials far-1",),
         ),
         "fleet": Verb(
-            "[OPTIONS] check|render|list|stop [CONFIG|RUN] [OVERRIDES...]",
+            "[OPTIONS] ACTION [WHAT] [OVERRIDES...]",
             ("check my.yaml", "render my.yaml --out submitted", "list RUN", "stop RUN"),
         ),
         "invite": Verb(
