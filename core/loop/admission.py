@@ -8,8 +8,9 @@ them turned out to lack variance, never of who was faster.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -118,13 +119,9 @@ def fixed_openings(config: RunConfig, step: int, count: int) -> list[e.GroupOpen
     places = loop.prompts_per_step
     version = oldest_allowed_version(step, loop.max_staleness, loop.publish_interval)
     primary = [prompt_place(config, step * places + index) for index in range(places)]
-    spare: list[tuple[int, int]] = []
-    if count > places:
-        order = refill_order(config.run.seed, step, size, [prompt for prompt, _ in primary])
-        epoch = step * places // size
-        again = refill_order(config.run.seed, step, size, []) if count - places > len(order) else order[:0]
-        turns = -(-max(0, count - places - len(order)) // size)
-        spare = [(int(p), epoch) for p in [*order, *(again.tolist() * turns)][: count - places]]
+    epoch = step * places // size
+    wanted = max(0, count - places)
+    spare = [(prompt, epoch) for prompt in itertools.islice(_spare(config, step, primary), wanted)]
     return [
         e.GroupOpened(
             group_id=f"s{step:06d}-g{index:03d}",
@@ -137,6 +134,13 @@ def fixed_openings(config: RunConfig, step: int, count: int) -> list[e.GroupOpen
         )
         for index, (prompt, epoch) in enumerate([*primary, *spare][:count])
     ]
+
+
+def _spare(config: RunConfig, step: int, primary: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Yield the prompts behind those that a step begins with, for ever."""
+    order = functools.partial(refill_order, config.run.seed, step, config.environment.train_size)
+    yield from order([prompt for prompt, _ in primary]).tolist()
+    yield from itertools.cycle(order([]).tolist())
 
 
 def open_step(state: RunState, config: RunConfig, step: int) -> list[e.JournalEvent]:

@@ -237,7 +237,7 @@ def heldout_group_id(version: int, prompt_index: int) -> str:
     return f"v{version:06d}-e{prompt_index:04d}"
 
 
-def heldout_group(version: int, prompt_index: int, samples: int = 1) -> GroupState:
+def heldout_group(version: int, prompt_index: int, samples: int) -> GroupState:
     """Return the group of a held-out prompt that waits to be sampled, this often, for an evaluation."""
     return GroupState(
         group_id=heldout_group_id(version, prompt_index),

@@ -9,10 +9,10 @@ from antiphon.core.checks import check_rewards, check_submission, submission_dig
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import fixed_openings, group_seeds, prompt_place
-from antiphon.core.loop.group_state import GroupState
+from antiphon.core.loop.group_state import GroupOutcome, GroupState, Tally
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import FinishReason, GroupSubmission, SampleReward, Trajectory, VersionSpan
-from tests.support.loop_model import MAX_TOKENS, light_trajectory, make_config
+from tests.support.loop_model import MAX_TOKENS, LoopModel, light_trajectory, make_config
 
 SEEDS = (11, 2**64 - 1)
 
@@ -220,3 +220,38 @@ def test_spare_prompts_never_repeat_a_prompt_of_their_step_nor_its_seeds() -> No
         return group_seeds(config, group, "train-0-4")
 
     assert not set(seeds(True)) & set(seeds(False))
+
+
+def test_what_a_batch_has_booked_leaves_the_tally() -> None:
+    outcomes = [GroupOutcome((reward,), (4,), None, 0) for reward in (0.0, 0.5, 1.0)]
+    assert Tally(outcomes, 3, 40).without(1, 2, 15) == Tally(outcomes[1:], 1, 25)
+
+
+def test_the_first_worker_decides_the_rule_for_all() -> None:
+    state = RunState(group_size=2, payload_retention_steps=2)
+    for name, rule in (("a", ""), ("b", "gumbel"), ("c", "inverse_cdf")):
+        state.apply(e.WorkerRegistered(f"{name}-1", name, 4, 0.0, rule))
+    assert state.sampling_rule == "gumbel"
+
+
+def test_receipts_stay_for_as_long_as_the_payloads_of_their_steps() -> None:
+    model = LoopModel(make_config(filter_="none", steps=5), workers=1)
+    sealed: dict[int, list[str]] = {}
+    while len(model.state.commits) < 5:
+        model.open_step()
+        model.lease(model.workers[0], 3)
+        while model.workers[0].leases:
+            submission = model.sample(model.workers[0].leases.pop(0), model.workers[0].held or 0)
+            assert submission is not None
+            model.submit(submission)
+        for group in model.unrewarded():
+            model.judge(group)
+        step = len(model.state.sealed)
+        model.seal()
+        sealed[step] = [*model.state.sealed_groups[step]]
+        model.commit()
+        model.publish()
+        model.load(model.workers[0], model.state.newest_version or 0)
+        oldest = step - model.state.payload_retention_steps
+        kept = {group_id for number, ids in sealed.items() if number >= oldest for group_id in ids}
+        assert {group_id for group_id in model.state.receipts if group_id not in model.state.groups} == kept

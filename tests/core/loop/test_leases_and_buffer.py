@@ -28,6 +28,16 @@ def test_the_age_of_a_lease_counts_from_its_grant_however_often_it_was_extended(
     assert leases.ages_s(now=9.0) == {"l1": 5.0, "l2": 3.0}
 
 
+def test_silence_counts_from_the_last_sign_of_life() -> None:
+    leases = LeaseTable(duration_s=10.0)
+    leases.grant("l1", "g1", "w-1", now=4.0)
+    held = leases.get("l1")
+    assert held is not None and leases.silent_s(held, now=7.5) == 3.5
+    leases.extend(["l1"], "w-1", now=8.0)
+    held = leases.get("l1")
+    assert held is not None and leases.silent_s(held, now=21.0) == 13.0
+
+
 def test_extension_moves_a_lease_to_the_workers_new_name() -> None:
     leases = LeaseTable(duration_s=10.0)
     leases.grant("l1", "g1", "w-1", now=0.0)

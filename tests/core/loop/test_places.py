@@ -1,6 +1,8 @@
 """A group keeps the place that its lease was checked for, whatever its length and the one that is faster."""
 
 import itertools
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -23,6 +25,26 @@ def opened(count: int, *, mode: str = "elastic", filter_: str = "none", steps: i
         pass
     model.lease(model.workers[0], count)
     return model
+
+
+def test_an_order_of_leasing_is_told_the_step_at_which_each_group_trains() -> None:
+    model = opened(7)  # three a step
+    told: list[admission.Waiting] = []
+
+    def take(waiting: Sequence[admission.Waiting], most: int) -> Sequence[int]:
+        told.extend(waiting)
+        return range(min(most, len(waiting)))
+
+    for grant in model.workers[0].leases[2:6]:  # given back: they wait beside groups that are opened now
+        model.lose(grant)
+    admission.plan_leases(model.state, model.config, 0, groups=9, ordering=admission.Ordering(take, math.inf))
+    steps = {one.group_id: one.step for one in told}
+    assert {name: steps[name] for name in ("g0000002", "g0000003", "g0000005")} == {
+        "g0000002": 0,
+        "g0000003": 1,
+        "g0000005": 1,
+    }
+    assert all(step == int(name[1:]) // 3 for name, step in steps.items())
 
 
 def reward(model: LoopModel, number: int) -> None:
