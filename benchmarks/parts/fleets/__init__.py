@@ -1,0 +1,1 @@
+"""Engines that start workers, each real on this machine, for benchmarks and tests."""
