@@ -79,7 +79,6 @@ def test_a_pool_has_a_bundle_for_each_ordinal_and_more_can_be_added(
     assert {path.name for path in bundles.iterdir()} == {"spot-0", "spot-1"}
     assert len({(path / "key.pem").read_bytes() for path in bundles.iterdir()}) == 2
     for path in bundles.iterdir():
-        assert hosts_of((path / "cert.pem").read_bytes()) == [path.name]
         assert name_in(load_credentials(path), "") == path.name
         with pytest.raises(ConfigError, match=f"those of worker {path.name}"):
             name_in(load_credentials(path), "spot-7")
