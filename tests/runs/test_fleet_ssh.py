@@ -6,22 +6,12 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from antiphon.benchmarks.parts.fleets.sshd import SshHosts, ssh_hosts
 from antiphon.core.capacity.order_book import InstanceState
-from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import UnavailableError
-from antiphon.runs.fleet.launcher import Launcher, LaunchSite, make_launcher
-
-WORKER = """\
-#!/bin/sh
-# Plays `antiphon worker`: writes down how it was called, and leaves when it is told to, or does not.
-printf '%s\\n' "$@" > "{folder}/called.$$"
-[ -e "{folder}/stubborn" ] && trap '' TERM
-while :; do sleep 0.1; done
-"""
+from tests.support.fleet_site import FleetSite
 
 
 @pytest.fixture(scope="module")
@@ -31,62 +21,14 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, needs_system: Callable[[str]
         yield found
 
 
-class Site:
-    """A class of three workers on the hosts, and a program that plays the worker."""
-
-    def __init__(self, folder: Path, hosts: SshHosts) -> None:
-        self.folder, self.hosts = folder, hosts
-        command = folder / "antiphon"
-        command.write_text(WORKER.format(folder=folder))
-        command.chmod(0o755)
-        for number in range(3):
-            bundle = folder / "keys" / "workers" / f"spot-{number}"
-            bundle.mkdir(parents=True)
-            for name in ("ca.pem", "cert.pem", "key.pem", "token"):
-                (bundle / name).write_text(f"secret {name} of {number}")
-        launcher = {
-            "kind": "ssh",
-            "hosts": hosts.hosts,
-            "options": hosts.options,
-            "command": str(command),
-            "work_dir": str(folder / "there"),
-        }
-        self.config: RunConfig = build_config(
-            {
-                "provisioning": {
-                    "pool": [{"name": "spot", "usd_per_hour": 1, "count": 3, "launcher": launcher}]
-                }
-            }
-        )
-        self.site = LaunchSite(
-            "run-1", "run-1-ab12", "127.0.0.1:7700", folder / "keys" / "workers", self.config
-        )
-
-    def launcher(self) -> Launcher:
-        return make_launcher(self.config.provisioning.pool[0], self.site)
-
-    @property
-    def processes(self) -> list[psutil.Process]:
-        played = ["/bin/sh", str(self.folder / "antiphon")]
-        return [one for one in psutil.process_iter() if _words(one)[:2] == played]
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 @pytest.fixture
-def site(tmp_path: Path, hosts: SshHosts) -> Iterator[Site]:
-    found = Site(tmp_path, hosts)
+def site(tmp_path: Path, hosts: SshHosts) -> Iterator[FleetSite]:
+    found = FleetSite(tmp_path, {"kind": "ssh", "hosts": hosts.hosts, "options": hosts.options})
     yield found
-    for process in found.processes:
-        process.kill()
+    found.close()
 
 
-def test_an_order_given_four_times_at_once_is_one_process_and_is_adopted(site: Site) -> None:
+def test_an_order_given_four_times_at_once_is_one_process_and_is_adopted(site: FleetSite) -> None:
     async def order() -> None:
         one = site.launcher()
         order = site.site.order("spot-0")
@@ -103,7 +45,7 @@ def test_an_order_given_four_times_at_once_is_one_process_and_is_adopted(site: S
     asyncio.run(order())
 
 
-def test_a_worker_gets_its_own_bundle_and_nothing_secret_is_seen(site: Site) -> None:
+def test_a_worker_gets_its_own_bundle_and_nothing_secret_is_seen(site: FleetSite) -> None:
     async def order() -> None:
         one = site.launcher()
         await one.start(site.site.order("spot-1"))
@@ -123,13 +65,13 @@ def test_a_worker_gets_its_own_bundle_and_nothing_secret_is_seen(site: Site) -> 
     asyncio.run(order())
 
 
-def test_a_process_that_does_not_leave_is_killed_after_its_grace(site: Site) -> None:
-    (site.folder / "stubborn").touch()
+def test_a_process_that_does_not_leave_is_killed_after_its_grace(site: FleetSite) -> None:
+    site.stubborn.touch()
 
     async def order() -> None:
         one = site.launcher()
         await one.start(site.site.order("spot-0"))
-        while not list(site.folder.glob("called.*")):
+        while not site.called:
             await asyncio.sleep(0.01)
         await one.stop("spot-0", 1.0)
 
@@ -137,7 +79,7 @@ def test_a_process_that_does_not_leave_is_killed_after_its_grace(site: Site) -> 
     assert not site.processes
 
 
-def test_a_host_that_refuses_says_nothing_of_its_workers_and_a_start_there_fails(site: Site) -> None:
+def test_a_host_that_refuses_says_nothing_of_its_workers_and_a_start_there_fails(site: FleetSite) -> None:
     async def order() -> None:
         one = site.launcher()
         with pytest.raises(UnavailableError, match="refused"):
@@ -152,6 +94,6 @@ def test_a_host_that_refuses_says_nothing_of_its_workers_and_a_start_there_fails
     asyncio.run(order())
 
 
-def test_what_would_be_sent_is_shown_without_a_secret(site: Site) -> None:
+def test_what_would_be_sent_is_shown_without_a_secret(site: FleetSite) -> None:
     ((name, text),) = site.launcher().render(site.site.draft("spot-1")).items()
     assert name.startswith("spot-1-on-") and "--coordinator 127.0.0.1:7700" in text and "secret" not in text
