@@ -1,4 +1,4 @@
-"""Slurm: an order gives one job, which a later call adopts and a preemption queues again; all ends in time."""
+"""Slurm: an order gives one job, which a later call adopts and a preemption queues again, until it ends."""
 
 import asyncio
 import os
