@@ -1,0 +1,1 @@
+"""Fleets: parts of benchmarks/fleets.py."""
