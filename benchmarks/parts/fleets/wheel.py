@@ -44,7 +44,8 @@ def measure_wheel() -> dict[str, Any]:
         folder.mkdir()
         parts = {"build_s": _call((PROJECT / "scripts" / "wheel", dist), folder, 60.0)}
         python = folder / "venv" / "bin" / "python"
-        pip = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps", "--require-hashes")
+        options = "--quiet --no-cache-dir --no-compile --no-deps --require-hashes"
+        pip: tuple[str | Path, ...] = (python, "-m", "pip", "install", *options.split())
         antiphon = python.with_name("antiphon")
         parts["install_s"] = _call([sys.executable, "-m", "venv", "venv"], folder, 60.0) + _call(
             (*pip, "--find-links", dist, "--requirement", dist / "cpu.txt"), folder, INSTALL_S
@@ -102,7 +103,7 @@ def _call(words: Sequence[str | Path], folder: Path, limit_s: float) -> float:
 
 def _environment() -> dict[str, str]:
     """Return this environment without what would lead back to the checkout."""
-    ours = ("PYTHONPATH", "PYTHON", "VIRTUAL_ENV", "ANTIPHON_HOME")
+    ours = ("PYTHONPATH", "PYTHON", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "ANTIPHON_HOME")
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
