@@ -1,5 +1,6 @@
-"""What pyproject.toml cannot say: a wheel holds no benchmarks, and a copy of prefect.yaml."""
+"""What pyproject.toml cannot say: a wheel holds no benchmarks, and copies of examples/ and prefect.yaml."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import setup
@@ -9,7 +10,7 @@ CHECKOUT_ONLY = "antiphon.benchmarks"
 
 
 class BuildPy(build_py):
-    """Leaves the benchmarks out and copies prefect.yaml, unless the installation points at the checkout."""
+    """Leaves the benchmarks out and copies what is no code, except where the checkout is installed."""
 
     def run(self) -> None:
         """Build the packages."""
@@ -17,7 +18,10 @@ class BuildPy(build_py):
             self.packages = [name for name in self.packages if not name.startswith(CHECKOUT_ONLY)]
         super().run()
         if not self.editable_mode:
-            self.copy_file("prefect.yaml", str(Path(self.build_lib) / "antiphon" / "prefect.yaml"))
+            package = Path(self.build_lib) / "antiphon"  # beside the packages, as in the checkout
+            self.copy_file("prefect.yaml", str(package / "prefect.yaml"))
+            left = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+            shutil.copytree("examples", package / "examples", ignore=left, dirs_exist_ok=True)
 
 
 setup(cmdclass={"build_py": BuildPy})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
+from antiphon.system.set_up import program_name
 
 if TYPE_CHECKING:
     from antiphon.core.config import RunConfig
@@ -28,14 +29,14 @@ def credentials_folder(given: Path | None, config: "RunConfig | None" = None) ->
 
 
 def shipped(example: str) -> Path:
-    """Return the path of a file under examples/ of the checkout this package runs from.
+    """Return the path of a file under examples/, of the checkout or of the installed package.
 
     Raises:
-        ConfigError: when it was installed without a checkout.
+        ConfigError: when it is not there.
     """
     path = Path(__file__).resolve().parents[1] / "examples" / example
     if not path.exists():
-        raise ConfigError(f"the shipped {example} is not at {path}; run ./antiphon from a checkout")
+        raise ConfigError(f"the shipped {example} is not at {path}; install antiphon again")
     return path
 
 
@@ -47,8 +48,7 @@ def command_line() -> str:
     program = Path(sys.argv[0])
     if program.name != "antiphon" and program.resolve() != Path(__file__).resolve().with_name("app.py"):
         return ""
-    checkout = (Path(__file__).resolve().parents[1] / "antiphon").is_file()
-    return shlex.join(["./antiphon" if checkout else "antiphon", *sys.argv[1:]])
+    return shlex.join([program_name(), *sys.argv[1:]])
 
 
 def check_address(address: str, option: str) -> str:

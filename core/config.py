@@ -41,6 +41,8 @@ from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group
 from antiphon.core.records import TurnLimits
 from antiphon.core.sampling_config import EvaluationSection, Rule, SamplingSection
 
+_ROOT = Path(__file__).resolve().parents[1]
+"""The checkout, or where the package is installed: examples/ lies in both."""
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -224,9 +226,13 @@ class RunConfig(Section):
 def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
     """Read a YAML file, apply overrides such as `loop.max_staleness=4`, and check the result.
 
+    A file of examples/ that is not in this folder is the shipped one.
+
     Raises:
         ConfigError: with one sentence that names the field and the fix.
     """
+    if path.parts[:1] == ("examples",) and not path.exists() and (shipped := _ROOT / path).exists():
+        path = shipped
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -115,9 +115,9 @@ def with_fields(config: RunConfig, more: Mapping[str, Any]) -> RunConfig:
 
 @cache
 def shipped_tree() -> dict[str, Any]:
-    """Return examples/quickstart.yaml as it is; {} where the package was installed without a checkout."""
+    """Return examples/quickstart.yaml as it is."""
     path = source_tree() / "examples" / "quickstart.yaml"
-    tree: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    tree: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return tree
 
 

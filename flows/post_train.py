@@ -47,6 +47,7 @@ from antiphon.runs.directory import choose_run, home_directory, is_finished, lis
 from antiphon.runs.live_run import claim_run, current_run
 from antiphon.runs.servers.prefect_server import answers
 from antiphon.system.files import write_atomically
+from antiphon.system.set_up import program_name
 from antiphon.tasks.stages import TASKS
 
 _log = structlog.get_logger(__name__)
@@ -97,7 +98,7 @@ def note_how_to_continue(flow: Any, flow_run: Any, state: Any) -> None:
         data=f"# {run_dir.name}: {'crashed' if state.is_crashed() else 'cancelled'}\n\n"
         "What was committed is in the journal; a new run of the deployment with the same configuration "
         "continues from there, and so does\n\n"
-        f"    ./antiphon run {shlex.quote(str(run_dir / 'config.yaml'))} --resume {run_dir.name}\n",
+        f"    {program_name()} run {shlex.quote(str(run_dir / 'config.yaml'))} --resume {run_dir.name}\n",
         description="How to continue this run",
         flow_run_id=flow_run.id,
     )

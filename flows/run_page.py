@@ -36,6 +36,7 @@ from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.runs.directory import is_finished
 from antiphon.runs.live_run import LiveRun
 from antiphon.runs.outcome import StageSpan
+from antiphon.system.set_up import program_name
 
 _log = structlog.get_logger(__name__)
 
@@ -293,5 +294,5 @@ def links(run_dir: Path, home: Path) -> dict[str, str]:
     if pages:
         found["MLflow"] = f"[this run]({pages['run']}), [beside the others]({pages['comparison']})"
     elif (run_dir / "mlflow.json").exists():
-        found["MLflow"] = "`./antiphon up` serves its page"
+        found["MLflow"] = f"`{program_name()} up` serves its page"
     return found

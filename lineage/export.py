@@ -29,6 +29,7 @@ from antiphon.models.adapters import PREFIX as TENSORS
 from antiphon.models.codec import HUB_NAME, local_model_directory
 from antiphon.models.directory import weight_files
 from antiphon.system.files import PREFIX, flush_tree, unusable
+from antiphon.system.set_up import program_name
 
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
@@ -340,8 +341,8 @@ With the run's artifacts (its folder in the ledger, which `dvc pull` brings) the
 makes these weights again and compares every bit; the second one lists what they came from.
 
 ```sh
-./antiphon replay {run} --to {last}
-./antiphon lineage {run} v{version}
+{antiphon} replay {run} --to {last}
+{antiphon} lineage {run} v{version}
 ```"""
 
 
@@ -371,5 +372,7 @@ def _card(copy: ReplayCopy, export: Export, head: Mapping[str, object], load: st
         score=export.score,
         code=f"antiphon {release}, {commit}{' with changes' if code.get('modified') else ''}",
         recipe="".join(f"{name}: {json.dumps(value)}\n" for name, value in recipe.items()),
-        origin=(_MADE if version else _BASE).format(run=copy.run_id, version=version, last=version - 1),
+        origin=(_MADE if version else _BASE).format(
+            antiphon=program_name(), run=copy.run_id, version=version, last=version - 1
+        ),
     )

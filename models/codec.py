@@ -47,7 +47,9 @@ def resolve_model_path(path: str) -> str:
     if path and given.is_dir():
         return str(given)
     root = Path(__file__).resolve().parents[1]
-    if (root / "pyproject.toml").is_file() and path and (root / given).is_dir():
+    # Of an installed package only examples/ is meant: its other folders hold code.
+    meant = bool(path) if (root / "pyproject.toml").is_file() else given.parts[:1] == ("examples",)
+    if meant and (root / given).is_dir():
         return str(root / given)
     if HUB_NAME.fullmatch(path):
         return path

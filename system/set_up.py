@@ -24,12 +24,18 @@ def report_nothing() -> None:
         os.environ.setdefault(name, value)
 
 
+_SCRIPT = Path(__file__).resolve().parents[1] / "antiphon"
+"""The way in of a checkout; an installed package has none."""
+
+
+def program_name() -> str:
+    """Return how texts that are kept and read elsewhere call the antiphon command."""
+    return "./antiphon" if _SCRIPT.is_file() else "antiphon"
+
+
 def command() -> str:
     """Return how a shell in this folder calls the antiphon command: words to paste before a verb."""
-    script, program = (
-        Path(__file__).resolve().parents[1] / "antiphon",
-        Path(sys.executable).with_name("antiphon"),
-    )
+    script, program = _SCRIPT, Path(sys.executable).with_name("antiphon")
     if script.is_file() and Path.cwd() == script.parent:
         return "./antiphon"
     found = shutil.which("antiphon")

@@ -10,6 +10,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.lineage.documents.manifest import code_revision, flatten_config, source_tree
 from antiphon.lineage.tracking.charts import experiment_link, run_link
 from antiphon.lineage.tracking.pages import flow_run_link
+from antiphon.system.set_up import program_name
 
 NAMED = 3
 """Fields that a run's name lists."""
@@ -83,12 +84,12 @@ def note(config: RunConfig, run_dir: Path, home: Path, experiment_id: str, mlflo
     ]
     if flow_run := flow_run_link(run_dir, home):
         links.append(f"[its stages in Prefect]({flow_run})")
-    run_id = run_dir.name
+    run_id, antiphon = run_dir.name, program_name()
     return (
         f"{' · '.join(links)}\n\n"
         f"Differs from {f'`{base}`' if base else 'the defaults'} in {said}.\n\n"
-        f"    ./antiphon lineage {run_id} v{config.run.steps}    # what its last version was made from\n"
-        f"    ./antiphon replay {run_id}    # repeats its steps and compares every bit\n"
+        f"    {antiphon} lineage {run_id} v{config.run.steps}    # what its last version was made from\n"
+        f"    {antiphon} replay {run_id}    # repeats its steps and compares every bit\n"
     )
 
 
