@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
+from tempfile import TemporaryFile
 
 from antiphon.core.errors import ConfigError, UnavailableError
 
@@ -27,20 +28,25 @@ async def run_command(
     """
     if shutil.which(words[0]) is None:
         raise ConfigError(f"{words[0]} is not installed here; install it, or give the class another launcher")
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
-    )
-    try:
-        out, said = await asyncio.wait_for(process.communicate(stdin), limit_s)
-    except TimeoutError:
-        raise UnavailableError(f"{words[0]} did not end within {limit_s:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-        words_of = "; ".join(lines[-SHOWN_LINES:]) or f"status {process.returncode}"
-        raise UnavailableError(f"{words[0]}: {words_of}")
-    return out.decode(errors="replace")
+    # Files, not pipes: an engine may leave a server behind, which would hold a pipe open.
+    with TemporaryFile() as read, TemporaryFile() as out, TemporaryFile() as said:
+        read.write(stdin)
+        read.seek(0)
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=read, stdout=out, stderr=said, env=environment, start_new_session=True
+        )
+        try:
+            await asyncio.wait_for(process.wait(), limit_s)
+        except TimeoutError:
+            raise UnavailableError(f"{words[0]} did not end within {limit_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        said.seek(0)
+        out.seek(0)
+        if process.returncode:
+            lines = [line for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+            last = "; ".join(lines[-SHOWN_LINES:]) or f"status {process.returncode}"
+            raise UnavailableError(f"{words[0]}: {last}")
+        return out.read().decode(errors="replace")

@@ -7,8 +7,10 @@ ever repeated here; where a worker runs, and when, is the engine's to say. Every
 bounds it.
 """
 
+import io
 import secrets
 import shlex
+import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +122,21 @@ class LaunchSite:
         return Order(
             worker, (*arguments, *threads, *further), (self.bundles or Path("keys/workers")) / worker
         )
+
+
+def packed_bundle(folder: Path) -> bytes:
+    """Return the files of a bundle as an archive, each for its owner alone."""
+
+    def private(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0o600, 0, 0, "", ""
+        return entry
+
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path in files:
+            archive.add(path, path.name, filter=private)
+    return buffer.getvalue()
 
 
 def launch_site(config: RunConfig, run_id: str, run_dir: Path, address: str) -> LaunchSite:

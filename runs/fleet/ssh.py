@@ -7,10 +7,7 @@ Where the user's own systemd answers, the worker is a scope of it and outlives t
 """
 
 import asyncio
-import io
 import shlex
-import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.core.capacity.launcher_config import SshLauncherSection
@@ -18,7 +15,7 @@ from antiphon.core.capacity.order_book import Instance, InstanceState
 from antiphon.core.capacity.provisioning_config import PoolClass
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.runs.fleet.command import run_command
-from antiphon.runs.fleet.launcher import LaunchSite, Order
+from antiphon.runs.fleet.launcher import LaunchSite, Order, packed_bundle
 
 CALL_S = 30.0
 """Longest time of a call that starts nothing large."""
@@ -106,7 +103,7 @@ class SshLauncher:
     async def start(self, order: Order) -> Instance:
         host = self._host(order.worker)
         await self._bring_wheel(host)
-        files = await asyncio.to_thread(_archive, order.bundle)
+        files = await asyncio.to_thread(packed_bundle, order.bundle)
         await self._call(host, _BUNDLE, CALL_S, files, name=order.worker)
         said = await self._call(host, _START, CALL_S, name=order.worker, lines=self._script(order))
         pid, age_s = said.split()[-2:]
@@ -195,18 +192,3 @@ class SshLauncher:
 
 def _expanded(option: str) -> str:
     return str(Path(option).expanduser()) if option.startswith("~/") else option
-
-
-def _archive(folder: Path) -> bytes:
-    """Return the files of a bundle as an archive, each for its owner alone."""
-
-    def private(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0o600, 0, 0, "", ""
-        return entry
-
-    files: Sequence[Path] = sorted(path for path in folder.iterdir() if path.is_file())
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in files:
-            archive.add(path, path.name, filter=private)
-    return buffer.getvalue()

@@ -20,7 +20,7 @@ while :; do sleep 0.1; done
 class FleetSite:
     """A class of three workers that a launcher starts here."""
 
-    def __init__(self, folder: Path, launcher: Mapping[str, object]) -> None:
+    def __init__(self, folder: Path, launcher: Mapping[str, object], work_dir: bool = True) -> None:
         self.folder = folder
         command = folder / "antiphon"
         command.write_text(WORKER.format(folder=folder))
@@ -30,7 +30,8 @@ class FleetSite:
             bundle.mkdir(parents=True)
             for name in ("ca.pem", "cert.pem", "key.pem", "token"):
                 (bundle / name).write_text(f"secret {name} of {number}")
-        there = {"command": str(command), "work_dir": str(folder / "there"), **launcher}
+        place = {"work_dir": str(folder / "there")} if work_dir else {}
+        there = {"command": str(command), **place, **launcher}
         pool = [{"name": "spot", "usd_per_hour": 1, "count": 3, "launcher": there}]
         self.config: RunConfig = build_config({"provisioning": {"pool": pool}})
         bundles = folder / "keys" / "workers"
