@@ -1,0 +1,1 @@
+"""Engines of a fleet as they are set up on one machine."""
