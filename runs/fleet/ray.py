@@ -85,7 +85,7 @@ class RayLauncher:
             return await asyncio.wait_for(asyncio.wrap_future(driver.ask(call, arguments)), CALL_S)
         except (TimeoutError, UnavailableError) as error:
             if isinstance(error, TimeoutError):
-                driver.end()  # the next call begins anew
+                driver.end()  # the next call begins with a new one
             why = str(error) or f"no answer within {CALL_S:g} s"
             raise UnavailableError(f"Ray at {self._section.address}, asked to {call}: {why}") from error
 

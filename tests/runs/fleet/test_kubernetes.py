@@ -224,3 +224,9 @@ def test_pods_are_probed_guarded_and_given_time_as_the_run_has_it() -> None:
     assert {"PodDisruptionBudget", "NetworkPolicy", "Role", "Service", "ConfigMap"} <= kinds
     (policy,) = [x for x in found if x["kind"] == "NetworkPolicy" and x["metadata"]["name"] == "workers"]
     assert "Ingress" in policy["spec"]["policyTypes"] and "ingress" not in policy["spec"]
+
+
+def test_the_guide_shows_the_file_of_the_repository() -> None:
+    page = (ROOT / "docs" / "guides" / "fleet-kubernetes.md").read_text()
+    shown = page.partition("```yaml\n")[2].partition("```")[0]
+    assert (SHOWN / "kubernetes.yaml").read_text().endswith(shown)

@@ -15,7 +15,7 @@ from antiphon.benchmarks.parts.fleets.ray_cluster import RayCluster, ray_cluster
 from antiphon.core.capacity.launcher_config import RayLauncherSection
 from antiphon.core.capacity.order_book import Instance, InstanceState
 from antiphon.core.capacity.provisioning_config import PoolClass
-from antiphon.core.config import RunConfig
+from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.runs.fleet.launcher import LaunchSite, Order
 from antiphon.runs.fleet.ray import RayLauncher
@@ -175,3 +175,10 @@ def test_ray_that_is_not_installed_is_named_with_its_extra(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"antiphon\[ray\]"):
         Fleet(tmp_path, "auto", "math-7")
+
+
+def test_the_guide_shows_a_configuration(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "fleet-ray.md").read_text()
+    (tmp_path / "my.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    (one,) = load_config(tmp_path / "my.yaml", []).provisioning.pool
+    assert one.launcher.kind == "ray" and one.launcher.gpus == 1
