@@ -25,11 +25,15 @@ from antiphon.runs.finding import find_run
 
 SERVICES_TOKEN_DAYS = 90
 """How long the token in the services' own bundle lasts; giving the command again renews it."""
+MOST_OF_A_POOL = 1024
+"""As many as a class of the pool may have."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def invite(
-    *workers: str,
+    *names: str,
+    pool: str = "",
+    count: int | None = None,
     run: str | None = None,
     host: list[str] | None = None,
     relay_host: list[str] | None = None,
@@ -51,7 +55,9 @@ def invite(
     Without a worker the services' bundle is made or renewed.
 
     Args:
-        workers: names of workers, as in their certificates; with --revoke also the id of an access token.
+        names: names of workers, as in their certificates; with --revoke also the id of an access token.
+        pool: a class of provisioning.pool, whose workers NAME-0, NAME-1 and so on are meant too.
+        count: how many they are.
         run: the run that the workers may serve; `*` for every run of this home. With --revoke and --pardon
             the run that it holds in; by default the newest.
         host: name or address by which workers reach the services, beside localhost; several are allowed.
@@ -72,6 +78,11 @@ def invite(
         raise ConfigError("--show, --revoke and --pardon are three things; give one of them")
     if show is not None:
         return _show(show)
+    if bool(pool) != (count is not None):
+        raise ConfigError("--pool and --count go together: the name of a class, and how many workers it has")
+    if not 0 <= (count or 0) <= MOST_OF_A_POOL:
+        raise ConfigError(f"--count {count} is not from 0 to {MOST_OF_A_POOL}; give what the class has")
+    workers = (*names, *(f"{pool}-{number}" for number in range(count or 0)))
     if revoke or pardon:
         if not workers:
             raise ConfigError(f"{'--pardon' if pardon else '--revoke'} needs the name of a worker; add it")

@@ -82,7 +82,8 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
             ("check my.yaml", "render my.yaml --out submitted", "list RUN", "stop RUN"),
         ),
         "invite": Verb(
-            "[OPTIONS] [WORKERS...]", ("gpu-7 --run RUN --host trainer.example", "gpu-7 --revoke")
+            "[OPTIONS] [NAMES...]",
+            ("gpu-7 --run RUN --host trainer.example", "--pool spot --count 8 --run RUN", "gpu-7 --revoke"),
         ),
     },
     "Maintenance": {
@@ -100,6 +101,7 @@ VERBS: Mapping[str, Verb] = {name: verb for verbs in GROUPS.values() for name, v
 
 REPLACED: Mapping[str, str] = {
     "certs": "invite WORKER --host HOST",
+    "certs pool": "invite --pool NAME --count N",
     "compare": "report RUN1 RUN2",
     "down": "up --stop",
     "events": "status RUN --events",

@@ -36,7 +36,8 @@ def worker(
 
     Args:
         coordinator: HOST:PORT of the run's coordinator.
-        name: name of the worker, unique in the run; by default made from the host and process.
+        name: name of the worker, unique in the run; by default that of its certificate, or, with the
+            credentials of the run's owner, made from the host and process.
         run: the run it means to serve; by default the one that the coordinator serves.
         work_dir: folder for weights on their way; by default workers/NAME in the home directory.
         threads: CPU threads of the engine; by default OMP_NUM_THREADS, else 1.
@@ -50,10 +51,8 @@ def worker(
     check_address(coordinator, "--coordinator")
     if relay_address:
         check_address(relay_address, "--relay-address")
-    name = name or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:48] or 'host'}-{os.getpid()}"
-    if not WORKER_NAME.fullmatch(name):
+    if name and not WORKER_NAME.fullmatch(name):
         raise ConfigError(f"--name {name} is not possible; use letters, digits, dot, dash, underscore")
-    work_dir = work_dir or home_directory() / "workers" / name
     from antiphon.services.rollout.engine.environment import child_environment
 
     inherited = os.environ.get("OMP_NUM_THREADS", "")
@@ -68,12 +67,35 @@ def worker(
 
     ready = partial(write_ready_file, ready_file, 0)
     bundle = worker_credentials(credentials, run, coordinator)
+    name = name_in(bundle, name)
+    work_dir = work_dir or home_directory() / "workers" / name
     if check:
         print(asyncio.run(greet_coordinator(coordinator, name, run, bundle)))
         return 0
     work_dir.mkdir(parents=True, exist_ok=True)
     start = partial(serve_worker, coordinator, name, run, work_dir, ready, relay_address=relay_address)
     return run_service(lambda stop: start(credentials=bundle, stop=stop))
+
+
+def name_in(bundle: "Credentials", given: str) -> str:
+    """Return the name that a worker has by its bundle.
+
+    Raises:
+        ConfigError: when another one is given: the bundle speaks for one worker alone.
+    """
+    from antiphon.net.security.certificates import bearer_of
+    from antiphon.net.security.credentials import SERVICES_NAME
+
+    own = bearer_of(bundle.certificate)
+    if own == SERVICES_NAME:  # the run's owner may start as many as wanted
+        host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:48] or "host"
+        return given or f"{host}-{os.getpid()}"
+    if given and given != own:
+        raise ConfigError(
+            f"--name {given} is not that of the credentials, which are those of worker {own}; leave it out, "
+            f"or make a bundle by `antiphon invite {given}`"
+        )
+    return own
 
 
 def worker_credentials(given: Path | None, run: str, coordinator: str) -> "Credentials":

@@ -499,6 +499,8 @@ class ServicesSection(Section):
     stall_timeout_s: float = Field(default=300.0, gt=0.0, le=YEAR_S)
     """Seconds a stage may go without progress (a token, group, micro-batch or byte) before the run stops and
     names it."""
+    orphan_s: float = Field(default=600.0, ge=1.0, le=YEAR_S)
+    """Seconds after which a worker that took part leaves in order, since its coordinator is gone."""
     empty_fleet_timeout_s: float = Field(default=86400.0, gt=0.0, le=YEAR_S)
     """Seconds a stage waits while no worker is active, before the run stops; a day by default."""
     outage_timeout_s: float = Field(default=3600.0, gt=0.0, le=86_400.0)

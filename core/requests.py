@@ -30,6 +30,8 @@ class WorkerHello:
     """cpu or gpu: what its engine samples on."""
     relay_address: str = ""
     """host:port at which other workers may take payloads from it; "": none can reach it."""
+    instance: str = ""
+    """Drawn by its process when it begins: two processes with one bundle differ in it; "": not said."""
 
 
 @frozen

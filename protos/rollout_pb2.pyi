@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_name", "protocol_version", "run_id", "concurrent_groups", "device", "relay_address")
+    __slots__ = ("worker_name", "protocol_version", "run_id", "concurrent_groups", "device", "relay_address", "instance")
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CONCURRENT_GROUPS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     RELAY_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     worker_name: str
     protocol_version: int
     run_id: str
     concurrent_groups: int
     device: str
     relay_address: str
-    def __init__(self, worker_name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., concurrent_groups: _Optional[int] = ..., device: _Optional[str] = ..., relay_address: _Optional[str] = ...) -> None: ...
+    instance: str
+    def __init__(self, worker_name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., concurrent_groups: _Optional[int] = ..., device: _Optional[str] = ..., relay_address: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
     __slots__ = ("worker_id", "run_id", "config_yaml", "heartbeat_s", "learner_key")

@@ -98,9 +98,14 @@ PROGRAMS = {
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
     "gcc": ("cc",),
     "git": ("git",),
+    "munge": ("munged",),
+    "openssh-server": ("sshd",),
     "postgresql": ("initdb",),
+    "slurm-wlm": ("slurmctld",),
 }
 """Debian's package -> names under which its program may be installed."""
+SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+"""Where: servers lie in folders that a user's path may leave out."""
 
 
 def pytest_report_header() -> str:
@@ -244,7 +249,7 @@ def needs_system() -> Callable[[str], str]:
 
     def find(package: str) -> str:
         for program in PROGRAMS[package]:
-            if path := find_initdb() if program == "initdb" else shutil.which(program):
+            if path := find_initdb() if program == "initdb" else shutil.which(program, path=SEARCHED):
                 return path
         reason = f"needs the system package {package} (scripts/system-packages --test)"
         if IN_CI:

@@ -16,7 +16,7 @@ Nothing here waits: engines are asked elsewhere, and what they say is told here 
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,7 +25,8 @@ from antiphon.core.capacity.provisioning_config import PoolClass, ProvisioningSe
 from antiphon.core.status import OrderState, WorkerOrder
 
 FIRST_PAUSE_S = 15.0
-"""How long a class is out of order after a failed start; it doubles with each further one in a row."""
+"""How long a worker is out of order after a failed start, and its class after two; it doubles with each
+further one in a row."""
 MOST_PAUSE_S = 1800.0
 AGAIN_S = 30.0
 """Beyond its grace time, when an engine is asked again to stop a worker that is still there."""
@@ -45,6 +46,8 @@ class InstanceState(StrEnum):
     """It runs and costs."""
     STOPPING = "stopping"
     """It was asked to stop and still costs."""
+    UNKNOWN = "unknown"
+    """Its machine does not answer, which says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,20 @@ class _Held:
 
 @dataclass(slots=True)
 class _Standing:
-    """How starts of a class went."""
+    """How starts of a worker, or of a class, went."""
 
     failures: int = 0
     """In a row."""
     until_s: float = -math.inf
     """Until when it is out of order."""
     reason: str = ""
+
+    def fail(self, reason: str, now: float, allowed: int = 0) -> None:
+        """Be out of order for a while, the longer the more often; `allowed` failures are overlooked."""
+        self.failures += 1
+        if (counted := self.failures - allowed) > 0:
+            pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(counted - 1, 16))
+            self.until_s, self.reason = now + pause_s, reason
 
 
 class OrderBook:
@@ -110,7 +120,8 @@ class OrderBook:
         """
         self._section, self._grace_s, self._price = section, grace_s, price
         self._held: dict[str, _Held] = {}
-        self._classes: dict[str, _Standing] = {one.name: _Standing() for one in section.pool}
+        self._standings: defaultdict[str, _Standing] = defaultdict(_Standing)
+        """By the names of workers and of classes."""
         self._starts: deque[float] = deque()
         self._noted: dict[str, WorkerOrder] = {}
         self._ending_s = SPARE_S
@@ -154,7 +165,8 @@ class OrderBook:
         if held is not None and held.order.state in (OrderState.ASKED, OrderState.UP):
             return True
         free = held is None or held.order.state is OrderState.GONE
-        return free and self._standing(worker).until_s <= now
+        names = worker, worker.rpartition("-")[0]
+        return free and all(self._standings[name].until_s <= now for name in names)
 
     def within_budget(self, spent_usd: float, another: PoolClass | None = None) -> bool:
         """Return whether all that costs can still be stopped in time, or one more could join and be.
@@ -247,6 +259,8 @@ class OrderBook:
             if one is None or one.name != of_class or held.changed_s > asked_s or state is OrderState.GONE:
                 continue
             if (instance := there.get(name)) is not None:
+                if instance.state is InstanceState.UNKNOWN:
+                    continue
                 if state is not OrderState.STOPPING and not (state is OrderState.ASKED and not held.asked):
                     self._see(held, instance, now)
             elif state is OrderState.STOPPING:
@@ -258,7 +272,8 @@ class OrderBook:
                     self._blame(name, "its instance went before its worker joined", now)
                 self._become(held, OrderState.GONE, now, "its instance is gone")
         younger = {name for name, held in self._held.items() if held.changed_s > asked_s}
-        return [n for n in there if n not in younger and self.state_of(n) is OrderState.GONE]
+        known = [n for n, instance in there.items() if instance.state is not InstanceState.UNKNOWN]
+        return [n for n in known if n not in younger and self.state_of(n) is OrderState.GONE]
 
     def joined(self, workers: Iterable[str]) -> None:
         """Note that workers take part in the run: their classes are in order."""
@@ -267,7 +282,7 @@ class OrderBook:
             if held is None or held.order.state is not OrderState.UP:
                 continue
             if not held.joined:
-                self._classes[name.rpartition("-")[0]] = _Standing()
+                self._standings[name] = self._standings[name.rpartition("-")[0]] = _Standing()
             held.joined, held.until_s = True, math.inf
 
     def refused(self, worker: str, reason: str, now: float) -> None:
@@ -302,8 +317,8 @@ class OrderBook:
         return any(state in moving for state in states) or not states.get(OrderState.UP, True)
 
     def out_of_order(self, now: float) -> dict[str, str]:
-        """Return the classes that cannot be ordered from for a while, and why."""
-        return {name: one.reason for name, one in self._classes.items() if one.until_s > now}
+        """Return the workers and classes that cannot be ordered for a while, and why."""
+        return {name: one.reason for name, one in self._standings.items() if one.until_s > now}
 
     def _see(self, held: _Held, instance: Instance, now: float) -> None:
         state = OrderState.PENDING if instance.state is InstanceState.PENDING else OrderState.UP
@@ -360,10 +375,6 @@ class OrderBook:
         self._become(held, OrderState.STOPPING, now, reason)
 
     def _blame(self, worker: str, reason: str, now: float) -> None:
-        standing = self._standing(worker)
-        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(standing.failures, 16))
-        standing.failures += 1
-        standing.until_s, standing.reason = now + pause_s, reason
-
-    def _standing(self, worker: str) -> _Standing:
-        return self._classes[worker.rpartition("-")[0]]
+        self._standings[worker].fail(reason, now)
+        # One machine may be at fault; the next failure in a row is the class's.
+        self._standings[worker.rpartition("-")[0]].fail(reason, now, allowed=1)

@@ -1,7 +1,7 @@
 """Configuration of provisioning: which workers a run may start and drain by itself, and what they cost."""
 
 from itertools import pairwise
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
@@ -34,6 +34,8 @@ class PoolClass(Section):
     """What one worker samples; null: as much as the others, until it was measured."""
     availability: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of time that one is there."""
+    device: Literal["any", "gpu"] = "any"
+    """gpu: a worker of it that finds none is turned away, and the class is out of order for a while."""
     launcher: LauncherSection = LocalLauncherSection()
     """By which engine they are started."""
 

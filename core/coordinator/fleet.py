@@ -50,6 +50,10 @@ class Member:
     """It is to leave, and gets no further group."""
     max_leases: int | None = None
     """Leases that its access token allows at the same time; None without tokens."""
+    instance: str = ""
+    """What its process drew when it began."""
+    streams: int = 0
+    """Open streams on which it has spoken: while there is one its process lives."""
     sent_newest: int | None = None
     """Newest announced version that it was sent."""
     sent_wanted: int | None = None

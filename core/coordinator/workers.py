@@ -16,13 +16,13 @@ from antiphon.core.coordinator.loop_state import (
 )
 from antiphon.core.dissemination.plan import ORIGIN
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_address, check_report
-from antiphon.core.errors import ContractError
+from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
 from antiphon.core.requests import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.core.sampling_config import Rule, decide_rule
-from antiphon.core.status import WorkerOrder
+from antiphon.core.status import OrderState, WorkerOrder
 from antiphon.core.trust.worker_names import WORKER_NAME, name_of_worker
 
 OTHER_SOURCES = (ORIGIN, "Lattica", "object store")
@@ -32,10 +32,12 @@ OTHER_SOURCES = (ORIGIN, "Lattica", "object store")
 def register(
     loop: LoopState, hello: WorkerHello, now: float, wall_s: float, learner_key: bytes
 ) -> Decision[WorkerWelcome]:
-    """Admit a worker; one of the same name that is not lost is replaced.
+    """Admit a worker; one of the same name that is not lost is replaced, unless it is another living process.
 
     Raises:
-        ContractError: another protocol version, another run, or a name that is invalid.
+        ContractError: another protocol version, another run, a name that is invalid, or a device that its
+            class does not promise.
+        UnavailableError: while another process of that name lives.
     """
     config, name = loop.config, hello.worker_name
     if hello.protocol_version != PROTOCOL_VERSION:
@@ -58,6 +60,13 @@ def register(
         check_address(hello.relay_address)
     if barred := loop.run.barred(name):
         raise ContractError(f"worker {name} was excluded from this run: {barred}")
+    for other in loop.fleet.named(name):
+        if other.streams and hello.instance and other.instance not in ("", hello.instance):
+            raise UnavailableError(
+                f"worker {name} takes part already, as another process; each needs a bundle of its own, "
+                "which `antiphon invite` makes"
+            )
+    yield from _check_device(loop, hello, now, wall_s)
     yield from lose_named(loop, name, "another worker of this name registered", now)
     worker_id = f"{name}-{loop.run.registrations.get(name, 0) + 1}"
     places = hello.concurrent_groups or config.rollout.concurrent_groups
@@ -66,7 +75,7 @@ def register(
     yield e.WorkerRegistered(worker_id, name, places, now, rule, usd, of_class)
     member = loop.fleet.get(worker_id)
     if member is not None:
-        member.relay_address = hello.relay_address
+        member.relay_address, member.instance = hello.relay_address, hello.instance
     if loop.limits is not None:  # each turn has what stood before it as its prompt
         config = config.model_copy(
             update={"rollout": config.rollout.model_copy(update={"prefix_caching": True})}
@@ -78,6 +87,19 @@ def register(
         heartbeat_s=config.coordinator.heartbeat_s,
         learner_key=learner_key,
     )
+
+
+def _check_device(loop: LoopState, hello: WorkerHello, now: float, wall_s: float) -> Decision[None]:
+    """Turn away a worker without the device that its class promises; its order, if there is one, ends so."""
+    name = hello.worker_name
+    one = loop.config.provisioning.class_of(name)
+    if one is None or one.device == "any" or one.device == hello.device:
+        return
+    reason = f"provisioning.pool: {one.name} promises a {one.device.upper()}, and {name} found none there"
+    if (order := loop.run.orders.get(name)) is not None and order.state is OrderState.UP:
+        stopping = dataclasses.replace(order, state=OrderState.STOPPING, reason=reason)
+        yield from note_orders(loop, [stopping], now, wall_s)
+    raise ContractError(reason)
 
 
 def _rule(loop: LoopState, hello: WorkerHello) -> Rule:

@@ -102,6 +102,22 @@ def hosts_of(certificate: bytes) -> list[str]:
     return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
 
 
+def bearer_of(certificate: bytes) -> str:
+    """Return whose a certificate (PEM) is: the name that it was issued to.
+
+    Raises:
+        ConfigError: when it is none, or names no one.
+    """
+    try:
+        subject = x509.load_pem_x509_certificate(certificate).subject
+        (name,) = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError as error:
+        raise ConfigError(
+            f"the certificate of the credentials names no one ({error}); copy it again"
+        ) from None
+    return str(name.value)
+
+
 def serves_as(certificate: bytes, host: str) -> bool:
     """Return whether a certificate (PEM) allows to serve those who dial `host`."""
     try:

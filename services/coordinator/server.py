@@ -4,6 +4,7 @@ import asyncio
 import gc
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,26 @@ async def start_coordinator(
 def register_coordinator(server: Any, service: Coordinator) -> None:
     """Add the service to a server that was not started yet."""
     handlers = {name: partial(call.answer, service) for name, call in WORK_CALLS.items()}
+    told = getattr(service, "speaks", None)  # what only greets workers does not mind who lives
 
-    def work(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        return StreamServer(handlers).serve(requests)
+    async def work(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        speakers: set[str] = set()
+
+        async def heartbeat(body: Any) -> Any:
+            if told is not None and body.worker_id not in speakers:
+                speakers.add(body.worker_id)
+                told(body.worker_id, 1)
+            return await handlers["heartbeat"](body)
+
+        try:
+            serving = StreamServer({**handlers, "heartbeat": heartbeat}).serve(requests)
+            async with aclosing(serving) as replies:
+                async for several in replies:
+                    yield several
+        finally:
+            if told is not None:
+                for worker_id in speakers:
+                    told(worker_id, -1)
 
     async def watch_events(request: Any, context: Any) -> AsyncIterator[Any]:
         async for page in service.event_pages(request.after_seq, request.follow):

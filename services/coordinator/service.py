@@ -101,7 +101,16 @@ class CoordinatorService(Coordinator):
         machine = self.state_machine
         machine.check_open()
         now, wall_s = machine.clock(), machine.journal.wall_clock()
-        return await machine.do(workers.register(self._loop, hello, now, wall_s, self._learner_key))
+        try:
+            return await machine.do(workers.register(self._loop, hello, now, wall_s, self._learner_key))
+        except ContractError:
+            await machine.written()  # the end of an order, where it was turned away for its device
+            raise
+
+    def speaks(self, worker_id: str, streams: int) -> None:
+        """Hear that a worker speaks on one more stream (1), or that one of them has ended (-1)."""
+        if (member := self._loop.fleet.get(worker_id)) is not None:
+            member.streams += streams
 
     async def worker_kit(self, offset: int) -> KitPart | None:
         self.state_machine.check()

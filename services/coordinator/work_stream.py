@@ -9,7 +9,7 @@ each request that was not answered may be repeated, as with calls.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ class StreamServer:
         self._open: dict[int, asyncio.Task[None]] = {}
         self._broken: BaseException | None = None
 
-    async def serve(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    async def serve(self, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         """Yield `WorkReplies` until all `WorkRequests` are answered; closing early cancels the rest."""
         reading = asyncio.ensure_future(self._read(requests))
         try:

@@ -14,16 +14,17 @@ a short time for a coordinator that does not answer: that one is most likely bei
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import structlog
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.api.engine import Engine
 from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.errors import RefusedError, UnavailableError
+from antiphon.core.errors import BlockedError, RefusedError, UnavailableError
 from antiphon.core.loop.leases import finishes_in_time
 from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress, PartialTrajectory
 from antiphon.core.requests import (
@@ -61,7 +62,7 @@ HAND_OVER_S = 3.0
 """Of the grace time, kept for handing over what was not finished after all; and how long a coordinator
 is waited for that does not answer."""
 REGISTER_TIMEOUT_S = 300.0
-"""How long a worker tries to register, before it knows the run's own services.stall_timeout_s."""
+"""How long a worker tries to register for the first time."""
 LEASE_WAIT_S = 5.0
 """How long one lease request is held open; the coordinator answers earlier when there is news."""
 FIRST_PAUSE_S = 0.02
@@ -76,7 +77,12 @@ MOST_REASON = 1000
 GRACE_S = 20.0
 """What `stop` leaves a worker that does not know the run's rollout.grace_s yet."""
 
+_T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
+
+
+class _OrphanedError(UnavailableError):
+    """The coordinator that a worker had registered with is gone."""
 
 
 class RolloutWorker:
@@ -122,7 +128,8 @@ class RolloutWorker:
         self._device = device
         self._prepare, self._relay_address = prepare, relay_address
         self._prepared_bytes = 0
-        self._stall_timeout_s = REGISTER_TIMEOUT_S
+        self._orphan_s = REGISTER_TIMEOUT_S
+        self._instance = secrets.token_hex(8)
         self._change = Wakeup()
         self._swapped = Wakeup()
         self._engine: EngineThread
@@ -136,11 +143,13 @@ class RolloutWorker:
         self._stopping, self._done = asyncio.Event(), asyncio.Event()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until the run is finished or `stop` was called; `ready` is called once the engine is up.
+        """Serve until the run is finished, `stop` was called, or the coordinator that it had registered with
+        was away for services.orphan_s; `ready` is called once the engine is up.
 
         Raises:
             ContractError: when the coordinator refuses the worker itself.
-            UnavailableError: when a peer was away for longer than services.stall_timeout_s.
+            UnavailableError: when the coordinator never answered, or another peer was away for longer than
+                services.stall_timeout_s.
             IntegrityError: when weights do not match their digest.
         """
         try:
@@ -151,7 +160,9 @@ class RolloutWorker:
             first: BaseException = group
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
-            raise first from group
+            if not isinstance(first, _OrphanedError):
+                raise first from group
+            _log.warning("worker.orphaned", worker=self._name, reason=str(first))
         finally:
             _log.info("worker.left", worker=self._name, tokens_generated=self._work.tokens_generated)
             if waits := sorted(self._work.turn_waits_s):
@@ -184,6 +195,19 @@ class RolloutWorker:
         """The id that the coordinator gave it last; "" before it did."""
         return self._work.worker_id
 
+    async def _insist(self, call: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Make a call to the coordinator until it answers.
+
+        Raises:
+            _OrphanedError: when it was away for `services.orphan_s`.
+        """
+        try:
+            return await retry_unavailable(f"coordinator.{call}", attempt, self._orphan_s, self._name)
+        except BlockedError:
+            raise
+        except UnavailableError as error:
+            raise _OrphanedError(str(error)) from error
+
     async def abandon(self) -> None:
         """Give all leases back and say that the worker leaves, without asking the engine for anything."""
         await self._send_heartbeat((), released=tuple(self._work.groups), leaving=True)
@@ -195,7 +219,7 @@ class RolloutWorker:
     async def _serve(self, ready: Callable[[], None]) -> None:
         welcome = await self._register()
         config = parse_config(welcome.config_yaml)
-        self._stall_timeout_s = config.services.stall_timeout_s
+        self._orphan_s = config.services.orphan_s
         self._grace_s = config.rollout.grace_s
         self._step_timeout_s = welcome.heartbeat_s
         self._reports_progress = config.coordinator.partials_mib > 0
@@ -235,12 +259,21 @@ class RolloutWorker:
     async def _register(self) -> WorkerWelcome:
         places = self._concurrent_groups or 0
         hello = WorkerHello(
-            self._name, PROTOCOL_VERSION, self._run_id, places, self._device, self._relay_address
+            self._name,
+            PROTOCOL_VERSION,
+            self._run_id,
+            places,
+            self._device,
+            self._relay_address,
+            self._instance,
         )
         registering = partial(self._coordinator.register, hello)
-        welcome = await retry_unavailable(
-            "coordinator.register", registering, self._stall_timeout_s, self._name
-        )
+        if self._work.worker_id:
+            welcome = await self._insist("register", registering)
+        else:
+            welcome = await retry_unavailable(
+                "coordinator.register", registering, REGISTER_TIMEOUT_S, self._name
+            )
         self._work.worker_id, self._run_id = welcome.worker_id, welcome.run_id
         _log.info("worker.registered", worker=self._name, worker_id=welcome.worker_id, run=welcome.run_id)
         return welcome
@@ -315,9 +348,7 @@ class RolloutWorker:
 
         while True:
             await self._give_back_unserved()
-            reply = await retry_unavailable(
-                "coordinator.heartbeat", heartbeat, self._stall_timeout_s, self._name
-            )
+            reply = await self._insist("heartbeat", heartbeat)
             if reply.known:
                 self._apply_reply(reply)
                 # Other weights are reported at once: the coordinator's gate counts with them.
@@ -401,8 +432,8 @@ class RolloutWorker:
             await self._delay()
             held_version = weights.held_version
             async with weights.held_still():
-                reply = await retry_unavailable(
-                    "coordinator.lease_group",
+                reply = await self._insist(
+                    "lease_group",
                     # Made again for each attempt: the worker may have got another id in between.
                     lambda: self._coordinator.lease_group(
                         LeaseRequest(
@@ -413,8 +444,6 @@ class RolloutWorker:
                             wants_history=self._engine.drafts,
                         )
                     ),
-                    self._stall_timeout_s,
-                    self._name,
                 )
                 for lease in () if self._stopping.is_set() else reply.leases:
                     held = weights.held_version
@@ -446,9 +475,7 @@ class RolloutWorker:
             failpoints.reach("worker.upload.before")
             handing_in = partial(self._coordinator.submit_group, submission)
             try:
-                verdict = await retry_unavailable(
-                    "coordinator.submit_group", handing_in, self._stall_timeout_s, self._name
-                )
+                verdict = await self._insist("submit_group", handing_in)
                 _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
             except RefusedError as error:  # it may have continued what another worker made up
                 _log.warning("group.refused", group=submission.group_id, reason=str(error))
@@ -474,9 +501,7 @@ class RolloutWorker:
             assert piece is not None, "a turn has ended, so it has tokens"
             asking = partial(self._ask_turn, lease_id, piece)
             try:
-                reply = await retry_unavailable(
-                    "coordinator.answer_turn", asking, self._stall_timeout_s, self._name
-                )
+                reply = await self._insist("answer_turn", asking)
             except RefusedError as error:
                 _log.warning("turn.refused", group=group.lease.group_id, reason=str(error))
                 reply = TurnReply(answered=False, cancelled=True)

@@ -6,9 +6,11 @@ import pytest
 
 from antiphon.cli.app import execute
 from antiphon.cli.invite import _scopes
+from antiphon.cli.worker import name_in
 from antiphon.core.errors import ConfigError
 from antiphon.core.trust.access_tokens import Scope
 from antiphon.net.security.certificates import hosts_of
+from antiphon.net.security.credentials import load_credentials
 
 
 def test_scopes_without_leases_are_refused() -> None:
@@ -66,3 +68,24 @@ def test_what_cannot_be_meant_is_one_sentence(
     assert execute(["invite", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+def test_a_pool_has_a_bundle_for_each_ordinal_and_more_can_be_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    assert execute(["invite", "--pool", "spot", "--count", "2", "--run", "*"]) == 0
+    bundles = tmp_path / "keys" / "workers"
+    assert {path.name for path in bundles.iterdir()} == {"spot-0", "spot-1"}
+    assert len({(path / "key.pem").read_bytes() for path in bundles.iterdir()}) == 2
+    for path in bundles.iterdir():
+        assert name_in(load_credentials(path), "") == path.name
+        with pytest.raises(ConfigError, match=f"those of worker {path.name}"):
+            name_in(load_credentials(path), "spot-7")
+    assert name_in(load_credentials(tmp_path / "keys" / "services"), "any-name") == "any-name"
+    assert execute(["invite", "--pool", "spot", "--count", "3", "--run", "*"]) == 0
+    assert len([*bundles.iterdir()]) == 3
+    capsys.readouterr()
+    for words in (["--pool", "spot"], ["--count", "2"], ["--pool", "spot", "--count", "2000"]):
+        assert execute(["invite", *words]) == 2
+        assert "--count" in capsys.readouterr().err

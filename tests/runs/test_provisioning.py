@@ -244,13 +244,17 @@ async def test_what_a_coordinator_could_not_note_no_engine_hears_of() -> None:
 async def test_a_class_whose_starts_fail_is_out_of_order_for_a_while() -> None:
     site = Site()
     site.engine.fails = "quota of 0 GPUs"
-    for now in (0.0, 1.0, 2.0, 3.0):
+    for now in (0.0, 1.0, 2.0, 3.0, 4.0):
         await site.look(now, measured=False)
-    assert site.starts == ["cheap-0", "dear-0"], "another class is tried"
-    assert site.stops == ["cheap-0", "dear-0"], "what failed may have started something"
+    assert site.starts == ["cheap-0", "cheap-1", "dear-0", "dear-1"], (
+        "after two failures another class is tried"
+    )
+    assert site.stops == site.starts, "what failed may have started something"
     assert site.noted["cheap-0"].reason == "quota of 0 GPUs"
     await site.look(16.5, measured=False)
-    assert site.starts == ["cheap-0", "dear-0", "cheap-0"]
+    assert len(site.starts) == 4
+    await site.look(17.5, measured=False)
+    assert site.starts[4:] == ["cheap-0"]
 
 
 @on_a_loop

@@ -1,1 +1,1 @@
-"""Engines of a fleet as they are set up on one machine."""
+"""Engines that start workers, each real on this machine, for benchmarks and tests."""

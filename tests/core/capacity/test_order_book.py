@@ -157,7 +157,7 @@ def test_a_queue_costs_nothing_but_its_time_and_counts_for_join_s_only() -> None
     assert orders.due(122.0) == [(Verb.STOP, "c0-1")]
     (stopping,) = orders.changes()
     assert stopping.state is OrderState.STOPPING and "Resources" in stopping.reason
-    assert "in the queue for 120 s" in orders.out_of_order(122.0)["c0"]
+    assert "in the queue for 120 s" in orders.out_of_order(122.0)["c0-1"]
 
 
 def test_pauses_grow_with_each_failure_and_end_with_a_worker_that_joins() -> None:

@@ -1,0 +1,66 @@
+"""Fleet site: a class of the pool with bundles, and a program that plays its workers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.runs.fleet.launcher import Launcher, LaunchSite, make_launcher
+
+WORKER = """\
+#!/bin/sh
+# Plays `antiphon worker`: writes down how it was called, and leaves when it is told to, or does not.
+printf '%s\\n' "$@" > "{folder}/called.$$"
+[ -e "{folder}/stubborn" ] && trap '' TERM
+while :; do sleep 0.1; done
+"""
+
+
+class FleetSite:
+    """A class of three workers that a launcher starts here."""
+
+    def __init__(self, folder: Path, launcher: Mapping[str, object]) -> None:
+        self.folder = folder
+        command = folder / "antiphon"
+        command.write_text(WORKER.format(folder=folder))
+        command.chmod(0o755)
+        for number in range(3):
+            bundle = folder / "keys" / "workers" / f"spot-{number}"
+            bundle.mkdir(parents=True)
+            for name in ("ca.pem", "cert.pem", "key.pem", "token"):
+                (bundle / name).write_text(f"secret {name} of {number}")
+        there = {"command": str(command), "work_dir": str(folder / "there"), **launcher}
+        pool = [{"name": "spot", "usd_per_hour": 1, "count": 3, "launcher": there}]
+        self.config: RunConfig = build_config({"provisioning": {"pool": pool}})
+        bundles = folder / "keys" / "workers"
+        self.site = LaunchSite("run-1", f"run-1-{folder.name}", "127.0.0.1:7700", bundles, self.config)
+
+    def launcher(self) -> Launcher:
+        return make_launcher(self.config.provisioning.pool[0], self.site)
+
+    @property
+    def stubborn(self) -> Path:
+        """Return the file whose presence makes workers ignore SIGTERM."""
+        return self.folder / "stubborn"
+
+    @property
+    def called(self) -> list[Path]:
+        """Return what each worker that has begun wrote down of its call."""
+        return sorted(self.folder.glob("called.*"))
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        played = ["/bin/sh", str(self.folder / "antiphon")]
+        return [one for one in psutil.process_iter() if _words(one)[:2] == played]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
