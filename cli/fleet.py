@@ -12,7 +12,8 @@ from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
 from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_run
-from antiphon.runs.fleet.launcher import elsewhere, launch_site, make_launcher
+from antiphon.runs.fleet.engines import make_launcher
+from antiphon.runs.fleet.launcher import elsewhere, launch_site
 
 
 def fleet(

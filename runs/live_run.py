@@ -51,7 +51,8 @@ from antiphon.runs.alarm_watch import AlarmWatch
 from antiphon.runs.attach import read_events
 from antiphon.runs.clients import ANSWER_S, ClientLoop, CoordinatorLog, ServiceCalls, repeated
 from antiphon.runs.directory import RunPlace
-from antiphon.runs.fleet.launcher import Launcher, Order, elsewhere, launch_site, make_launcher
+from antiphon.runs.fleet.engines import make_launcher
+from antiphon.runs.fleet.launcher import Launcher, Order, elsewhere, launch_site
 from antiphon.runs.fleet.local import LocalLauncher
 from antiphon.runs.fleet.provisioner import LOOK_S, Provisioner
 from antiphon.runs.interrupt import Interrupt

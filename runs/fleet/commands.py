@@ -18,7 +18,8 @@ from antiphon.net.security.access_tokens import load_claims
 from antiphon.net.security.credentials import find_credentials, read_token
 from antiphon.net.security.guard import Guard
 from antiphon.runs.attach import attached
-from antiphon.runs.fleet.launcher import Launcher, LaunchSite, elsewhere, launch_site, make_launcher
+from antiphon.runs.fleet.engines import make_launcher
+from antiphon.runs.fleet.launcher import Launcher, LaunchSite, elsewhere, launch_site
 from antiphon.services.coordinator.server import register_coordinator
 from antiphon.system.clock import wall_clock
 

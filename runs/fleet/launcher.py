@@ -154,36 +154,6 @@ def launch_site(config: RunConfig, run_id: str, run_dir: Path, address: str) -> 
     return LaunchSite(run_id, label.read_text().strip(), address, bundles, config)
 
 
-def make_launcher(one: PoolClass, site: LaunchSite) -> Launcher:
-    """Return the launcher of a class whose workers are started elsewhere.
-
-    Raises:
-        ConfigError: when what it needs is not installed here.
-    """
-    section = one.launcher
-    if section.kind == "ssh":
-        from antiphon.runs.fleet.ssh import SshLauncher
-
-        return SshLauncher(one, section, site)
-    if section.kind == "slurm":
-        from antiphon.runs.fleet.slurm import SlurmLauncher
-
-        return SlurmLauncher(one, section, site)
-    if section.kind == "ray":
-        from antiphon.runs.fleet.ray import RayLauncher
-
-        return RayLauncher(one, section, site)
-    if section.kind == "skypilot":
-        from antiphon.runs.fleet.skypilot import SkyPilotLauncher
-
-        return SkyPilotLauncher(one, section, site)
-    if section.kind == "kubernetes":
-        from antiphon.runs.fleet.kubernetes import KubernetesLauncher
-
-        return KubernetesLauncher(one, section, site)
-    raise ConfigError(f"provisioning.pool: workers of {one.name} are processes of the run's own machine")
-
-
 def elsewhere(config: RunConfig) -> list[PoolClass]:
     """Return the classes of the pool whose workers are started on other machines.
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import psutil
 
 from antiphon.core.config import RunConfig, build_config
-from antiphon.runs.fleet.launcher import Launcher, LaunchSite, make_launcher
+from antiphon.runs.fleet.engines import make_launcher
+from antiphon.runs.fleet.launcher import Launcher, LaunchSite
 
 WORKER = """\
 #!/bin/sh
