@@ -82,7 +82,7 @@ def invite(
         raise ConfigError("--pool and --count go together: the name of a class, and how many workers it has")
     if not 0 <= (count or 0) <= MOST_OF_A_POOL:
         raise ConfigError(f"--count {count} is not from 0 to {MOST_OF_A_POOL}; give what the class has")
-    workers = (*names, *(f"{pool}-{number}" for number in range(count or 0)))
+    workers = [*names, *(f"{pool}-{number}" for number in range(count or 0))]
     if revoke or pardon:
         if not workers:
             raise ConfigError(f"{'--pardon' if pardon else '--revoke'} needs the name of a worker; add it")
@@ -103,9 +103,9 @@ def invite(
     services = folder / SERVICES_NAME
     made = ensure_authority(folder, now) or not (services / "cert.pem").exists()
     if hosts or made or not workers:
-        names = list(dict.fromkeys([*LOOPBACK, *(hosts or _hosts(services))]))
-        issue(folder, services, SERVICES_NAME, names, days, now)
-        print(f"services: {services} (dialled as {', '.join(names)})")
+        dialled = list(dict.fromkeys([*LOOPBACK, *(hosts or _hosts(services))]))
+        issue(folder, services, SERVICES_NAME, dialled, days, now)
+        print(f"services: {services} (dialled as {', '.join(dialled)})")
     # A worker that may serve under the services' own address could pose as them.
     for name in set(relay_hosts) - set(LOOPBACK):
         if name in _hosts(services):

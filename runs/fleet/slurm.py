@@ -61,7 +61,7 @@ class SlurmLauncher:
         found = await self._jobs(order.worker)
         if not found:
             raise UnavailableError(f"sbatch: the job of {order.worker} was submitted and is not in the queue")
-        eldest, *others = sorted(found, key=lambda job: _number(job["job_id"]))
+        eldest, *others = sorted(found, key=lambda job: _number(job["job_id"]) or 0)
         for job in others:  # another process of the run submitted it at the same moment
             await run_command(["scancel", self._name_of(job)], CALL_S)
         return self._instance(eldest)
