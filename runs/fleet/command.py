@@ -1,7 +1,9 @@
 """Command: an engine's own command as a subprocess, with a deadline and its own words where it fails."""
 
 import asyncio
+import os
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from tempfile import TemporaryFile
 
@@ -32,17 +34,18 @@ async def run_command(
     with TemporaryFile() as read, TemporaryFile() as out, TemporaryFile() as said:
         read.write(stdin)
         read.seek(0)
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=read, stdout=out, stderr=said, env=environment, start_new_session=True
+        # Not by the event loop, which would fork this process with all that gRPC has in it.
+        process = subprocess.Popen(
+            words, stdin=read, stdout=out, stderr=said, env=environment, start_new_session=True
         )
         try:
-            await asyncio.wait_for(process.wait(), limit_s)
+            await asyncio.wait_for(_end_of(process.pid), limit_s)
         except TimeoutError:
             raise UnavailableError(f"{words[0]} did not end within {limit_s:g} s") from None
         finally:
-            if process.returncode is None:
+            if process.poll() is None:
                 process.kill()
-                await process.wait()
+                process.wait()
         said.seek(0)
         out.seek(0)
         if process.returncode:
@@ -50,3 +53,15 @@ async def run_command(
             last = "; ".join(lines[-SHOWN_LINES:]) or f"status {process.returncode}"
             raise UnavailableError(f"{words[0]}: {last}")
         return out.read().decode(errors="replace")
+
+
+async def _end_of(pid: int) -> None:
+    """Wait until a child has ended; it is not waited for in the system's sense."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
