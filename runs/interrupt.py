@@ -35,6 +35,7 @@ class Interrupt:
         self._doing: Callable[[], str] = lambda: ""
         self._stop: Callable[[], None] = lambda: None
         self._kill: Callable[[], None] = lambda: None
+        self._limit_s = LIMIT_S
         self._asked = threading.Event()
         self._number = int(signal.SIGINT)
         self._before: dict[signal.Signals, Any] = {}
@@ -47,15 +48,22 @@ class Interrupt:
         """Return whether there was a Ctrl-C, or another signal of its kind."""
         return self._asked.is_set() and not self._unasked
 
-    def tell(self, doing: Callable[[], str], stop: Callable[[], None], kill: Callable[[], None]) -> None:
+    def tell(
+        self,
+        doing: Callable[[], str],
+        stop: Callable[[], None],
+        kill: Callable[[], None],
+        limit_s: float = LIMIT_S,
+    ) -> None:
         """Say what there is to stop.
 
         Args:
             doing: returns what has to end, as words.
             stop: asks it to end soon and returns at once.
             kill: ends it at once.
+            limit_s: seconds that it gets before that.
         """
-        self._doing, self._stop, self._kill = doing, stop, kill
+        self._doing, self._stop, self._kill, self._limit_s = doing, stop, kill, limit_s
 
     def __enter__(self) -> Self:
         for number in SIGNALS:
@@ -104,7 +112,7 @@ class Interrupt:
         self._stop()
         with contextlib.suppress(OSError):  # there is no terminal any more to say it on
             self._view.stopping(f"stopping{doing and ' '}{doing}; Ctrl-C again ends it at once")
-        if not self._over.wait(LIMIT_S):
+        if not self._over.wait(self._limit_s):
             self._end_at_once()
 
     def _end_at_once(self) -> None:

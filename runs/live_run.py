@@ -55,7 +55,7 @@ from antiphon.runs.fleet.engines import make_launcher
 from antiphon.runs.fleet.launcher import Launcher, Order, elsewhere, launch_site
 from antiphon.runs.fleet.local import LocalLauncher
 from antiphon.runs.fleet.provisioner import LOOK_S, Provisioner
-from antiphon.runs.interrupt import Interrupt
+from antiphon.runs.interrupt import LIMIT_S, Interrupt
 from antiphon.runs.outcome import RunOutcome, StageSpan, closing_lines, write_results
 from antiphon.runs.preflight import preflight
 from antiphon.runs.samples import explainer
@@ -461,6 +461,9 @@ class LiveRun(ServiceCalls):
         if away:
             self._end_fleet = end
             stack.callback(self._stop_fleet)
+            if self.interrupt is not None:  # its services live on until the workers elsewhere have ended
+                limit_s = grace_s + ENDING_S + LIMIT_S
+                self.interrupt.tell(self.supervisor.doing, lambda: None, self.supervisor.kill, limit_s)
         stack.enter_context(repeated("provisioning", LOOK_S, look))
 
     def _order(self, name: str) -> Order:
@@ -474,7 +477,10 @@ class LiveRun(ServiceCalls):
         """Stop what would outlive the run, once."""
         end, self._end_fleet = self._end_fleet, None
         if end is not None:
+            self.display.message("workers elsewhere are asked to hand over and leave")
             end()
+            if self.interrupted():
+                self.supervisor.hurry()
 
     def _start_records(self, stack: ExitStack) -> None:
         """Start what follows the log and what sends artifacts away; the stack closes them."""

@@ -83,6 +83,9 @@ class _Held:
     """When its state changed; a listing that was asked for before says nothing of it."""
     asked: bool = False
     """Its engine was asked for this state, by this process."""
+    up_since_s: float = 0.0
+    seen_s: float = 0.0
+    """When the newest list was asked for that has it."""
     joined: bool = False
     """Its worker has registered since it is up; what an earlier process started is believed to have."""
 
@@ -248,7 +251,7 @@ class OrderBook:
             held.until_s = min(held.until_s, now + FAILED_STOP_S)
 
     def listed(self, of_class: str, instances: Sequence[Instance], asked_s: float, now: float) -> list[str]:
-        """Take a whole list of a class's instances, and return the workers of it that nobody ordered.
+        """Take a whole list of a class's instances, and return those that nobody ordered: they are stopped.
 
         `asked_s` is when it was asked for: an order that changed since is left as it is.
         """
@@ -259,6 +262,7 @@ class OrderBook:
             if one is None or one.name != of_class or held.changed_s > asked_s or state is OrderState.GONE:
                 continue
             if (instance := there.get(name)) is not None:
+                held.seen_s = asked_s
                 if instance.state is InstanceState.UNKNOWN:
                     continue
                 if state is not OrderState.STOPPING and not (state is OrderState.ASKED and not held.asked):
@@ -266,14 +270,18 @@ class OrderBook:
             elif state is OrderState.STOPPING:
                 if name not in self._starting:
                     self._ending_s = max(self._ending_s, now - held.changed_s - self._grace_s)
-                    self._become(held, OrderState.GONE, now, held.order.reason)
+                    self._gone(held, held.order.reason, asked_s, now)
             elif state is not OrderState.ASKED:
                 if state is OrderState.UP and not held.joined:
                     self._blame(name, "its instance went before its worker joined", now)
-                self._become(held, OrderState.GONE, now, "its instance is gone")
+                self._gone(held, "its instance is gone", asked_s, now)
         younger = {name for name, held in self._held.items() if held.changed_s > asked_s}
         known = [n for n, instance in there.items() if instance.state is not InstanceState.UNKNOWN]
-        return [n for n in known if n not in younger and self.state_of(n) is OrderState.GONE]
+        strays = [n for n in known if n not in younger and self.state_of(n) is OrderState.GONE]
+        for name in strays:  # none is ordered before it is gone
+            held = self._held[name] = _Held(WorkerOrder(name, OrderState.GONE), math.inf, now)
+            self._become(held, OrderState.STOPPING, now, "nobody ordered it", there[name].name)
+        return strays
 
     def joined(self, workers: Iterable[str]) -> None:
         """Note that workers take part in the run: their classes are in order."""
@@ -320,6 +328,13 @@ class OrderBook:
         """Return the workers and classes that cannot be ordered for a while, and why."""
         return {name: one.reason for name, one in self._standings.items() if one.until_s > now}
 
+    def _gone(self, held: _Held, reason: str, asked_s: float, now: float) -> None:
+        """Note that nothing is left of an order; its end is taken to lie between the last two lists."""
+        ended_s = (max(held.seen_s, held.up_since_s) + asked_s) / 2.0
+        up_s = max(0.0, ended_s - held.up_since_s) if held.up_since_s else 0.0
+        self._become(held, OrderState.GONE, now, reason, up_s=up_s)
+        held.up_since_s = held.seen_s = 0.0
+
     def _see(self, held: _Held, instance: Instance, now: float) -> None:
         state = OrderState.PENDING if instance.state is InstanceState.PENDING else OrderState.UP
         if held.order.state is state:
@@ -327,6 +342,8 @@ class OrderBook:
                 held.order = replace(held.order, reason=instance.reason)
             return
         self._become(held, state, now, instance.reason, instance.name, instance.up_s)
+        if state is OrderState.UP:
+            held.up_since_s = held.seen_s = now - instance.up_s
 
     def _become(
         self, held: _Held, state: OrderState, now: float, reason: str, instance: str = "", up_s: float = 0.0

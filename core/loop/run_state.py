@@ -167,7 +167,9 @@ def range_of(pinned: Mapping[str, str]) -> RewardRange:
 
 def new_state(config: RunConfig) -> RunState:
     """Return the state of a run before its first event."""
-    return RunState(config.loop.group_size, config.coordinator.payload_retention_steps)
+    state = RunState(config.loop.group_size, config.coordinator.payload_retention_steps)
+    state.work_accounts.orphan_s = config.services.orphan_s
+    return state
 
 
 def fold(state: RunState, events: Iterable[e.JournalEvent]) -> RunState:

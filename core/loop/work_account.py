@@ -127,6 +127,8 @@ class _Instance:
 
     at_s: float | None
     """Until when it is booked; None while its worker is booked in its place."""
+    began_s: float
+    """When it was up; moved along where the clock begins again."""
     usd_per_s: float
     of_class: str
     use: Use = Use.STARTING
@@ -171,6 +173,8 @@ def _no_tokens() -> dict[Use, int]:
 class WorkAccounts:
     """The fold of a run's events into what its work was good for."""
 
+    orphan_s: float = 600.0
+    """`services.orphan_s`: no instance lives longer without a coordinator."""
     spent: dict[Use, Spent] = field(default_factory=_nothing)
     tokens: dict[Use, int] = field(default_factory=_no_tokens)
     origin_bytes: int = 0
@@ -233,8 +237,8 @@ class WorkAccounts:
                 self._ordered(event)
             case e.RunFinished():
                 self._stop()
-                for name in list(self._instances):
-                    self._book(name, self._seen_s)
+                for instance in self._instances.values():
+                    self._book(instance, self._seen_s)
                 self._instances.clear()
             case e.RunResumed():
                 self._stop()
@@ -342,7 +346,7 @@ class WorkAccounts:
             since_s=event.at_s,
         )
         if instance := self._instances.get(event.worker_name):
-            self._book(event.worker_name, event.at_s)
+            self._book(instance, event.at_s)
             instance.at_s, instance.use = None, Use.IDLE
         # After a coordinator's restart a worker continues its leases under a new id.
         for lease in self._running.values():
@@ -354,29 +358,32 @@ class WorkAccounts:
     def _ordered(self, event: e.WorkerOrdered) -> None:
         """Book an instance from when it was up, and no longer once its order says that it is gone."""
         name, up = event.worker_name, event.state in ("up", "stopping")
+        if not event.instance:
+            return  # a process of the run's own machine ends with the run: its worker's time is all
         if not up:
-            self._book(name, event.at_s)
-            self._instances.pop(name, None)
+            if (known := self._instances.pop(name, None)) is not None:
+                self._book(known, known.began_s + event.up_s if event.up_s else event.at_s)
         elif name not in self._instances:
-            usd_per_s = event.usd_per_hour / _SECONDS_PER_HOUR
-            instance = _Instance(event.at_s - event.up_s, usd_per_s, event.worker_class)
+            usd_per_s, began_s = event.usd_per_hour / _SECONDS_PER_HOUR, event.at_s - event.up_s
+            instance = _Instance(began_s, began_s, usd_per_s, event.worker_class)
             self._instances[name], self._seen_s = instance, event.at_s
             here = [one.since_s for one in self._workers.values() if one.name == name and not one.gone]
             if here:  # its worker was quicker than the look that found it up
-                self._book(name, here[0])
+                self._book(instance, here[0])
                 instance.at_s, instance.use = None, Use.IDLE
 
     def _go_on(self, last_s: float, break_s: float, now: float) -> None:
         """Book instances over a coordinator's break: they cost all the same."""
-        for name, instance in self._instances.items():
-            self._book(name, last_s)
+        for instance in self._instances.values():
+            self._book(instance, last_s)
+            instance.began_s += now - break_s - last_s
             instance.at_s, instance.use = now - break_s, Use.IDLE
-            self._book(name, now)
+            self._book(instance, min(now, now - break_s + self.orphan_s))
+            instance.at_s = now
 
-    def _book(self, name: str, until_s: float) -> None:
+    def _book(self, instance: _Instance, until_s: float) -> None:
         """Book an instance up to a moment, unless its worker is booked in its place."""
-        instance = self._instances.get(name)
-        if instance is None or instance.at_s is None:
+        if instance.at_s is None:
             return
         spent = instance.until(until_s)
         self.spent[instance.use] += spent

@@ -35,4 +35,4 @@ class LocalLauncher:
         return {}
 
     def _instance(self, worker: str) -> Instance:
-        return Instance(worker, "a process of this machine", InstanceState.UP)
+        return Instance(worker, "", InstanceState.UP)  # without a name: it is no instance of an engine

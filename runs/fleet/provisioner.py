@@ -281,9 +281,7 @@ class Provisioner:
                 self._book.answered(answer, now)
             elif isinstance(answer, tuple):
                 for stray in self._book.listed(name, answer, asked_s, now):
-                    if (Verb.STOP, stray) not in self._asking:
-                        _log.warning("worker.not_ordered", name=stray)
-                        self._begin(Verb.STOP, stray, now)
+                    _log.warning("worker.not_ordered", name=stray)
 
 
 def _guessed(offer: WorkerOffer, rates: Mapping[str, float]) -> WorkerOffer:

@@ -90,3 +90,20 @@ def test_the_seconds_of_a_class_are_those_of_its_instances(steps: list[float], t
     found = account(at[7] + 50.0, *told)
     assert found.classes["spot"].seconds == pytest.approx(at[7] - at[1])
     assert found.total_s == pytest.approx(at[7] - at[1])
+
+
+def test_an_instance_ends_when_its_engine_says_and_not_when_that_was_seen() -> None:
+    told = [ordered(10.0, "up"), registered(12.0), lost(40.0), ordered(60.0, "gone", up_s=33.0)]
+    assert sum(seconds(account(99.0, *told)).values()) == pytest.approx(33.0)
+
+
+def test_nothing_lives_longer_without_a_coordinator_than_an_orphan() -> None:
+    accounts = WorkAccounts(orphan_s=30.0)
+    for event in (ordered(10.0, "up"), e.RunResumed(at_s=0.0, break_s=86_400.0), ordered(1.0, "gone")):
+        accounts.apply(event)
+    assert accounts.account(5.0).total_s == pytest.approx(31.0)
+
+
+def test_a_process_of_the_runs_own_machine_is_no_instance() -> None:
+    own = e.WorkerOrdered("spot-0", "up", "", "", 0.0, 0.0, 10.0, USD, "spot")
+    assert seconds(account(99.0, own)) == {}
