@@ -128,8 +128,10 @@ class OrderBook:
         self._starts: deque[float] = deque()
         self._noted: dict[str, WorkerOrder] = {}
         self._ending_s = SPARE_S
-        self._starting: set[str] = set()
-        """Workers whose engine still owes the answer to a start: none is gone before that."""
+        self._owed: set[tuple[Verb, str]] = set()
+        """Answers that engines still owe: no worker is gone, and can be ordered again, before its own."""
+        self._ended: list[WorkerOrder] = []
+        """Orders that ended and are not noted yet, since they may be given again before that."""
 
     def resume(self, orders: Iterable[WorkerOrder], now: float, ended: Collection[str] = ()) -> None:
         """Take up what an earlier process had noted.
@@ -221,16 +223,16 @@ class OrderBook:
                 if len(self._starts) >= self._section.starts_per_minute:
                     continue
                 self._starts.append(now)
-                self._starting.add(name)
                 found.append((Verb.START, name))
             else:
                 continue
             held.asked = True
+            self._owed.add(found[-1])
         return found
 
     def answered(self, instance: Instance, now: float) -> None:
         """Take what an engine answered to a start."""
-        self._starting.discard(instance.worker)
+        self._owed.discard((Verb.START, instance.worker))
         held = self._held.get(instance.worker)
         if held is not None and held.order.state is OrderState.ASKED:
             self._see(held, instance, now)
@@ -239,8 +241,7 @@ class OrderBook:
 
     def failed(self, verb: Verb, worker: str, reason: str, now: float) -> None:
         """Note that an engine could not do what it was asked."""
-        if verb is Verb.START:
-            self._starting.discard(worker)
+        self._owed.discard((verb, worker))
         held = self._held.get(worker)
         if held is None:
             return
@@ -249,6 +250,10 @@ class OrderBook:
         elif verb is Verb.STOP and held.order.state is OrderState.STOPPING:
             held.order = replace(held.order, reason=reason)
             held.until_s = min(held.until_s, now + FAILED_STOP_S)
+
+    def stopped(self, worker: str) -> None:
+        """Note that an engine has answered a stop; that the worker is gone its list will show."""
+        self._owed.discard((Verb.STOP, worker))
 
     def listed(self, of_class: str, instances: Sequence[Instance], asked_s: float, now: float) -> list[str]:
         """Take a whole list of a class's instances, and return those that nobody ordered: they are stopped.
@@ -268,7 +273,7 @@ class OrderBook:
                 if state is not OrderState.STOPPING and not (state is OrderState.ASKED and not held.asked):
                     self._see(held, instance, now)
             elif state is OrderState.STOPPING:
-                if name not in self._starting:
+                if not self._owed & {(Verb.START, name), (Verb.STOP, name)}:
                     self._ending_s = max(self._ending_s, now - held.changed_s - self._grace_s)
                     self._gone(held, held.order.reason, asked_s, now)
             elif state is not OrderState.ASKED:
@@ -301,11 +306,13 @@ class OrderBook:
 
     def changes(self) -> tuple[WorkerOrder, ...]:
         """Return the orders that changed since they were last noted."""
-        return tuple(held.order for name, held in self._held.items() if self._noted.get(name) != held.order)
+        now = [held.order for name, held in self._held.items() if self._noted.get(name) != held.order]
+        return (*self._ended, *(order for order in now if order not in self._ended))
 
     def noted(self, orders: Iterable[WorkerOrder]) -> None:
         """Take in that these stand in the journal now."""
         self._noted |= {order.worker: order for order in orders}
+        self._ended.clear()
 
     def state_of(self, worker: str) -> OrderState:
         """Return how an order stands; `gone` for one that never was."""
@@ -333,6 +340,7 @@ class OrderBook:
         ended_s = (max(held.seen_s, held.up_since_s) + asked_s) / 2.0
         up_s = max(0.0, ended_s - held.up_since_s) if held.up_since_s else 0.0
         self._become(held, OrderState.GONE, now, reason, up_s=up_s)
+        self._ended.append(held.order)
         held.up_since_s = held.seen_s = 0.0
 
     def _see(self, held: _Held, instance: Instance, now: float) -> None:

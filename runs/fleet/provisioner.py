@@ -277,7 +277,9 @@ class Provisioner:
                 if verb != "list":
                     self._book.failed(Verb(verb), name, reason, now)
                 continue
-            if isinstance(answer, Instance):
+            if verb == Verb.STOP:
+                self._book.stopped(name)
+            elif isinstance(answer, Instance):
                 self._book.answered(answer, now)
             elif isinstance(answer, tuple):
                 for stray in self._book.listed(name, answer, asked_s, now):

@@ -31,7 +31,9 @@ born() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20 || true; }
 alive() {
     [ -s "$1/pid" ] && read -r pid birth < "$1/pid" && [ -n "$birth" ] && [ "$(born "$pid")" = "$birth" ]
 }
-age() { awk -v born="$birth" -v ticks="$(getconf CLK_TCK)" '{ printf "%.2f\n", $1 - born / ticks }' /proc/uptime; }
+age() {
+    awk -v born="$birth" -v ticks="$(getconf CLK_TCK)" '{ printf "%.2f\n", $1 - born / ticks }' /proc/uptime
+}
 """
 _START = r"""
 mkdir -p "$root/$name"

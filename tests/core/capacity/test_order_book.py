@@ -81,6 +81,7 @@ def run(
             elif fails:
                 orders.failed(Verb.STOP, name, "no answer", now)
             else:
+                orders.stopped(name)
                 engines.there.pop(name, None)
                 engines.since.pop(name, None)
         engines.settle(now)
@@ -132,8 +133,10 @@ def test_all_that_is_released_is_gone_in_the_end() -> None:
         for verb, name in orders.due(now):
             if verb is Verb.START:
                 orders.answered(engines.there.setdefault(name, up(name)), now)
-            elif engines.rng.random() < 0.5:
-                engines.there.pop(name, None)
+            else:
+                orders.stopped(name)
+                if engines.rng.random() < 0.5:
+                    engines.there.pop(name, None)
         if now == 10:
             assert len(engines.there) == 8
         if now >= 20:
