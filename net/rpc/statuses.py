@@ -83,7 +83,7 @@ def error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> Anti
     if any(word in said for word in _NOT_BELIEVED) and not any(word in said for word in _CUT_OFF):
         return ContractError(
             f"{label}: the two sides do not believe each other's certificates ({details[:200]}); use bundles "
-            "of one authority, and an address that the services' certificate names"
+            "of one authority, an address that the services' certificate names, and clocks that are right"
         )
     if said and all(word in said for word in _HUNG_UP):
         return UnavailableError(

@@ -126,16 +126,25 @@ def serves_as(certificate: bytes, host: str) -> bool:
         return host in hosts_of(certificate)
 
 
-def expires(path: Path) -> datetime:
-    """Return when the certificate in a file ends.
+def check_dates(path: Path, now: datetime) -> None:
+    """Check that the certificate in a file holds at `now`, as this machine's clock has it.
 
     Raises:
-        ConfigError: when there is none in it.
+        ConfigError: when it does not, or there is none in it.
+        OSError: when the file cannot be read.
     """
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    except (OSError, ValueError) as error:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
         raise ConfigError(f"{path} is no certificate: {error}; `antiphon invite` makes one") from error
+    clock = f"and the clock of this machine says {now:%Y-%m-%d %H:%M} UTC; set it right"
+    if now < found.not_valid_before_utc:
+        raise ConfigError(f"{path} holds from {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on, {clock}")
+    if now > found.not_valid_after_utc:
+        raise ConfigError(
+            f"{path} held until {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, {clock}, or renew it with "
+            "`antiphon invite`"
+        )
 
 
 def _begin(

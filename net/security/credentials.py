@@ -6,9 +6,11 @@ A bundle is a folder: `ca.pem` (whom to believe), `cert.pem` and `key.pem` (who 
 """
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError
+from antiphon.net.security.certificates import check_dates
 from antiphon.net.security.keys import (
     LEARNER_KEY,
     TOKEN_KEY,
@@ -49,9 +51,11 @@ def load_credentials(folder: Path) -> Credentials:
     """Read a bundle.
 
     Raises:
-        ConfigError: when a file is missing, or a secret can be read by others.
+        ConfigError: when a file is missing, a secret can be read by others, or the certificate does not hold
+            by this machine's clock.
     """
     try:
+        check_dates(folder / "cert.pem", datetime.now(UTC))
         for secret in ("key.pem", "token"):
             if (folder / secret).exists():
                 check_private(folder / secret)

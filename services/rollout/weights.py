@@ -114,6 +114,7 @@ class WeightSync:
         self._mode = config.loop.mode
         self._kept = config.broadcast.snapshots_kept
         self._stall_timeout_s = config.services.stall_timeout_s
+        self._away_s = config.services.orphan_s + config.services.stall_timeout_s
         self._pause_s = config.coordinator.heartbeat_s
         self._run_id = run_id
         self._groups_in_flight = groups_in_flight
@@ -206,7 +207,11 @@ class WeightSync:
         while version == version_to_fetch(self._view()):
             self._arriving = None
             try:
-                manifest = self._arriving = await self._manifest(version)
+                asked_s = loop.time()
+                try:
+                    manifest = self._arriving = await self._manifest(version)
+                finally:
+                    patience.excuse(loop.time() - asked_s)  # the worker's heartbeats mind who is away
                 await self.source.fetch(manifest, self._find)
             except (UnavailableError, IntegrityError) as error:
                 # A holder that restarts, moves or sends a damaged chunk is asked again; its
@@ -236,7 +241,7 @@ class WeightSync:
         manifest = await retry_unavailable(
             "coordinator.latest_manifest",
             lambda: self._coordinator.latest_manifest(version),
-            self._stall_timeout_s,
+            self._away_s,
         )
         if manifest is None:
             raise UnavailableError(f"the coordinator has no manifest of version {version} yet")

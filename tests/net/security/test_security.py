@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import stat
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from antiphon.core.records import FinishReason, PartialTrajectory, VersionSpan
 from antiphon.core.requests import LeaseRequest, TurnRequest, WorkerHeartbeat
 from antiphon.core.trust.access_tokens import Denial, Refusal, Scope
 from antiphon.net.rpc.serving import open_channel, start_server
-from antiphon.net.security.certificates import issue
+from antiphon.net.security.certificates import check_dates, ensure_authority, issue
 from antiphon.net.security.credentials import Credentials, load_credentials
 from antiphon.net.security.guard import SCOPE_OF, WORKER_NAMED_IN, Caller, Guard, GuardLimits, Rate
 from antiphon.net.security.keys import LEARNER_KEY, load_key, write_private
@@ -399,3 +399,17 @@ def test_a_service_that_dies_while_encryption_is_agreed_on_is_away(house: House)
         server.close()
 
     asyncio.run(attack())
+
+
+def test_a_certificate_that_does_not_hold_by_this_clock_is_named(tmp_path: Path) -> None:
+    now = datetime(2026, 5, 1, 12, tzinfo=UTC)
+    ensure_authority(tmp_path, now)
+    issue(tmp_path, tmp_path / "w", "w", [], 2, now)
+    path = tmp_path / "w" / "cert.pem"
+    check_dates(path, now)
+    with pytest.raises(
+        ConfigError, match=r"holds from 2026-05-01 .*clock .* says 2026-05-01 09:00"
+    ):
+        check_dates(path, now - timedelta(hours=3))
+    with pytest.raises(ConfigError, match=r"held until 2026-05-03 .*renew it with `antiphon invite`"):
+        check_dates(path, now + timedelta(days=3))
