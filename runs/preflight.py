@@ -46,6 +46,7 @@ from antiphon.models.rendering import Renderer
 from antiphon.net.rpc.serving import check_host
 from antiphon.net.security.credentials import find_credentials, needed_token_key
 from antiphon.runs.directory import make_home, make_usable
+from antiphon.runs.fleet.launcher import check_bundles
 from antiphon.runs.servers.prefect_server import check_port
 from antiphon.services.coordinator.prompts import prompts_of, renders_turns
 from antiphon.services.coordinator.sealing import own_advantage
@@ -119,6 +120,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
             )
     if services.coordinator_port:
         check_port(services.coordinator_port, "services.coordinator_port", services.host)
+    check_bundles(config)
     if config.record.artifact_url is not None:
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
     make_sinks(config.record.sinks, SinkRun(config.run.name, home, config))

@@ -144,14 +144,25 @@ def launch_site(config: RunConfig, run_id: str, run_dir: Path, address: str) -> 
     label = run_dir / LABEL_FILE
     if not label.exists():
         write_atomically(label, f"{run_id}-{secrets.token_hex(4)}".encode())
-    bundle = config.services.credentials
-    bundles = None if bundle is None else Path(bundle).expanduser().absolute().parent / "workers"
-    if (
-        bundles is not None
-        and bundles.parent.joinpath(SERVICES_NAME) != Path(bundle or "").expanduser().absolute()
-    ):
-        bundles = None
-    return LaunchSite(run_id, label.read_text().strip(), address, bundles, config)
+    return LaunchSite(run_id, label.read_text().strip(), address, _bundles(config), config)
+
+
+def _bundles(config: RunConfig) -> Path | None:
+    """Return the folder with the bundles of workers, which lies beside that of the services."""
+    services = Path(config.services.credentials or "").expanduser().absolute()
+    return services.parent / "workers" if services.name == SERVICES_NAME else None
+
+
+def check_bundles(config: RunConfig) -> None:
+    """Check that each worker that is started elsewhere could join.
+
+    Raises:
+        ConfigError: when one has no bundle, or could not find the coordinator again.
+    """
+    site = LaunchSite("RUN", "", "", _bundles(config), config)
+    for one in elsewhere(config):
+        for worker in one.workers:
+            site.order(worker)
 
 
 def elsewhere(config: RunConfig) -> list[PoolClass]:

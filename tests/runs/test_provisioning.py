@@ -22,7 +22,7 @@ from antiphon.core.status import (
     WorkerRecord,
     WorkerState,
 )
-from antiphon.runs.fleet.launcher import Order
+from antiphon.runs.fleet.launcher import Order, check_bundles
 from antiphon.runs.fleet.local import LocalLauncher
 from antiphon.runs.fleet.provisioner import Provisioner
 from antiphon.runs.supervisor import ServiceSpec
@@ -362,3 +362,22 @@ def test_a_worker_is_of_the_class_that_has_its_name() -> None:
         assert [SECTION.class_of(name) for name in one.workers] == [one] * one.count
     for name in ("cheap-3", "cheap-00", "cheap--1", "cheap-", "cheap", "worker-0", "cheap-\u0661", ""):
         assert SECTION.class_of(name) is None
+
+
+def test_workers_elsewhere_that_could_not_join_are_named_before_anything_starts(tmp_path: Path) -> None:
+    launcher = {"kind": "ssh", "hosts": ["far.example"]}
+    pool = [{"name": "far", "usd_per_hour": 1.0, "count": 2, "launcher": launcher}]
+    services: dict[str, object] = {}
+    plain = {"provisioning": {"pool": pool}, "services": services}
+    check_bundles(build_config({}))
+    with pytest.raises(ConfigError, match=r"services\.coordinator_port=0 .*give a port"):
+        check_bundles(build_config(plain))
+    services["coordinator_port"] = 7000
+    with pytest.raises(ConfigError, match=r"services\.credentials=null does not make"):
+        check_bundles(build_config(plain))
+    services["credentials"] = str(tmp_path / "services")
+    bundle = tmp_path / "workers" / "far-0"
+    bundle.mkdir(parents=True)
+    (bundle / "token").touch()
+    with pytest.raises(ConfigError, match=r"far-1 has no bundle .*`antiphon invite --pool far --count N"):
+        check_bundles(build_config(plain))

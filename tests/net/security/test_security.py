@@ -407,9 +407,7 @@ def test_a_certificate_that_does_not_hold_by_this_clock_is_named(tmp_path: Path)
     issue(tmp_path, tmp_path / "w", "w", [], 2, now)
     path = tmp_path / "w" / "cert.pem"
     check_dates(path, now)
-    with pytest.raises(
-        ConfigError, match=r"holds from 2026-05-01 .*clock .* says 2026-05-01 09:00"
-    ):
+    with pytest.raises(ConfigError, match=r"holds from 2026-05-01 .*clock .* says 2026-05-01 09:00"):
         check_dates(path, now - timedelta(hours=3))
     with pytest.raises(ConfigError, match=r"held until 2026-05-03 .*renew it with `antiphon invite`"):
         check_dates(path, now + timedelta(days=3))
