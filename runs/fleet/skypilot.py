@@ -27,6 +27,7 @@ CALL_S = 300.0
 """Longest time of a call: the first one starts SkyPilot's own server."""
 SECRET = "ANTIPHON_BUNDLE"
 """Name of the job's secret: an archive of the bundle in base64."""
+_NO_JOBS = "No in-progress managed jobs"
 _WAITS = ("PENDING", "SUBMITTED", "STARTING", "RECOVERING")
 _UP = ("RUNNING", "WINDING_DOWN")
 
@@ -64,7 +65,12 @@ class SkyPilotLauncher:
         return started
 
     async def running(self) -> tuple[Instance, ...]:
-        said = await self._sky("jobs", "queue", "--skip-finished", "--all", "--output", "json")
+        try:
+            said = await self._sky("jobs", "queue", "--skip-finished", "--all", "--output", "json")
+        except UnavailableError as error:
+            if _NO_JOBS in str(error):  # its jobs controller is not there, which the first job brings
+                return ()
+            raise
         try:
             jobs = json.loads(said[said.index("[") :])
         except ValueError as error:
@@ -78,7 +84,7 @@ class SkyPilotLauncher:
 
     async def missing(self) -> list[str]:
         said = await self._sky("check")
-        if "enabled" in said.lower():
+        if "Enabled infra" in said and "No infra to check/enabled" not in said:
             return []
         return [f"no cloud is enabled; `{self._section.sky} check` says what each lacks"]
 

@@ -39,8 +39,9 @@ cd "$HOME"
 ({line}) &
 worker=$!
 trap 'kill -s TERM $worker' TERM
+wait $worker; status=$?
 while kill -0 $worker 2>/dev/null; do wait $worker; status=$?; done
-exit ${{status:-0}}
+exit $status
 """
 
 
@@ -144,7 +145,7 @@ class SlurmLauncher:
 
     async def _jobs(self, worker: str = "") -> list[dict[str, Any]]:
         """Return what the queue has of the class, or of one worker."""
-        said = await run_command(["squeue", "--json"], CALL_S)
+        said = await run_command(["squeue", "--json", f"--name={self._job}"], CALL_S)
         try:
             jobs = json.loads(said)["jobs"]
         except (ValueError, KeyError) as error:

@@ -67,7 +67,7 @@ if alive "$root/$name"; then
     kill -s TERM "$pid" || true
     end=$(($(date +%s) + grace))
     while alive "$root/$name" && [ "$(date +%s)" -lt "$end" ]; do sleep 0.2; done
-    if alive "$root/$name"; then kill -s KILL -- "-$pid" || true; fi
+    kill -s KILL -- "-$pid" 2>/dev/null || true  # itself, or what it left of its children
 fi
 rm -rf "$root/$name/bundle" "$root/$name/pid"
 """

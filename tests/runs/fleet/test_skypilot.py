@@ -20,7 +20,6 @@ SKY = """\
 import json, os, signal, subprocess, sys, yaml
 from pathlib import Path
 state = Path({folder!r}) / "jobs"
-state.mkdir(exist_ok=True)
 words = sys.argv[1:]
 def jobs():
     for path in sorted(state.iterdir()):
@@ -33,10 +32,13 @@ if words[:2] == ["jobs", "launch"]:
     assert oct(secret.stat().st_mode & 0o777) == "0o600"
     name, _, value = secret.read_text().strip().partition("=")
     assert task["secrets"] == {{name: None}}
+    state.mkdir(exist_ok=True)
     known = dict(os.environ, HOME={folder!r}, **{{name: value}})
     process = subprocess.Popen(["bash", "-c", task["run"]], env=known, start_new_session=True)
     text = json.dumps({{"pid": process.pid, "name": task["name"]}})
     (state / f"{{process.pid}}.json").write_text(text)
+elif words[:2] == ["jobs", "queue"] and not state.exists():
+    sys.exit("sky.exceptions.ClusterNotUpError: No in-progress managed jobs.")
 elif words[:2] == ["jobs", "queue"]:
     print("a line that some versions print first")
     found = [{{"job_id": job["pid"], "job_name": job["name"], "status": "RUNNING", "start_at": None}}
@@ -47,7 +49,9 @@ elif words[:2] == ["jobs", "cancel"]:
         if job["name"] == words[words.index("--name") + 1] and alive:
             os.killpg(job["pid"], signal.SIGTERM)
 elif words == ["check"]:
-    print("Enabled infra: AWS")
+    print("  vSphere: disabled")
+    none = (Path({folder!r}) / "no-cloud").exists()
+    print("Enabled infra \\n  " + ("No infra to check/enabled." if none else "AWS [compute]"))
 """
 
 
@@ -65,7 +69,7 @@ def site(tmp_path: Path) -> Iterator[FleetSite]:
 def test_a_job_is_launched_once_adopted_and_cancelled(site: FleetSite) -> None:
     async def order() -> None:
         one, order = site.launcher(), site.site.order("spot-1")
-        assert await one.missing() == []
+        assert await one.missing() == [] and await one.running() == ()
         first = await one.start(order)
         another = site.launcher()
         assert (await another.start(order)).name == first.name
@@ -87,6 +91,12 @@ def test_a_job_is_launched_once_adopted_and_cancelled(site: FleetSite) -> None:
         assert not site.processes
 
     asyncio.run(order())
+
+
+def test_that_no_cloud_is_enabled_is_said(site: FleetSite) -> None:
+    (site.folder / "no-cloud").touch()
+    (said,) = asyncio.run(site.launcher().missing())
+    assert said.startswith("no cloud is enabled") and "check` says what each lacks" in said
 
 
 def test_the_task_says_what_would_do_and_no_secret(site: FleetSite) -> None:

@@ -4,8 +4,10 @@ import asyncio
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from antiphon.benchmarks.parts.fleets.sshd import SshHosts, ssh_hosts
@@ -77,6 +79,31 @@ def test_a_process_that_does_not_leave_is_killed_after_its_grace(site: FleetSite
 
     asyncio.run(order())
     assert not site.processes
+
+
+def test_what_a_worker_leaves_of_its_children_ends_with_it(site: FleetSite) -> None:
+    left = site.folder / "left"
+    script = f"(trap '' TERM; exec sleep 600) & echo $! > {left}; trap 'exit 0' TERM; while :; do sleep 0.1; done"
+    (site.folder / "antiphon").write_text(f"#!/bin/sh\n{script}\n")
+
+    async def order() -> None:
+        one = site.launcher()
+        await one.start(site.site.order("spot-0"))
+        async with asyncio.timeout(30.0):
+            while not (left.exists() and left.read_text().strip()):
+                await asyncio.sleep(0.01)
+        child = psutil.Process(int(left.read_text()))
+        await one.stop("spot-0", 5.0)
+        with suppress(psutil.NoSuchProcess):
+            async with asyncio.timeout(30.0):
+                while child.status() != psutil.STATUS_ZOMBIE:  # until who inherited it takes note of its end
+                    await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(order())
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(int(left.read_text())).kill()
 
 
 def test_a_host_that_refuses_says_nothing_of_its_workers_and_a_start_there_fails(site: FleetSite) -> None:
