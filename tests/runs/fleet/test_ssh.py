@@ -83,7 +83,9 @@ def test_a_process_that_does_not_leave_is_killed_after_its_grace(site: FleetSite
 
 def test_what_a_worker_leaves_of_its_children_ends_with_it(site: FleetSite) -> None:
     left = site.folder / "left"
-    script = f"(trap '' TERM; exec sleep 600) & echo $! > {left}; trap 'exit 0' TERM; while :; do sleep 0.1; done"
+    script = (
+        f"(trap '' TERM; exec sleep 600) & echo $! > {left}; trap 'exit 0' TERM; while :; do sleep 0.1; done"
+    )
     (site.folder / "antiphon").write_text(f"#!/bin/sh\n{script}\n")
 
     async def order() -> None:
