@@ -53,7 +53,7 @@ class Interrupt:
         doing: Callable[[], str],
         stop: Callable[[], None],
         kill: Callable[[], None],
-        limit_s: float = LIMIT_S,
+        limit_s: float | None = None,
     ) -> None:
         """Say what there is to stop.
 
@@ -61,9 +61,10 @@ class Interrupt:
             doing: returns what has to end, as words.
             stop: asks it to end soon and returns at once.
             kill: ends it at once.
-            limit_s: seconds that it gets before that.
+            limit_s: seconds that it gets before that; None for LIMIT_S.
         """
-        self._doing, self._stop, self._kill, self._limit_s = doing, stop, kill, limit_s
+        self._doing, self._stop, self._kill = doing, stop, kill
+        self._limit_s = LIMIT_S if limit_s is None else limit_s
 
     def __enter__(self) -> Self:
         for number in SIGNALS:

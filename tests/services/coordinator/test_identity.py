@@ -63,7 +63,7 @@ def test_a_worker_without_the_device_of_its_class_is_turned_away_and_its_order_e
             assert order.state is OrderState.STOPPING and "found none" in order.reason
             await client.register(replace(hello("a100-1"), device="gpu"))
             await client.register(hello("another"))
-            with pytest.raises(ContractError, match="no worker of the pool\\|is no worker"):
+            with pytest.raises(ContractError, match="is no worker"):
                 await client.note_orders([WorkerOrder("another", OrderState.UP)])
 
     asyncio.run(run())
