@@ -20,10 +20,17 @@ PREFIX = ".incoming-"
 def sqlite_url(path: Path, scheme: str = "sqlite") -> str:
     """Return the URL of an SQLite file; a path as it is would be cut at ? and lose its %.
 
+    What a URL can have stays as it is: MLflow makes the file's folder by the URL's own words.
+
     >>> sqlite_url(Path("/home/50%?/a.db"))
     'sqlite:////home/50%25%3F/a.db'
+    >>> sqlite_url(Path("/home/a b/c.db"))
+    'sqlite:////home/a b/c.db'
     """
-    return f"{scheme}:///{quote(str(path))}"
+    plain = str(path)
+    for letter in "%?#":  # the percent sign first
+        plain = plain.replace(letter, quote(letter))
+    return f"{scheme}:///{plain}"
 
 
 def write_atomically(path: Path, payload: bytes, mode: int = 0o600) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -29,7 +30,7 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 def command() -> str:
     """Return how it is called."""
-    return f"{sys.executable} {Path(__file__).resolve()}"
+    return shlex.join([sys.executable, str(Path(__file__).resolve())])
 
 
 def make_bundle(folder: Path) -> Path:

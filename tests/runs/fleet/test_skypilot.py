@@ -15,7 +15,8 @@ from antiphon.core.capacity.order_book import InstanceState
 from tests.support.fleet_site import FleetSite
 
 SKY = """\
-#!{python}
+#!/bin/sh
+"exec" "{python}" "$0" "$@"
 # Plays the `sky` command: a job is a process of this machine that runs the task's run section.
 import json, os, signal, subprocess, sys, yaml
 from pathlib import Path
