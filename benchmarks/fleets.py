@@ -3,7 +3,8 @@
 For each launcher the demo's model is trained by `antiphon run`, with a pool of two workers that are real vLLM
 processes here:
 
-- `first_token_extra_s`: from an order to its worker's first lease, beyond that of this machine's processes;
+- `first_token_extra_s`: from an order to its worker's first lease, beyond that of this machine's processes,
+  both beside a worker that samples;
 - `restarts`: kills of the run's own process at random moments, `second_starts`: instances that the run which
   continues started beside one that was there, `adopted_share`: instances that it took up;
 - `losses`: workers killed in mid-lease, `lost` and `twice`: groups that no batch had in the end, or two;
@@ -361,7 +362,8 @@ async def _status(run: FleetRun) -> RunStatus:
 
 def _counted(run: FleetRun, kind: str) -> dict[str, Any]:
     """Count starts, groups and seconds of a run that was interrupted."""
-    second, up, since, starts = 0, dict[str, str](), dict[str, float](), list[float]()
+    second, up, begun = 0, dict[str, str](), list[tuple[float, str]]()
+    first_leases, breaks = dict[str, float](), list[float]()
     kinds = (
         "worker.ordered",
         "lease.granted",
@@ -377,18 +379,16 @@ def _counted(run: FleetRun, kind: str) -> dict[str, Any]:
         if event == "worker.ordered":
             name, state = body["worker_name"], body["state"]
             if state == "asked":
-                since[name] = at
+                begun.append((at, name))
             elif state == "up":
                 second += kind != "local" and up.get(name, body["instance"]) != body["instance"]
                 up[name] = body["instance"]
             elif state == "gone":
                 up.pop(name, None)
         elif event == "run.resumed":
-            since.clear()  # what a kill comes between is no start like others
+            breaks.append(at)
         elif event == "lease.granted":
-            name = body["worker_id"].rpartition("-")[0]
-            if name in since:
-                starts.append(at - since.pop(name))
+            first_leases.setdefault(body["worker_id"], at)
         elif event == "batch.sealed":
             trained += [*body["group_ids"], *body["filtered_ids"]]
         elif event == "group.dropped":
@@ -399,6 +399,9 @@ def _counted(run: FleetRun, kind: str) -> dict[str, Any]:
     ended |= set(trained)
     left = [group for group in submitted if group not in ended and not group.startswith("v")]
     lived = sum(end - born for _, born, end in run.lives.values())
+    if kind == "local":  # whose supervisor starts a process again without an order
+        begun = sorted((born, name) for name, born, _ in run.lives.values())
+    starts = _starts(begun[1:], first_leases, breaks)
     booked = status.seconds_by_class.get(POOL, 0.0)
     return {
         "first_token_s": round(median(starts), 2) if starts else 0.0,
@@ -410,6 +413,18 @@ def _counted(run: FleetRun, kind: str) -> dict[str, Any]:
         "instance_s": round(lived, 1),
         "cost_error": round(abs(booked - lived) / max(lived, 1e-9), 4),
     }
+
+
+def _starts(
+    begun: list[tuple[float, str]], first_leases: Mapping[str, float], breaks: list[float]
+) -> list[float]:
+    """Return the seconds of each start to a first lease, of those that no kill of the run came between."""
+    found = []
+    for at, name in begun:
+        after = [x for who, x in first_leases.items() if who.rpartition("-")[0] == name and x > at]
+        if after and not any(at < one < min(after) for one in breaks):
+            found.append(min(after) - at)
+    return found
 
 
 def fixed_digests(kind: str, folder: Path) -> list[str]:

@@ -441,8 +441,8 @@ class LiveRun(ServiceCalls):
         for one in section.pool:
             local = partial(LocalLauncher, one, self.supervisor, worker)
             launchers[one.name] = make_launcher(one, self._site) if one.name in away else local()
-        grace_s = config.rollout.grace_s + 5.0
-        provisioner = Provisioner(section, launchers, self._order, self.coordinator, grace_s)
+        grace_s, heartbeat_s = config.rollout.grace_s + 5.0, config.coordinator.heartbeat_s
+        provisioner = Provisioner(section, launchers, self._order, self.coordinator, grace_s, heartbeat_s)
 
         def look() -> None:
             async def take() -> None:

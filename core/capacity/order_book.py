@@ -17,7 +17,7 @@ Nothing here waits: engines are asked elsewhere, and what they say is told here 
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -86,6 +86,8 @@ class _Held:
     up_since_s: float = 0.0
     seen_s: float = 0.0
     """When the newest list was asked for that has it."""
+    heard_s: float = 0.0
+    """When its worker's newest heartbeat came."""
     joined: bool = False
     """Its worker has registered since it is up; what an earlier process started is believed to have."""
 
@@ -112,7 +114,11 @@ class OrderBook:
     """The orders of one run; times are on the clock of the caller that passes `now`."""
 
     def __init__(
-        self, section: ProvisioningSection, grace_s: float, price: Callable[[PoolClass], float]
+        self,
+        section: ProvisioningSection,
+        grace_s: float,
+        price: Callable[[PoolClass], float],
+        heartbeat_s: float = math.inf,
     ) -> None:
         """Begin without an order.
 
@@ -120,8 +126,10 @@ class OrderBook:
             section: the pool and its limits.
             grace_s: what a worker that is asked to leave has for it, seconds.
             price: what a worker of a class costs now, US dollars per hour.
+            heartbeat_s: seconds between a worker's heartbeats.
         """
         self._section, self._grace_s, self._price = section, grace_s, price
+        self._heartbeat_s = heartbeat_s
         self._held: dict[str, _Held] = {}
         self._standings: defaultdict[str, _Standing] = defaultdict(_Standing)
         """By the names of workers and of classes."""
@@ -288,12 +296,14 @@ class OrderBook:
             self._become(held, OrderState.STOPPING, now, "nobody ordered it", there[name].name)
         return strays
 
-    def joined(self, workers: Iterable[str]) -> None:
-        """Note that workers take part in the run: their classes are in order."""
-        for name in workers:
+    def joined(self, silent_s: Mapping[str, float], now: float) -> None:
+        """Note that workers take part in the run, and for how long they were not heard: their classes are in
+        order."""
+        for name, seconds in silent_s.items():
             held = self._held.get(name)
             if held is None or held.order.state is not OrderState.UP:
                 continue
+            held.heard_s = now - seconds
             if not held.joined:
                 self._standings[name] = self._standings[name.rpartition("-")[0]] = _Standing()
             held.joined, held.until_s = True, math.inf
@@ -336,12 +346,16 @@ class OrderBook:
         return {name: one.reason for name, one in self._standings.items() if one.until_s > now}
 
     def _gone(self, held: _Held, reason: str, asked_s: float, now: float) -> None:
-        """Note that nothing is left of an order; its end is taken to lie between the last two lists."""
-        ended_s = (max(held.seen_s, held.up_since_s) + asked_s) / 2.0
+        """Note that nothing is left of an order. Its end is taken to lie between the last two lists, and of a
+        worker that nobody asked to leave within a heartbeat of the last one."""
+        first_s, last_s = max(held.seen_s, held.up_since_s, held.heard_s), asked_s
+        if held.joined and held.order.state is OrderState.UP:
+            last_s = min(asked_s, max(first_s, held.heard_s + self._heartbeat_s))
+        ended_s = (first_s + last_s) / 2.0
         up_s = max(0.0, ended_s - held.up_since_s) if held.up_since_s else 0.0
         self._become(held, OrderState.GONE, now, reason, up_s=up_s)
         self._ended.append(held.order)
-        held.up_since_s = held.seen_s = 0.0
+        held.up_since_s = held.seen_s = held.heard_s = 0.0
 
     def _see(self, held: _Held, instance: Instance, now: float) -> None:
         state = OrderState.PENDING if instance.state is InstanceState.PENDING else OrderState.UP

@@ -14,6 +14,7 @@ While no coordinator runs only such instances count: the time from its last even
 for all others. Nor does the time after the run has finished count.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -109,10 +110,12 @@ class _WorkerHours:
     """It has held a lease."""
     since_s: float = 0.0
     """When it registered."""
+    ended_s: float = math.inf
+    """When its instance ended, which is known before its loss is."""
 
     def until(self, now: float) -> Spent:
         """Return what it spends until then, from where it is booked."""
-        passed = max(0.0, now - self.at_s)
+        passed = max(0.0, min(now, self.ended_s) - self.at_s)
         return Spent(passed, passed * self.usd_per_s)
 
     @property
@@ -132,6 +135,8 @@ class _Instance:
     usd_per_s: float
     of_class: str
     use: Use = Use.STARTING
+    silent: Use = Use.IDLE
+    """What its worker's last seconds were booked as."""
 
     def until(self, now: float) -> Spent:
         """Return what it spends until then, from where it is booked."""
@@ -362,15 +367,28 @@ class WorkAccounts:
             return  # a process of the run's own machine ends with the run: its worker's time is all
         if not up:
             if (known := self._instances.pop(name, None)) is not None:
-                self._book(known, known.began_s + event.up_s if event.up_s else event.at_s)
+                self._ended(name, known, known.began_s + event.up_s if event.up_s else event.at_s)
         elif name not in self._instances:
             usd_per_s, began_s = event.usd_per_hour / _SECONDS_PER_HOUR, event.at_s - event.up_s
             instance = _Instance(began_s, began_s, usd_per_s, event.worker_class)
             self._instances[name], self._seen_s = instance, event.at_s
-            here = [one.since_s for one in self._workers.values() if one.name == name and not one.gone]
+            here = [one.since_s for one in self._living(name) if one.ended_s == math.inf]
             if here:  # its worker was quicker than the look that found it up
                 self._book(instance, here[0])
                 instance.at_s, instance.use = None, Use.IDLE
+
+    def _living(self, name: str) -> list[_WorkerHours]:
+        return [one for one in self._workers.values() if one.name == name and not one.gone]
+
+    def _ended(self, name: str, instance: _Instance, ended_s: float) -> None:
+        self._book(instance, ended_s)
+        if instance.at_s is not None:  # what its worker was booked for until its silence was noticed
+            over_s = min(max(0.0, instance.at_s - ended_s), self.spent[instance.silent].seconds)
+            over = Spent(over_s, over_s * instance.usd_per_s)
+            self.spent[instance.silent] -= over
+            self._classes[instance.of_class] -= over
+        for worker in self._living(name):
+            worker.ended_s = ended_s
 
     def _go_on(self, last_s: float, break_s: float, now: float) -> None:
         """Book instances over a coordinator's break: they cost all the same."""
@@ -398,6 +416,7 @@ class WorkAccounts:
         instance = self._instances.get(worker.name)
         if instance is not None and instance.at_s is None:
             instance.at_s = now
+            instance.silent = Use.PREEMPTED if worker.leases else worker.unleased
         if not worker.leases:
             del self._workers[worker_id]
 

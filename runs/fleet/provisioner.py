@@ -18,7 +18,7 @@ import structlog
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.capacity.activation import Activator, Orders
 from antiphon.core.capacity.cover import WorkerOffer
-from antiphon.core.capacity.order_book import Instance, OrderBook, Verb
+from antiphon.core.capacity.order_book import Instance, InstanceState, OrderBook, Verb
 from antiphon.core.capacity.provisioning_config import PoolClass, ProvisioningSection
 from antiphon.core.errors import AntiphonError
 from antiphon.core.status import OrderState, RunStatus, WorkerRecord, WorkerState
@@ -54,6 +54,7 @@ class Provisioner:
         order: Callable[[str], Order],
         coordinator: Coordinator,
         grace_s: float,
+        heartbeat_s: float,
         wall: Callable[[], float] = wall_clock,
     ) -> None:
         """Provision with a launcher for each class.
@@ -64,14 +65,15 @@ class Provisioner:
             order: what is asked of an engine for the worker of a name.
             coordinator: takes notes of orders, and lets workers leave.
             grace_s: seconds that a worker gets for that.
+            heartbeat_s: seconds between its heartbeats.
             wall: the wall clock, Unix seconds: prices follow it.
         """
         self._section, self._launchers, self._order = section, launchers, order
         self._coordinator, self._grace_s, self._wall = coordinator, grace_s, wall
         self._activator = Activator(section.redundancy, section.add_after_s, section.hold_s)
-        self._book = OrderBook(section, grace_s, lambda one: one.usd_at(wall()))
+        self._book = OrderBook(section, grace_s, lambda one: one.usd_at(wall()), heartbeat_s)
         self._draining: dict[str, float] = {}
-        self._asking: dict[tuple[str, str], tuple[asyncio.Task[_Answer], float]] = {}
+        self._asking: dict[tuple[str, str], tuple[asyncio.Task[tuple[_Answer, float]], float]] = {}
         """What engines are asked now: (verb, worker) or ("list", class) -> the task, and since when."""
         self._listed_s: dict[str, float] = {}
         """Class -> when its engine was last asked for a list."""
@@ -144,7 +146,7 @@ class Provisioner:
         for order in status.orders:  # the coordinator turns away what the run cannot use
             if order.state is OrderState.STOPPING:
                 self._book.refused(order.worker, order.reason, now)
-        self._book.joined(here)
+        self._book.joined({name: one.seconds_since_heartbeat for name, one in here.items()}, now)
         told = self._book.out_of_order(now)
         for name, reason in told.items():
             if self._told.get(name) != reason:
@@ -261,7 +263,7 @@ class Provisioner:
     def _ask_in_task(
         self, asked: tuple[str, str], answer: Coroutine[object, object, _Answer], limit_s: float, now: float
     ) -> None:
-        self._asking[asked] = asyncio.ensure_future(asyncio.wait_for(answer, limit_s)), now
+        self._asking[asked] = asyncio.ensure_future(_timed(answer, limit_s)), now
 
     def _harvest(self, now: float) -> None:
         """Take in what engines have answered."""
@@ -270,7 +272,7 @@ class Provisioner:
                 continue
             del self._asking[verb, name]
             try:
-                answer = task.result()
+                answer, answered_s = task.result()
             except (AntiphonError, TimeoutError, OSError) as error:
                 reason = str(error) or "its engine did not answer in time"
                 _log.warning("launcher.failed", what=verb, name=name, reason=reason)
@@ -279,11 +281,23 @@ class Provisioner:
                 continue
             if verb == Verb.STOP:
                 self._book.stopped(name)
-            elif isinstance(answer, Instance):
-                self._book.answered(answer, now)
-            elif isinstance(answer, tuple):
-                for stray in self._book.listed(name, answer, asked_s, now):
+                continue
+            since_s = asyncio.get_running_loop().time() - answered_s
+            if isinstance(answer, Instance):
+                self._book.answered(_later(answer, since_s), now)
+            elif answer is not None:
+                there = [_later(one, since_s) for one in answer]
+                for stray in self._book.listed(name, there, asked_s, now):
                     _log.warning("worker.not_ordered", name=stray)
+
+
+async def _timed(answer: Coroutine[object, object, _Answer], limit_s: float) -> tuple[_Answer, float]:
+    """Return an engine's answer, and when the event loop had it."""
+    return await asyncio.wait_for(answer, limit_s), asyncio.get_running_loop().time()
+
+
+def _later(one: Instance, passed_s: float) -> Instance:
+    return replace(one, up_s=one.up_s + passed_s) if one.state is InstanceState.UP else one
 
 
 def _guessed(offer: WorkerOffer, rates: Mapping[str, float]) -> WorkerOffer:

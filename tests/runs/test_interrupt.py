@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -74,6 +75,16 @@ def test_a_terminal_that_is_gone_keeps_no_run_alive() -> None:
     assert process.wait(WAIT_S) == 128 + signal.SIGHUP
 
 
+@pytest.fixture
+def plain_signals() -> Iterator[None]:
+    """Nobody handles a signal before, as in a new process; whoever did has it again after."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("plain_signals")
 def test_a_signal_that_others_took_meanwhile_is_taken_back() -> None:
     with pytest.raises(KeyboardInterrupt), Interrupt(RunDisplay(), [].append) as interrupt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -94,19 +105,16 @@ def test_the_second_ends_everything_at_once() -> None:
     assert process.returncode == 130
 
 
+@pytest.mark.usefixtures("plain_signals")
 def test_a_terminal_that_closes_asks_twice_and_means_it_once() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     ended: list[int] = []
-    try:
-        with pytest.raises(KeyboardInterrupt), Interrupt(RunDisplay(), ended.append):
-            try:
-                signal.raise_signal(signal.SIGHUP)  # the kernel's
-            except KeyboardInterrupt:
-                signal.raise_signal(signal.SIGHUP)  # the shell's
-                ended.append(0)
-                signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with pytest.raises(KeyboardInterrupt), Interrupt(RunDisplay(), ended.append):
+        try:
+            signal.raise_signal(signal.SIGHUP)  # the kernel's
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGHUP)  # the shell's
+            ended.append(0)
+            signal.raise_signal(signal.SIGTERM)
     assert ended[:2] == [0, 128 + signal.SIGHUP]
 
 

@@ -94,7 +94,7 @@ class Site:
     def another(self) -> Provisioner:
         engines = {one.name: self.engine for one in POOL}
         order: Callable[[str], Order] = lambda name: Order(name, (), Path())  # noqa: E731
-        return Provisioner(self.section, engines, order, self, 20.0)  # type: ignore[arg-type]
+        return Provisioner(self.section, engines, order, self, 20.0, 2.0)  # type: ignore[arg-type]
 
     async def drain(self, name: str) -> None:
         self.told.append(name)
@@ -338,7 +338,7 @@ async def test_processes_of_this_machine_are_named_and_started_again_by_a_run_th
     assert [one.worker for one in await launchers["cheap"].running()] == ["cheap-0"]
     here.kept.clear()
     site.noted = {one.worker: one for one in ordered("cheap-0")}
-    site.provisioner = Provisioner(SECTION, launchers, order, site, 20.0)  # type: ignore[arg-type]
+    site.provisioner = Provisioner(SECTION, launchers, order, site, 20.0, 2.0)  # type: ignore[arg-type]
     await site.look(0.0)
     assert here.started == ["cheap-0", "cheap-1", "cheap-0"]
 

@@ -1,6 +1,7 @@
 """A Ray cluster on this machine: nodes that come, and go without notice."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ def ray_cluster(nodes: int = 1) -> Iterator[RayCluster]:
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    handler = signal.getsignal(signal.SIGTERM)
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         made = RayCluster(cluster)
@@ -41,3 +43,4 @@ def ray_cluster(nodes: int = 1) -> Iterator[RayCluster]:
         yield made
     finally:
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, handler)  # which each of Ray's nodes takes, in this process too

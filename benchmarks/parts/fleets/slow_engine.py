@@ -78,7 +78,7 @@ async def late_looks(seed: int) -> tuple[int, int]:
     there: dict[str, set[str]] = {one.name: set() for one in pool}
     engines = {one.name: SlowEngine(rng, there[one.name], asked) for one in pool}
     notes = Notes()
-    provisioner = Provisioner(section, engines, lambda n: Order(n, (), Path()), notes, 1.0)  # type: ignore[arg-type]
+    provisioner = Provisioner(section, engines, lambda n: Order(n, (), Path()), notes, 1.0, 2.0)  # type: ignore[arg-type]
     late, last = 0, time.monotonic()
     for look in range(LOOKS):
         need = 100.0 * (5 + 30 * (look // 30 % 2))  # wanted, and not wanted, again and again

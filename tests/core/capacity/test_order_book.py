@@ -90,7 +90,7 @@ def run(
                 del engines.there[name], engines.since[name]
             elif engines.there[name].state is InstanceState.PENDING and engines.rng.random() < 0.05:
                 engines.there[name] = up(name)
-        orders.joined(name for name, one in engines.there.items() if one.state is InstanceState.UP)
+        orders.joined({n: 0.0 for n, one in engines.there.items() if one.state is InstanceState.UP}, now)
         active = orders.active(now)
         if not orders.within_budget(engines.usd):
             for name in active:
@@ -178,7 +178,7 @@ def test_pauses_grow_with_each_failure_and_end_with_a_worker_that_joins() -> Non
     orders.order(["c1-0"], 0.0, now)
     orders.due(now)
     orders.answered(up("c1-0"), now)
-    orders.joined(["c1-0"])
+    orders.joined({"c1-0": 0.0}, now)
     assert orders.out_of_order(now) == {}
 
 
@@ -188,7 +188,7 @@ def test_a_worker_that_never_joins_is_stopped_and_one_that_did_is_not() -> None:
     orders.due(0.0)
     for name in ("c0-0", "c0-1"):
         orders.answered(up(name), 1.0)
-    orders.joined(["c0-0"])
+    orders.joined({"c0-0": 0.0}, 1.0)
     assert orders.due(91.0) == [(Verb.STOP, "c0-1")]
     assert orders.due(10_000.0) == [(Verb.STOP, "c0-1")]
 
@@ -203,3 +203,14 @@ def test_an_older_list_says_nothing_of_a_younger_order() -> None:
     orders.listed("c0", [], asked_s=12.0, now=13.0)
     assert orders.state_of("c0-0") is OrderState.GONE
     assert orders.listed("c0", [up("c0-0"), up("c0-3")], asked_s=14.0, now=15.0) == ["c0-0", "c0-3"]
+
+
+def test_a_worker_that_fell_silent_ended_within_a_heartbeat_of_its_last_one() -> None:
+    orders = OrderBook(SECTION, GRACE_S, lambda one: one.usd_per_hour, 2.0)
+    orders.order(["c0-0"], 0.0, 10.0)
+    orders.due(10.0)
+    orders.answered(up("c0-0"), 11.0)
+    orders.listed("c0", [up("c0-0")], asked_s=20.0, now=21.0)
+    orders.joined({"c0-0": 1.0}, 26.0)
+    orders.listed("c0", [], asked_s=40.0, now=41.0)
+    assert [order.up_s for order in orders.changes() if order.state is OrderState.GONE] == [26.0 - 11.0]

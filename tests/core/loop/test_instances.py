@@ -107,3 +107,19 @@ def test_nothing_lives_longer_without_a_coordinator_than_an_orphan() -> None:
 def test_a_process_of_the_runs_own_machine_is_no_instance() -> None:
     own = e.WorkerOrdered("spot-0", "up", "", "", 0.0, 0.0, 10.0, USD, "spot")
     assert seconds(account(99.0, own)) == {}
+
+
+@given(st.booleans(), st.booleans(), st.floats(20.0, 40.0))
+def test_silence_that_is_told_late_costs_nothing_after_the_end(
+    late: bool, again: bool, died_s: float
+) -> None:
+    silent = e.LeaseExpired("g1", "l1", "spot-0-1", "silent", 50.0, 0, 5, 50.0 - died_s)
+    gone = [ordered(45.0 if not late else 60.0, "gone", up_s=died_s - 10.0)]
+    loss = [lost(50.0), silent]
+    told = [ordered(10.0, "up"), registered(12.0), lease(15.0), *(loss + gone if late else gone + loss)]
+    if again:
+        told += [ordered(70.0, "up"), registered(75.0, 2), lost(80.0, 2), ordered(80.0, "gone")]
+    found = account(99.0, *told)
+    assert found.classes["spot"].seconds == pytest.approx(died_s - 10.0 + (10.0 if again else 0.0))
+    assert found.total_s == pytest.approx(found.classes["spot"].seconds)
+    assert found.classes["spot"].dollars == pytest.approx(found.classes["spot"].seconds / 1000.0)
