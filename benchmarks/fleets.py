@@ -43,7 +43,7 @@ import yaml
 from antiphon.benchmarks.parts.fleets.slow_engine import late_looks
 from antiphon.benchmarks.parts.fleets.slurm import SEARCHED, slurm_cluster
 from antiphon.benchmarks.parts.fleets.sshd import find_sshd, ssh_hosts
-from antiphon.benchmarks.parts.measure import PROJECT, scratch_home
+from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import load_config
 from antiphon.core.status import RunStatus
@@ -123,7 +123,7 @@ class FleetRun:
     def start(self) -> None:
         """Start the run, or continue it."""
         log = (self.home / "flow.log").open("ab")
-        words = [*ANTIPHON, "run", str(self.file)]
+        words = [*DEFAULT_SIGNALS, *ANTIPHON, "run", str(self.file)]
         self.process = subprocess.Popen(words, env=self.environment, stdout=log, stderr=log)
 
     def kill(self) -> None:
