@@ -12,12 +12,15 @@ processes here:
   over, or handed in, within the grace time;
 - `cost_error`: what the account has of the pool's seconds against those for which its processes lived;
 - `orphans`: processes that are left ten seconds after the end, and after `antiphon fleet stop`;
+- `spot_ssh`, `spot_ray`: six workers while machines come and go as in a spot trace: tokens lost, cost, and
+  whether the activator decided as in a simulation that saw the same;
 - `digests_equal`: the batches of a fixed run are those of the local one.
 
 `lookups_late`: of looks at 40 instances of an engine that takes long and fails, those later than 1.5 periods.
 `kubernetes` and `skypilot` have no engine here; tests/runs/fleet shows them. The last line is JSON.
 
     .venv/bin/python benchmarks/fleets.py [--launchers ssh slurm ray] [--restarts N] [--losses N] [--stops N]
+    .venv/bin/python benchmarks/fleets.py --launchers --spot spot_bamboo.jsonl.gz
 """
 
 import asyncio
@@ -33,6 +36,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,9 +44,21 @@ from typing import Any
 import psutil
 import yaml
 
+from antiphon.benchmarks.parts.fleets.ray_cluster import RayCluster, ray_cluster
 from antiphon.benchmarks.parts.fleets.slow_engine import late_looks
 from antiphon.benchmarks.parts.fleets.slurm import SEARCHED, slurm_cluster
-from antiphon.benchmarks.parts.fleets.sshd import find_sshd, ssh_hosts
+from antiphon.benchmarks.parts.fleets.spot import (
+    MACHINES,
+    POOL,
+    TRACE_S,
+    Change,
+    Seen,
+    changes_of,
+    differences,
+    read_supply,
+    simulate,
+)
+from antiphon.benchmarks.parts.fleets.sshd import SshHosts, find_sshd, ssh_hosts
 from antiphon.benchmarks.parts.measure import DEFAULT_SIGNALS, PROJECT, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import load_config
@@ -54,7 +70,6 @@ from antiphon.system.ports import free_port
 
 ANTIPHON = [sys.executable, "-P", "-m", "antiphon.cli.app"]
 LAUNCHERS = ("local", "ssh", "slurm", "ray")
-POOL = "pool"
 WORKERS = 2
 WAIT_S = 180.0
 ORPHAN_S = 10.0
@@ -66,16 +81,23 @@ LIMITS = {
     "orphans": 0,
     "cost_error": 0.01,
 }
+SPOT_LIMITS = {"tokens_lost_share": 0.05, "cost_error": 0.01, "lost": 0, "twice": 0, "orphans": 0}
 
 
 class FleetRun:
     """A run in a home of its own, whose pool has one launcher."""
 
     def __init__(
-        self, home: Path, launcher: Mapping[str, Any], environment: Mapping[str, str], **keys: Any
+        self,
+        home: Path,
+        launcher: Mapping[str, Any],
+        environment: Mapping[str, str],
+        workers: int = WORKERS,
+        **keys: Any,
     ) -> None:
+        self.workers = workers
         self.home, self.environment = home, dict(os.environ, ANTIPHON_HOME=str(home), **environment)
-        self.call("invite", "--pool", POOL, "--count", str(WORKERS), "--run", "*")
+        self.call("invite", "--pool", POOL, "--count", str(workers), "--run", "*")
         plain = yaml.safe_load((PROJECT / "examples" / "quickstart.yaml").read_text())
         plain["run"]["steps"] = 100_000
         plain["rollout"] |= {"workers": 0, "concurrent_groups": 12}
@@ -86,7 +108,7 @@ class FleetRun:
             "coordinator_port": free_port("127.0.0.1"),
         }
         self.address = f"127.0.0.1:{plain['services']['coordinator_port']}"
-        one = {"name": POOL, "usd_per_hour": 3.6, "count": WORKERS, "tokens_per_s": 1.0}
+        one = {"name": POOL, "usd_per_hour": 3.6, "count": workers, "tokens_per_s": 1.0}
         one["launcher"] = dict(launcher)
         plain["provisioning"] = {"add_after_s": 0, "hold_s": 86_400, "join_s": 20, "pool": [one]}
         for section, values in keys.items():
@@ -180,9 +202,11 @@ class FleetRun:
 
     def all_sample(self) -> bool:
         """Return whether each worker of the pool is up and holds a lease."""
-        return (
-            len(self.instances()) == WORKERS and len({name for name, _ in self.leases().values()}) == WORKERS
-        )
+        return len(self.instances()) == self.workers and len(self.sampling()) == self.workers
+
+    def sampling(self) -> set[str]:
+        """Return the workers that hold a lease."""
+        return {name for name, _ in self.leases().values()}
 
     def leases(self) -> dict[str, tuple[str, str]]:
         """Return the leases that are held: id -> name of the worker, and the group."""
@@ -220,30 +244,34 @@ class FleetRun:
 
 
 @contextmanager
-def engine(kind: str, folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Run the engine of a launcher, and yield the launcher's keys and the variables of its commands."""
+def engine(
+    kind: str, folder: Path, machines: int = 0
+) -> Iterator[tuple[dict[str, Any], dict[str, str], SshHosts | RayCluster | None]]:
+    """Run the engine of a launcher, and yield the launcher's keys, the variables of its commands, and itself;
+    of a machine for each worker where `machines` is not 0."""
     script = folder / "antiphon"  # what a machine elsewhere calls `antiphon`
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m antiphon.cli.app "$@"\n')
     script.chmod(0o755)
     there = {"command": str(script)}
     with ExitStack() as stack:
         if kind == "ssh":
-            hosts = stack.enter_context(ssh_hosts(folder, WORKERS))
+            hosts = stack.enter_context(ssh_hosts(folder, machines or WORKERS))
             found = {"hosts": hosts.hosts, "options": hosts.options, "work_dir": str(folder / "there")}
-            yield {"kind": kind, **there, **found}, {}
+            yield {"kind": kind, **there, **found}, {}, hosts
         elif kind == "slurm":
             variables = stack.enter_context(slurm_cluster(folder / "slurm"))
             yield (
                 {"kind": kind, "partition": "spot", **there, "work_dir": str(folder / "there")},
                 dict(variables),
+                None,
             )
         elif kind == "ray":
-            from antiphon.benchmarks.parts.fleets.ray_cluster import ray_cluster
-
-            cluster = stack.enter_context(ray_cluster(nodes=1))
-            yield {"kind": kind, "address": cluster.address, **there}, {}
+            cluster = stack.enter_context(ray_cluster(nodes=0))
+            for _ in range(machines or 1):
+                cluster.add_node(1 if machines else WORKERS)
+            yield {"kind": kind, "address": cluster.address, **there}, {}, cluster
         else:
-            yield {"kind": "local"}, {}
+            yield {"kind": "local"}, {}, None
 
 
 def missing(kind: str) -> str:
@@ -265,7 +293,7 @@ def measure(
     kind: str, folder: Path, restarts: int, losses: int, stops: int, rng: random.Random
 ) -> dict[str, Any]:
     """Return what one launcher does."""
-    with engine(kind, folder) as (launcher, variables):
+    with engine(kind, folder) as (launcher, variables, _):
         run = FleetRun(folder / "home", launcher, variables)
         try:
             return _measure(run, kind, restarts, losses, stops, rng)
@@ -296,6 +324,7 @@ def _measure(
         run.wait("both workers sample", run.all_sample)
         run.wait("both workers live", lambda: len(run.alive()) == WORKERS)
         pid, name = rng.choice(sorted(run.alive().items()))
+        run.wait(f"{name} holds a lease", lambda name=name: name in run.sampling())  # type: ignore[misc]
         killed.append(sum(one == name for one, _ in run.leases().values()))
         psutil.Process(pid).kill()
         run.wait(f"the loss of {name} is seen", lambda pid=pid: pid not in run.alive())  # type: ignore[misc]
@@ -429,8 +458,11 @@ def _starts(
 
 def fixed_digests(kind: str, folder: Path) -> list[str]:
     """Return the digests of a fixed run's batches."""
-    with engine(kind, folder) as (launcher, variables):
-        short = {"run": {"steps": 5}, "loop": {"mode": "fixed", "max_staleness": 1, "prompts_per_step": 8}}
+    with engine(kind, folder) as (launcher, variables, _):
+        short: dict[str, Any] = {
+            "run": {"steps": 5},
+            "loop": {"mode": "fixed", "max_staleness": 1, "prompts_per_step": 8},
+        }
         run = FleetRun(folder / "home", launcher, variables, **short)
         try:
             run.start()
@@ -444,6 +476,118 @@ def fixed_digests(kind: str, folder: Path) -> list[str]:
             run.close()
 
 
+class SpotMachines:
+    """The machines of an engine, one for each worker, as a market takes them away and gives them back."""
+
+    def __init__(self, run: FleetRun, machines: SshHosts | RayCluster) -> None:
+        self._run, self._machines = run, machines
+        self._nodes: dict[int, Any] = {}
+        if isinstance(machines, RayCluster):
+            self._nodes = dict(enumerate(machines.nodes))
+
+    def reclaim(self, number: int) -> str:
+        """Take a machine away without notice, and return the worker that ran on it."""
+        victim = next((pid for pid, name in self._run.alive().items() if self._runs_on(pid, name, number)), 0)
+        name = self._run.alive().get(victim, "")
+        if victim:
+            with suppress(ProcessLookupError):
+                os.killpg(victim, signal.SIGKILL)
+        if isinstance(self._machines, SshHosts):
+            self._machines.kill(number)
+        else:
+            self._machines.lose_node(self._nodes.pop(number))
+        return name
+
+    def restore(self, number: int) -> None:
+        if isinstance(self._machines, SshHosts):
+            self._machines.serve(number)
+        else:
+            self._nodes[number] = self._machines.add_node(1)
+
+    def _runs_on(self, pid: int, name: str, number: int) -> bool:
+        if isinstance(self._machines, SshHosts):
+            return name == f"{POOL}-{number}"
+        raylet = self._nodes[number].all_processes["raylet"][0].process.pid
+        with suppress(psutil.NoSuchProcess):
+            return raylet in (parent.pid for parent in psutil.Process(pid).parents())
+        return False
+
+
+def measure_spot(kind: str, folder: Path, trace: Path) -> dict[str, Any]:
+    """Return what a run loses, pays and decides while its machines follow a trace."""
+    with engine(kind, folder, MACHINES) as (launcher, variables, there):
+        assert there is not None
+        run = FleetRun(folder / "home", launcher, variables, MACHINES)
+        machines, changes, statuses = SpotMachines(run, there), changes_of(read_supply(trace)), []
+        made: list[Change] = []
+        over = threading.Event()
+
+        async def poll() -> None:
+            async with attached(run.folder) as (coordinator, _):
+                while not over.is_set():
+                    statuses.append((time.time(), await coordinator.status()))
+                    await asyncio.sleep(1.0)
+
+        try:
+            while changes and changes[0].at_s <= 0.0:  # what is not there when it begins
+                one = changes.pop(0)
+                machines.reclaim(one.machine)
+                made.append(replace(one, at_s=time.time()))
+            run.start()
+            first = MACHINES - len(made)
+            run.wait("the run listens", lambda: bool(run.events("run.opened")))
+            polling = threading.Thread(target=lambda: asyncio.run(poll()), daemon=True)
+            polling.start()
+            run.wait(f"{first} workers sample", lambda: len(run.sampling()) >= first)
+            began = time.time()
+            for one in changes:
+                time.sleep(max(0.0, began + one.at_s - time.time()))
+                if one.here:
+                    machines.restore(one.machine)
+                    made.append(replace(one, at_s=time.time()))
+                else:
+                    made.append(replace(one, worker=machines.reclaim(one.machine), at_s=time.time()))
+                print(
+                    f"{kind}: {time.time() - began:.0f} s: {made[-1]}, {len(run.alive())} workers", flush=True
+                )
+            time.sleep(max(0.0, began + TRACE_S - time.time()))
+            over.set()
+            polling.join(WAIT_S)
+            asked = [
+                (at, body["worker_name"])
+                for at, _, body in run.events("worker.ordered")
+                if body["state"] == "asked" and at <= statuses[-1][0]
+            ]
+            run.interrupt()
+            time.sleep(ORPHAN_S)
+            config = load_config(run.file)
+            seen = Seen(made, statuses, asked)
+            simulated = asyncio.run(
+                simulate(config.provisioning, seen, kind == "ray", config.rollout.grace_s + 5.0)
+            )
+            found = _counted(run, kind)
+            tokens = statuses[-1][1].tokens_by_use
+            lost = tokens.get("preempted", 0) / max(1, sum(tokens.values()))
+            differing = differences(asked, simulated)
+            for line in differing:
+                print(f"{kind}: decided otherwise: {line}")
+            return {
+                "tokens_lost_share": round(lost, 4),
+                "cost_error": found["cost_error"],
+                "instance_s": found["instance_s"],
+                "reclaimed": sum(not one.here for one in made),
+                "decisions": len(asked),
+                "decisions_equal": not differing,
+                "steps": found["steps"],
+                "lost": found["lost"],
+                "twice": found["twice"],
+                "orphans": len(run.alive()),
+            }
+        finally:
+            over.set()
+            run.close()
+
+
 def main() -> int:
     """Measure the launchers that the command line names."""
     parser = benchmark_parser(__doc__)
@@ -452,6 +596,7 @@ def main() -> int:
     parser.add_argument("--losses", type=int, default=10, help="kills of workers (default 10)")
     parser.add_argument("--stops", type=int, default=4, help="workers that their engine is asked to stop")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spot", type=Path, help="file of a spot trace that ssh and ray are replayed with")
     parser.add_argument("--wheel", action="store_true", help="measure an installation of the wheel too")
     arguments = parser.parse_args()
     rng, result, violated = random.Random(arguments.seed), dict[str, Any](), list[str]()
@@ -486,6 +631,15 @@ def main() -> int:
         "orders_twice": orders_twice,
         "seed": arguments.seed,
     }
+    for kind in ("ssh", "ray") if arguments.spot else ():
+        with scratch_home() as folder:
+            spot = result[f"spot_{kind}"] = measure_spot(kind, folder, arguments.spot)
+        print(json.dumps({kind: spot}), flush=True)
+        for name, limit in SPOT_LIMITS.items():
+            if spot[name] > limit:
+                violated.append(f"spot trace, {kind}: {name} is {spot[name]}, more than {limit}")
+        if not spot["decisions_equal"]:
+            violated.append(f"spot trace, {kind}: the activator decided otherwise than in the simulation")
     if arguments.wheel:
         from antiphon.benchmarks.parts.fleets.wheel import measure_wheel
 

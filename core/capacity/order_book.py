@@ -32,6 +32,8 @@ AGAIN_S = 30.0
 """Beyond its grace time, when an engine is asked again to stop a worker that is still there."""
 FAILED_STOP_S = 5.0
 """The same after an engine that could not do it."""
+SILENT = 2.0
+"""Heartbeats that a worker missed when its engine is asked whether it is still there."""
 SPARE_S = 120.0
 """For how long a worker may cost beyond its grace time: an engine that takes a minute for each answer, and
 fails once. What took longer before counts instead."""
@@ -88,6 +90,10 @@ class _Held:
     """When the newest list was asked for that has it."""
     heard_s: float = 0.0
     """When its worker's newest heartbeat came."""
+    lost: bool = False
+    """Its worker takes part no more, and its machine does not answer."""
+    here: bool = False
+    """Its worker takes part in the run."""
     joined: bool = False
     """Its worker has registered since it is up; what an earlier process started is believed to have."""
 
@@ -168,7 +174,7 @@ class OrderBook:
         return {
             name
             for name, held in self._held.items()
-            if held.order.state in (OrderState.ASKED, OrderState.UP)
+            if (held.order.state in (OrderState.ASKED, OrderState.UP) and not held.lost)
             or (held.order.state is OrderState.PENDING and now - held.changed_s < waited_s)
         }
 
@@ -176,7 +182,7 @@ class OrderBook:
         """Return whether a worker is there or could be ordered now."""
         held = self._held.get(worker)
         if held is not None and held.order.state in (OrderState.ASKED, OrderState.UP):
-            return True
+            return not held.lost
         free = held is None or held.order.state is OrderState.GONE
         names = worker, worker.rpartition("-")[0]
         return free and all(self._standings[name].until_s <= now for name in names)
@@ -275,9 +281,10 @@ class OrderBook:
             if one is None or one.name != of_class or held.changed_s > asked_s or state is OrderState.GONE:
                 continue
             if (instance := there.get(name)) is not None:
-                held.seen_s = asked_s
                 if instance.state is InstanceState.UNKNOWN:
+                    held.lost = held.joined and not held.here
                     continue
+                held.seen_s, held.lost = asked_s, False
                 if state is not OrderState.STOPPING and not (state is OrderState.ASKED and not held.asked):
                     self._see(held, instance, now)
             elif state is OrderState.STOPPING:
@@ -299,11 +306,12 @@ class OrderBook:
     def joined(self, silent_s: Mapping[str, float], now: float) -> None:
         """Note that workers take part in the run, and for how long they were not heard: their classes are in
         order."""
-        for name, seconds in silent_s.items():
-            held = self._held.get(name)
-            if held is None or held.order.state is not OrderState.UP:
+        for name, held in self._held.items():
+            heard_s = now - silent_s.get(name, math.inf)
+            held.here = heard_s >= held.up_since_s  # else it is of the instance before
+            if not held.here or held.order.state is not OrderState.UP:
                 continue
-            held.heard_s = now - seconds
+            held.lost, held.heard_s = False, heard_s
             if not held.joined:
                 self._standings[name] = self._standings[name.rpartition("-")[0]] = _Standing()
             held.joined, held.until_s = True, math.inf
@@ -329,17 +337,20 @@ class OrderBook:
         held = self._held.get(worker)
         return OrderState.GONE if held is None else held.order.state
 
-    def is_moving(self, of_class: str) -> bool | None:
-        """Return whether an order of a class is about to change; None where none is there at all."""
-        states = {
-            held.order.state: held.joined
+    def is_moving(self, of_class: str, now: float) -> bool | None:
+        """Return whether an order of a class is about to change, or its worker fell silent; None where no
+        order is there at all."""
+        mine = [
+            held
             for name, held in self._held.items()
             if name.rpartition("-")[0] == of_class and held.order.state is not OrderState.GONE
-        }
-        if not states:
-            return None
-        moving = (OrderState.ASKED, OrderState.STOPPING)
-        return any(state in moving for state in states) or not states.get(OrderState.UP, True)
+        ]
+        return any(self._moves(held, now) for held in mine) if mine else None
+
+    def _moves(self, held: _Held, now: float) -> bool:
+        if held.order.state is OrderState.UP:
+            return not held.joined or now - held.heard_s > SILENT * self._heartbeat_s
+        return held.order.state is not OrderState.PENDING
 
     def out_of_order(self, now: float) -> dict[str, str]:
         """Return the workers and classes that cannot be ordered for a while, and why."""

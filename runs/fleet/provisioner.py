@@ -241,7 +241,7 @@ class Provisioner:
             if (verb, name) not in self._asking:
                 self._begin(verb, name, now)
         for one in self._section.pool:
-            asked_s, moving = self._listed_s.get(one.name), self._book.is_moving(one.name)
+            asked_s, moving = self._listed_s.get(one.name), self._book.is_moving(one.name, now)
             due = asked_s is None or moving or (moving is False and now - asked_s >= QUIET_S)
             if due and ("list", one.name) not in self._asking:
                 self._listed_s[one.name] = now

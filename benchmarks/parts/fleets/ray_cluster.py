@@ -16,13 +16,17 @@ class RayCluster:
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
         self.address: str = cluster.address
+        self.nodes: list[Any] = []
+        """That place workers, the oldest first."""
 
     def add_node(self, cpus: int = 2) -> Any:
         """Add a node and return it."""
-        return self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES)
+        self.nodes.append(self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES))
+        return self.nodes[-1]
 
     def lose_node(self, node: Any) -> None:
         """End a node's processes without notice, as a reclaimed machine does."""
+        self.nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
 
 

@@ -28,12 +28,19 @@ class SshHosts:
     """USER@127.0.0.1:PORT each."""
     options: list[str]
     """Arguments of `ssh` that let it in."""
+    commands: list[list[str]] = field(default_factory=list)
     servers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def kill(self, number: int) -> None:
         """End a host's `sshd`; what runs there goes on."""
         self.servers[number].kill()
         self.servers[number].wait()
+
+    def serve(self, number: int) -> None:
+        """Serve a host again."""
+        self.servers[number] = subprocess.Popen(
+            self.commands[number], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
 
 @contextmanager
@@ -63,6 +70,7 @@ def ssh_hosts(folder: Path, count: int, refusing: int = 0) -> Iterator[SshHosts]
             ):
                 words += ["-o", option]
             log = (folder / f"sshd-{port}.log").open("wb")
+            found.commands.append(words)
             found.servers.append(subprocess.Popen(words, stdout=log, stderr=log))
         for host in found.hosts[:count]:
             _wait_for(host, found.options)

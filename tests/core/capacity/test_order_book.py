@@ -109,7 +109,7 @@ def run(
                 engines.starting.add(name)
             engines.ask(verb, name, now)
         for one in POOL:
-            if orders.is_moving(one.name) is not None and ("list", one.name) not in {
+            if orders.is_moving(one.name, now) is not None and ("list", one.name) not in {
                 x[2:4] for x in engines.under_way
             }:
                 engines.ask("list", one.name, now)
@@ -203,6 +203,23 @@ def test_an_older_list_says_nothing_of_a_younger_order() -> None:
     orders.listed("c0", [], asked_s=12.0, now=13.0)
     assert orders.state_of("c0-0") is OrderState.GONE
     assert orders.listed("c0", [up("c0-0"), up("c0-3")], asked_s=14.0, now=15.0) == ["c0-0", "c0-3"]
+
+
+def test_a_worker_whose_machine_is_gone_is_not_counted_and_ended_when_it_was_last_heard() -> None:
+    orders = OrderBook(SECTION, GRACE_S, lambda one: one.usd_per_hour, 2.0)
+    orders.order(["c0-0"], 0.0, 10.0)
+    orders.due(10.0)
+    orders.answered(up("c0-0"), 11.0)
+    orders.joined({"c0-0": 0.0}, 20.0)
+    unknown = Instance("c0-0", "host", InstanceState.UNKNOWN, "no route")
+    orders.listed("c0", [unknown], asked_s=22.0, now=22.0)
+    assert orders.active(22.0) == {"c0-0"}, "its worker is heard"
+    orders.joined({}, 32.0)
+    orders.listed("c0", [unknown], asked_s=33.0, now=33.0)
+    assert orders.active(33.0) == set() and not orders.can_be_had("c0-0", 33.0)
+    orders.listed("c0", [], asked_s=90.0, now=91.0)
+    assert [order.up_s for order in orders.changes() if order.state is OrderState.GONE] == [21.0 - 11.0]
+    assert orders.can_be_had("c0-0", 91.0)
 
 
 def test_a_worker_that_fell_silent_ended_within_a_heartbeat_of_its_last_one() -> None:
