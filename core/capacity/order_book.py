@@ -370,13 +370,12 @@ class OrderBook:
 
     def _see(self, held: _Held, instance: Instance, now: float) -> None:
         state = OrderState.PENDING if instance.state is InstanceState.PENDING else OrderState.UP
-        if held.order.state is state:
-            if state is OrderState.PENDING and held.order.reason != instance.reason:
-                held.order = replace(held.order, reason=instance.reason)
-            return
-        self._become(held, state, now, instance.reason, instance.name, instance.up_s)
-        if state is OrderState.UP:
-            held.up_since_s = held.seen_s = now - instance.up_s
+        if held.order.state is not state:
+            self._become(held, state, now, instance.reason, instance.name, instance.up_s)
+        elif state is OrderState.PENDING and held.order.reason != instance.reason:
+            held.order = replace(held.order, reason=instance.reason)
+        if state is OrderState.UP and not held.up_since_s:  # a continued run has not seen it before
+            held.up_since_s = now - instance.up_s
 
     def _become(
         self, held: _Held, state: OrderState, now: float, reason: str, instance: str = "", up_s: float = 0.0
