@@ -201,6 +201,7 @@ class LiveRun(ServiceCalls):
         """What came of it, once it is finished."""
         self._rates = TokenRates()
         self._end_fleet: Callable[[], None] | None = None
+        self._provisions = False
         self._opened_s = time.perf_counter()
         self._leaving = ExitStack()
         self._reading = asyncio.Lock()
@@ -227,6 +228,8 @@ class LiveRun(ServiceCalls):
                 self.interrupt.tell(self.supervisor.doing, self.supervisor.hurry, self.supervisor.kill)
             self.clients = ClientLoop()
             stack.callback(self.clients.close)
+            if self.resumed and elsewhere(self.config):
+                stack.callback(self._name_left)
             pool_worker = self._start_services()
             stack.callback(self._close_channels)
             stack.callback(self.stop, "the run was closed")
@@ -465,6 +468,7 @@ class LiveRun(ServiceCalls):
                 limit_s = grace_s + ENDING_S + LIMIT_S
                 self.interrupt.tell(self.supervisor.doing, lambda: None, self.supervisor.kill, limit_s)
         stack.enter_context(repeated("provisioning", LOOK_S, look))
+        self._provisions = True
 
     def _order(self, name: str) -> Order:
         """Return what is asked of an engine for a worker; processes of this machine need no more than it."""
@@ -472,6 +476,13 @@ class LiveRun(ServiceCalls):
         if one is None or one.launcher.kind == "local":
             return Order(name, (), self.run_dir)
         return self._site.order(name)
+
+    def _name_left(self) -> None:
+        if not self._provisions:  # it was interrupted, or could not start
+            self.display.message(
+                f"workers that were started elsewhere may still run, for services.orphan_s="
+                f"{self.config.services.orphan_s:g} at most; `{command()} fleet stop {self.run_id}` ends them"
+            )
 
     def _stop_fleet(self) -> None:
         """Stop what would outlive the run, once."""
