@@ -55,8 +55,10 @@ class SlurmLauncher:
         self._root = Path(section.work_dir) / site.label
 
     async def start(self, order: Order) -> Instance:
-        if (there := await self._find(order.worker)) is not None:
-            return there
+        while (there := await self._find(order.worker)) is not None:
+            if there.state is not InstanceState.STOPPING:
+                return there
+            await asyncio.sleep(LOOK_S)  # who calls has a deadline
         await asyncio.to_thread(self._copy_bundle, order)
         await run_command(["sbatch", "--parsable"], CALL_S, self._text(order).encode())
         found = await self._jobs(order.worker)
@@ -73,15 +75,17 @@ class SlurmLauncher:
     async def stop(self, worker: str, grace_s: float) -> None:
         until_s, asked = time.monotonic() + grace_s, False
         while (there := await self._find(worker)) is not None:
-            if there.state is InstanceState.PENDING:
-                await run_command(["scancel", there.name], CALL_S)
+            waits, late = there.state is InstanceState.PENDING, time.monotonic() >= until_s
+            how = [] if waits else ["--full", "--signal=KILL"] if late else ["--batch", "--signal=TERM"]
+            try:
+                if waits or late or not asked:
+                    await run_command(["scancel", *how, there.name], CALL_S)
+            except UnavailableError:
+                if await self._find(worker) is not None:  # else it ended in between
+                    raise
+            if waits or late:
                 break
-            if not asked:
-                await run_command(["scancel", "--batch", "--signal=TERM", there.name], CALL_S)
-                asked = True
-            if time.monotonic() >= until_s:
-                await run_command(["scancel", "--full", "--signal=KILL", there.name], CALL_S)
-                break
+            asked = True
             await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(shutil.rmtree, Path.home() / self._root / worker / "bundle", True)
 

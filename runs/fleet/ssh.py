@@ -38,7 +38,7 @@ age() {
 _START = r"""
 mkdir -p "$root/$name"
 exec 9>"$root/$name/lock"
-flock -w 60 9
+flock -w 20 9
 if ! alive "$root/$name"; then
     printf '%s\n' "$lines" > "$root/$name/run.sh"
     own=
@@ -62,7 +62,7 @@ done
 _STOP = r"""
 [ -d "$root/$name" ] || exit 0
 exec 9>"$root/$name/lock"
-flock -w 60 9
+flock -w 20 9
 if alive "$root/$name"; then
     kill -s TERM "$pid" || true
     end=$(($(date +%s) + grace))

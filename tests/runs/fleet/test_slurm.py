@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -104,6 +105,31 @@ def test_a_preempted_worker_is_told_and_waits_in_the_queue_again(site: FleetSite
         assert again is not None and not site.processes
         subprocess.run(["scancel", other], check=True)
         await one.stop("spot-0", 1.0)
+
+    asyncio.run(order())
+
+
+def test_a_job_that_ends_before_it_is_cancelled_is_stopped(
+    site: FleetSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.which("scancel")
+    (tmp_path / "bin").mkdir()
+    late = tmp_path / "bin" / "scancel"
+    late.write_text(
+        f'#!/bin/sh\nfor job; do :; done\n{real} --full --signal=KILL "$job"\n'
+        'while squeue --noheader --jobs="$job" 2>/dev/null | grep -q .; do sleep 0.2; done\n'
+        f'{real} "$@"\nexit 1\n'
+    )
+    late.chmod(0o755)
+
+    async def order() -> None:
+        one = site.launcher()
+        await one.start(site.site.order("spot-0"))
+        await until(one, "spot-0", InstanceState.UP)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        await one.stop("spot-0", 5.0)
+        monkeypatch.undo()
+        await until(one, "spot-0")
 
     asyncio.run(order())
 
