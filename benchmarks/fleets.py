@@ -17,7 +17,8 @@ processes here:
 - `digests_equal`: the batches of a fixed run are those of the local one.
 
 `lookups_late`: of looks at 40 instances of an engine that takes long and fails, those later than 1.5 periods.
-`kubernetes` and `skypilot` have no engine here; tests/runs/fleet shows them. The last line is JSON.
+`kubernetes` executes the manifests behind a stand-in of the API; `skypilot` has no engine here, and
+tests/runs/fleet shows it. The last line is JSON.
 
     .venv/bin/python benchmarks/fleets.py [--launchers ssh slurm ray] [--restarts N] [--losses N] [--stops N]
     .venv/bin/python benchmarks/fleets.py --launchers --spot spot_bamboo.jsonl.gz
@@ -44,6 +45,7 @@ from typing import Any
 import psutil
 import yaml
 
+from antiphon.benchmarks.parts.fleets.kubernetes_runner import TOKEN, KubernetesRunner, kubernetes_in_thread
 from antiphon.benchmarks.parts.fleets.ray_cluster import RayCluster, ray_cluster
 from antiphon.benchmarks.parts.fleets.slow_engine import late_looks
 from antiphon.benchmarks.parts.fleets.slurm import SEARCHED, slurm_cluster
@@ -69,7 +71,7 @@ from antiphon.runs.fleet.launcher import launch_site
 from antiphon.system.ports import free_port
 
 ANTIPHON = [sys.executable, "-P", "-m", "antiphon.cli.app"]
-LAUNCHERS = ("local", "ssh", "slurm", "ray")
+LAUNCHERS = ("local", "ssh", "slurm", "ray", "kubernetes")
 WORKERS = 2
 WAIT_S = 180.0
 ORPHAN_S = 10.0
@@ -141,6 +143,12 @@ class FleetRun:
         if done.returncode:
             raise SystemExit(f"antiphon {' '.join(words)}: {done.stderr[-800:]}")
         return done.stdout
+
+    def apply_to(self, there: object) -> None:
+        """Bring the run's manifests to where its workers are pods."""
+        if isinstance(there, KubernetesRunner):
+            self.call("fleet", "render", str(self.file), "--out", str(self.home / "rendered"))
+            there.apply(self.home / "rendered" / "kubernetes" / "base")
 
     def start(self) -> None:
         """Start the run, or continue it."""
@@ -246,7 +254,7 @@ class FleetRun:
 @contextmanager
 def engine(
     kind: str, folder: Path, machines: int = 0
-) -> Iterator[tuple[dict[str, Any], dict[str, str], SshHosts | RayCluster | None]]:
+) -> Iterator[tuple[dict[str, Any], dict[str, str], SshHosts | RayCluster | KubernetesRunner | None]]:
     """Run the engine of a launcher, and yield the launcher's keys, the variables of its commands, and itself;
     of a machine for each worker where `machines` is not 0."""
     script = folder / "antiphon"  # what a machine elsewhere calls `antiphon`
@@ -270,6 +278,14 @@ def engine(
             for _ in range(machines or 1):
                 cluster.add_node(1 if machines else WORKERS)
             yield {"kind": kind, "address": cluster.address, **there}, {}, cluster
+        elif kind == "kubernetes":
+            runner = stack.enter_context(kubernetes_in_thread(folder / "node"))
+            (folder / "token").write_text(TOKEN)
+            yield (
+                {"kind": kind, "server": runner.url, "token_file": str(folder / "token"), **there},
+                {},
+                runner,
+            )
         else:
             yield {"kind": "local"}, {}, None
 
@@ -293,9 +309,10 @@ def measure(
     kind: str, folder: Path, restarts: int, losses: int, stops: int, rng: random.Random
 ) -> dict[str, Any]:
     """Return what one launcher does."""
-    with engine(kind, folder) as (launcher, variables, _):
+    with engine(kind, folder) as (launcher, variables, there):
         run = FleetRun(folder / "home", launcher, variables)
         try:
+            run.apply_to(there)
             return _measure(run, kind, restarts, losses, stops, rng)
         finally:
             run.close()
@@ -458,13 +475,14 @@ def _starts(
 
 def fixed_digests(kind: str, folder: Path) -> list[str]:
     """Return the digests of a fixed run's batches."""
-    with engine(kind, folder) as (launcher, variables, _):
+    with engine(kind, folder) as (launcher, variables, there):
         short: dict[str, Any] = {
             "run": {"steps": 5},
             "loop": {"mode": "fixed", "max_staleness": 1, "prompts_per_step": 8},
         }
         run = FleetRun(folder / "home", launcher, variables, **short)
         try:
+            run.apply_to(there)
             run.start()
             assert run.process is not None
             if code := run.process.wait(WAIT_S):
@@ -516,7 +534,7 @@ class SpotMachines:
 def measure_spot(kind: str, folder: Path, trace: Path) -> dict[str, Any]:
     """Return what a run loses, pays and decides while its machines follow a trace."""
     with engine(kind, folder, MACHINES) as (launcher, variables, there):
-        assert there is not None
+        assert isinstance(there, SshHosts | RayCluster)
         run = FleetRun(folder / "home", launcher, variables, MACHINES)
         machines, changes, statuses = SpotMachines(run, there), changes_of(read_supply(trace)), []
         made: list[Change] = []

@@ -14,18 +14,22 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from aiohttp import web
 
 LOOK_S = 0.05
 """Pause between two looks at processes and probes."""
 TOKEN = "token-of-the-run"
+START_S, END_S = 10.0, 60.0
+"""Longest wait for the stand-in to listen, and for its pods to end."""
 
 
 class KubernetesRunner:
@@ -39,6 +43,13 @@ class KubernetesRunner:
         self.objects = {(one["kind"], one["metadata"]["name"]): one for one in documents}
         self.events: list[dict[str, Any]] = []
         self._folder = folder
+
+    def apply(self, folder: Path) -> None:
+        """Take manifests as files, as `kubectl apply` does."""
+        for path in folder.rglob("*.yaml"):
+            for one in yaml.safe_load_all(path.read_text()):
+                if "metadata" in (one or {}):
+                    self.objects[one["kind"], one["metadata"]["name"]] = one
 
     def start_of(self, name: str) -> None:
         """Make the pod of a StatefulSet, as its controller does."""
@@ -213,3 +224,26 @@ async def kubernetes_runner(
             pod.delete()
         await asyncio.gather(*(pod.task for pod in runner.pods.values()))
         await serving.cleanup()
+
+
+@contextmanager
+def kubernetes_in_thread(folder: Path) -> Iterator[KubernetesRunner]:
+    """Do what `kubernetes_runner` does in a thread of its own, without manifests."""
+    loop, made = asyncio.new_event_loop(), list[KubernetesRunner]()
+    there, over = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with kubernetes_runner(folder, []) as runner:
+            made.append(runner)
+            there.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    there.wait(START_S)
+    try:
+        yield made[0]
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(END_S)
+        loop.close()
