@@ -87,6 +87,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         ),
     },
     "Maintenance": {
+        "doctor": Verb("[OPTIONS]", ("", "--json")),
         "skip": Verb("--reason TEXT [OPTIONS] RUN STEP", ('RUN 12 --reason "the scorer was wrong"',)),
         "gc": Verb("[OPTIONS]", ("--dry-run", "--run RUN")),
         "simulate": Verb(
