@@ -37,7 +37,7 @@ SlurmdLogFile={folder}/slurmd.log
 SwitchType=switch/none
 TaskPlugin=task/none
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1,defer
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 PreemptType=preempt/partition_prio
