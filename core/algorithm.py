@@ -19,6 +19,8 @@ CLIPS: dict[str, tuple[float, float]] = {
 }
 """Objective -> its own `clip_low` and `clip_high`. cispo has no lower clip: no ratio is below 0."""
 
+CROSS_ENTROPY = "cross_entropy"
+"""The objective of `antiphon sft`: no policy sampled what is learned, so that no run has it."""
 UNREACHED_CAP = 1.1
 """A geometric mean over a trajectory's tokens hardly ever comes so far from 1."""
 
@@ -86,7 +88,8 @@ class AlgorithmSection(Section):
     @field_validator("objective", "advantage")
     @classmethod
     def _check_name(cls, name: str | None, info: ValidationInfo) -> str | None:
-        if name is not None and ":" not in name and not (info.field_name == "objective" and name in CLIPS):
+        known_name = info.field_name == "objective" and name in (*CLIPS, CROSS_ENTROPY)
+        if name is not None and ":" not in name and not known_name:
             known = f"{', '.join(CLIPS)}, or " if info.field_name == "objective" else ""
             raise ValueError(
                 f"algorithm.{info.field_name}={name!r} is not possible: it must be {known}"

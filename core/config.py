@@ -226,6 +226,21 @@ class RunConfig(Section):
 def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
     """Read a YAML file, apply overrides such as `loop.max_staleness=4`, and check the result.
 
+    Raises:
+        ConfigError: with one sentence that names the field and the fix.
+    """
+    tree = read_tree(path, overrides)
+    if overrides is not None and (order := _retired_order(tree)):  # it was written by hand
+        raise ConfigError(
+            f"loop.order={order} is no order any more; write loop.order=by_length, which takes the longest "
+            "first at S=0 and alternates at S>=1, where remembered lengths predict"
+        )
+    return build_config(tree)
+
+
+def read_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Read a YAML file of sections and apply overrides; its fields are not checked.
+
     A file of examples/ that is not in this folder is the shipped one.
 
     Raises:
@@ -251,12 +266,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
         raise ConfigError(f"{path} must hold sections, such as run and loop, each with its fields below it")
     for override in overrides or []:
         apply_override(tree, override)
-    if overrides is not None and (order := _retired_order(tree)):  # it was written by hand
-        raise ConfigError(
-            f"loop.order={order} is no order any more; write loop.order=by_length, which takes the longest "
-            "first at S=0 and alternates at S>=1, where remembered lengths predict"
-        )
-    return build_config(tree)
+    return tree
 
 
 def build_config(tree: dict[str, Any]) -> RunConfig:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.api.sink import SinkRun
-from antiphon.core.algorithm import AlgorithmSection
+from antiphon.core.algorithm import CROSS_ENTROPY, AlgorithmSection
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.messages import UNIT_RANGE, Reply, RewardRange
@@ -196,6 +196,11 @@ def check_methods(algorithm: AlgorithmSection) -> None:
     Raises:
         ConfigError: when there is no such function, or it breaks its contract.
     """
+    if algorithm.objective == CROSS_ENTROPY:
+        raise ConfigError(
+            f"algorithm.objective={CROSS_ENTROPY} learns from demonstrations, which a run has none of; use "
+            "`antiphon sft`, or another objective"
+        )
     if algorithm.advantage is not None:
         own_advantage(algorithm.advantage)
     if algorithm.own_objective:

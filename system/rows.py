@@ -36,10 +36,10 @@ def split_files(parameters: Mapping[str, Any]) -> dict[str, tuple[Path, ...]]:
     Raises:
         ConfigError: when something else is named, or nothing is found.
     """
-    found = {"train": _files(parameters.get("train"), "environment.parameters.train", "train")}
+    found = {"train": named_files(parameters.get("train"), "environment.parameters.train", "train")}
     heldout, field = parameters.get("heldout", 0.1), "environment.parameters.heldout"
     if not isinstance(heldout, int | float):
-        found["heldout"] = _files(heldout, field, "test")
+        found["heldout"] = named_files(heldout, field, "test")
     elif not 0.0 < heldout < 1.0:
         raise ConfigError(f"{field}={heldout} is neither a file nor a share between 0 and 1")
     return found
@@ -180,7 +180,12 @@ class _Table:
         return np.asarray(pc.fill_null(pc.binary_length(texts), 0), np.int64)
 
 
-def _files(named: Any, field: str, split: str) -> tuple[Path, ...]:
+def named_files(named: Any, field: str, split: str) -> tuple[Path, ...]:
+    """Return the files that a field names, as `split_files` takes them; `split` is the hub's by default.
+
+    Raises:
+        ConfigError: when something else is named, or nothing is found.
+    """
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{field}={named!r} is neither the path of a file nor a list of them")

@@ -21,7 +21,7 @@ from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
 from torch.nn import functional
 
-from antiphon.core.algorithm import AlgorithmSection
+from antiphon.core.algorithm import CROSS_ENTROPY, AlgorithmSection
 from antiphon.services.learner.own_objective import OwnLoss, own_objective, token_losses
 from antiphon.services.learner.packing import MicroBatch
 
@@ -96,7 +96,8 @@ class Objective:
         """The digest of the user's function, where it is one."""
         if algorithm.own_objective:
             self._own, self.source = own_objective(algorithm.objective)
-        name = "dapo" if self._own else algorithm.objective
+        self._supervised = algorithm.objective == CROSS_ENTROPY
+        name = "dapo" if self._own or self._supervised else algorithm.objective
         low, high = algorithm.clips
         self.options: dict[str, Any] = {
             "beta": 0.0,
@@ -158,6 +159,8 @@ class Objective:
         logprobs = self.logprobs(hidden, head, batch)
         if self._own is not None:
             return self._own_loss(logprobs, batch, totals)
+        if self._supervised:
+            return self._cross_entropy(logprobs, batch, totals)
         old, weight, found = self.ingredients(logprobs.detach(), batch, proximal_logprobs)
         # Where each trajectory counts alike, its branches do by their parts of its tokens. The loss of a
         # token is in proportion to the advantage.
@@ -174,6 +177,15 @@ class Objective:
             **self.options | {"max_completion_length": longest},
         )
         return self.share(loss, len(batch.advantages), totals), found
+
+    def _cross_entropy(
+        self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals
+    ) -> tuple[torch.Tensor, TokenMetrics]:
+        """Return minus the mean logprob of the tokens that are learned, over the whole update."""
+        count = LigerFusedLinearPPOBase._compute_dapo_normalizer(batch.mask, num_items_in_batch=totals.tokens)
+        mask = batch.mask if batch.rows else torch.zeros_like(batch.mask)
+        nowhere = torch.zeros_like(mask, dtype=torch.bool)
+        return -(logprobs * mask).sum() / count, TokenMetrics(logprobs.detach(), nowhere, nowhere, mask)
 
     def _own_loss(
         self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals

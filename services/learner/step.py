@@ -23,6 +23,7 @@ from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.learning_rate import rate_share
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.ranks.plan import PLAN_VERSION
+from antiphon.core.records import BatchRow
 from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
@@ -32,7 +33,7 @@ from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.figures import Figures, gather_figures
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
-from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups
+from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups, make_micro_batches
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.ranks.group import ALONE, Order, join
 from antiphon.services.learner.training import TrainedStep, Training
@@ -198,6 +199,14 @@ class Trainer(Training):
         said = exact_on(device_name(), ranks.world)
         exactness = "" if said == exact_on(CPU, 1) else said
         return TrainedStep(self.version, engine.weights(), metrics, apart, exactness)
+
+    def mean_logprob(self, rows: Sequence[BatchRow]) -> float:
+        """Return the mean logprob, nats, of what the rows have as sampled, under the version held."""
+        engine, total, tokens = self._held(), 0.0, 0
+        for batch in make_micro_batches(rows, self.version, self._config.learner.micro_batch_tokens):
+            total += float((engine.logprobs(batch).double() * batch.mask).sum())
+            tokens += batch.completion_tokens
+        return total / tokens
 
     def save(self) -> int:
         def save(folder: Path) -> dict[str, str]:

@@ -1,0 +1,93 @@
+"""Supervised fine-tuning: its configuration, of which `model` and `learner` are those of a run."""
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from antiphon.core.algorithm import CROSS_ENTROPY
+from antiphon.core.config import RunConfig, build_config, read_tree
+from antiphon.core.config_errors import sentences
+from antiphon.core.config_sections import MOST_TOKENS, LearnerSection, ModelSection, Section
+from antiphon.core.errors import ConfigError
+
+MOST_ROWS = 1 << 16
+_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+
+
+class SftRunSection(Section):
+    """What the training is called."""
+
+    name: str = Field(default="sft", pattern=_NAME)
+    """Its name, the MLflow experiment too: letters a to z, digits, dots, dashes and underscores."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of the order of the rows."""
+
+
+class SftDataSection(Section):
+    """What is learned from."""
+
+    train: str | tuple[str, ...] = ()
+    """Files of JSON lines, Parquet or Arrow, or `hub:NAME`; a row has `messages` (and `tools`), or `prompt`
+    and `completion`."""
+    heldout: str | tuple[str, ...] = ()
+    """The same, whose loss is measured and that nothing is learned from; none by default."""
+    turns: Literal["all", "last"] = "all"
+    """Which of the assistant's turns of a conversation are learned."""
+    max_tokens: int = Field(default=4096, ge=2, le=MOST_TOKENS)
+    """Longest row, in tokens; a longer one is refused."""
+    rows_per_step: int = Field(default=32, ge=1, le=MOST_ROWS)
+    """Rows of one optimizer update."""
+    epochs: int = Field(default=1, ge=1, le=1000)
+    """How often each row is learned."""
+    heldout_interval: int = Field(default=10, ge=1, le=1 << 20)
+    """Steps between two measurements of the held-out loss."""
+
+
+class SftConfig(Section):
+    """A supervised fine-tuning."""
+
+    run: SftRunSection = SftRunSection()
+    model: ModelSection = ModelSection()
+    learner: LearnerSection = LearnerSection()
+    data: SftDataSection = SftDataSection()
+
+    @model_validator(mode="after")
+    def _check(self) -> "SftConfig":
+        if not self.data.train:
+            raise ValueError("data.train names no file; give files of JSON lines or Parquet")
+        if self.learner.ranks > 1:
+            raise ValueError(
+                f"learner.ranks={self.learner.ranks} is not possible: antiphon sft trains on one rank; leave "
+                "it out"
+            )
+        return self
+
+    def steps(self, rows: int) -> int:
+        """Return the updates that so many rows take."""
+        return math.ceil(rows * self.data.epochs / self.data.rows_per_step)
+
+    def as_run(self, steps: int, learning_rate: float) -> RunConfig:
+        """Return what the learner is told: a run of so many steps with this objective."""
+        learner: dict[str, Any] = self.learner.model_dump(mode="json") | {"learning_rate": learning_rate}
+        return build_config(
+            {
+                "run": {"name": self.run.name, "seed": self.run.seed, "steps": steps},
+                "model": self.model.model_dump(mode="json"),
+                "learner": learner,
+                "algorithm": {"objective": CROSS_ENTROPY},
+            }
+        )
+
+
+def load_sft_config(path: Path, overrides: list[str] | None = None) -> SftConfig:
+    """Read a YAML file, apply overrides such as `data.epochs=2`, and check the result.
+
+    Raises:
+        ConfigError: with one sentence that names the field and the fix.
+    """
+    try:
+        return SftConfig.model_validate(read_tree(path, overrides))
+    except ValidationError as error:
+        raise ConfigError(sentences(error, SftConfig)) from error

@@ -1,0 +1,168 @@
+"""Supervised rows: prompts with completions, and conversations, as token ids with what of them is learned.
+
+What the assistant wrote is found by writing a conversation up to its turn, and with it, in the model's own
+form: what the second has beyond the first is the turn, up to the token that ends it. So no template need mark
+turns itself. One whose earlier text changes once more follows cannot be masked, and is refused.
+
+Legend: T tokens of a row.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from antiphon.core.errors import ConfigError
+from antiphon.core.records import BatchRow, FinishReason, Observed, VersionSpan
+from antiphon.models.chat_template import ChatTemplate
+from antiphon.models.codec import TextCodec
+from antiphon.system.rows import Rows
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedRow:
+    """One row of a file."""
+
+    token_ids: tuple[int, ...]
+    """[T] all of it, up to the last token that is learned."""
+    learned: Observed
+    """Ranges [start, stop) of tokens that are learned, in order; the last one ends at T."""
+
+    @property
+    def learned_tokens(self) -> int:
+        return sum(stop - start for start, stop in self.learned)
+
+    def batch_row(self, number: int, version: int) -> BatchRow:
+        """Return it as the learner trains on it: what is learned stands as sampled, the rest as observed."""
+        begin = self.learned[0][0]
+        spans = tuple(VersionSpan(version, start - begin, stop - begin) for start, stop in self.learned)
+        between = zip(self.learned[:-1], self.learned[1:], strict=True)
+        count = len(self.token_ids) - begin
+        return BatchRow(
+            np.array(self.token_ids[begin:], dtype=np.int32),
+            np.zeros(count, dtype=np.float32),
+            spans,
+            FinishReason.STOP,
+            observed=tuple((stop - begin, start - begin) for (_, stop), (start, _) in between),
+            group_id=f"row-{number}",
+            prompt_key="",
+            sample_index=0,
+            prompt_token_ids=np.array(self.token_ids[:begin], dtype=np.int32),
+            reward=0.0,
+            advantage=1.0,
+        )
+
+
+class SupervisedReader:
+    """Makes rows of files, for one model."""
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        template: ChatTemplate | None,
+        ends: Collection[int],
+        turns: Literal["all", "last"] = "all",
+        max_tokens: int = 1 << 30,
+    ) -> None:
+        """Read for a tokenizer and its chat template, if it has one.
+
+        Args:
+            codec: the model's tokenizer.
+            template: None for a model without: it takes prompts with completions alone, as plain text.
+            ends: token ids that end a turn; a plain completion gets the first.
+            turns: which of the assistant's turns are learned.
+            max_tokens: longest row.
+        """
+        self._codec, self._template, self._ends = codec, template, tuple(ends)
+        self._turns, self._max_tokens = turns, max_tokens
+
+    def read(self, files: Rows, field: str) -> Iterator[SupervisedRow]:
+        """Yield the rows of files, named by `field` in errors.
+
+        Raises:
+            ConfigError: naming the first row that cannot be learned from, and why.
+        """
+        for number in range(len(files)):
+            try:
+                row = self.row(files[number])
+                if len(row.token_ids) > self._max_tokens:
+                    raise ConfigError(
+                        f"it has {len(row.token_ids)} tokens, more than data.max_tokens={self._max_tokens}; "
+                        "shorten it, or raise that"
+                    )
+                if row.learned[0][0] == 0:
+                    raise ConfigError("nothing stands before its first turn; a row begins with a prompt")
+            except ConfigError as error:
+                raise ConfigError(f"{field}: {files.where(number)}: {error}") from error
+            yield row
+
+    def row(self, given: Mapping[str, Any]) -> SupervisedRow:
+        """Return what a row holds.
+
+        Raises:
+            ConfigError: when it has neither form, a message has no known role or no text, or the template
+                cannot mask turns.
+        """
+        if "messages" in given:
+            return self._conversation(_messages(given["messages"]), given.get("tools"))
+        prompt, completion = given.get("prompt"), given.get("completion")
+        if not isinstance(prompt, str) or not isinstance(completion, str) or not completion:
+            raise ConfigError(
+                "it has no `messages`, and `prompt` and `completion` are not both text; give one or the other"
+            )
+        if self._template is not None:
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+            return self._conversation(messages, None)
+        before = self._codec.encode(self._codec.shielded(prompt))
+        after = self._codec.encode(self._codec.shielded(completion), add_special_tokens=False)
+        ids = (*before, *after, *self._ends[:1])
+        return SupervisedRow(ids, ((len(before), len(ids)),))
+
+    def _conversation(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> SupervisedRow:
+        if self._template is None:
+            raise ConfigError(
+                "it has `messages`, and model.path has no chat template; give `prompt` and `completion`, or "
+                "a model with one"
+            )
+        shielded = [
+            {**one, "content": self._codec.shielded(one["content"])}
+            if isinstance(one.get("content"), str)
+            else one
+            for one in messages
+        ]
+        places = [place for place, one in enumerate(messages) if one["role"] == "assistant"]
+        if not places:
+            raise ConfigError("none of its messages is the assistant's, so there is nothing to learn")
+        chosen, learned = places if self._turns == "all" else places[-1:], list[tuple[int, int]]()
+        whole: list[int] = []
+        for place in reversed(chosen):
+            before = self._template.render_ids(shielded[:place], tools=tools)
+            after = self._template.render_ids(shielded[: place + 1], tools=tools, add_generation_prompt=False)
+            whole = whole or after
+            stop = max(
+                (at + 1 for at in range(len(before), len(after)) if after[at] in self._ends),
+                default=len(after),
+            )
+            if after[: len(before)] != before or whole[:stop] != after[:stop] or stop == len(before):
+                raise ConfigError(
+                    f"the chat template of model.path writes what stands before turn {place + 1} otherwise "
+                    "once that turn, or a later one, follows, so that it cannot be masked; "
+                    + ("use data.turns=last, or " if self._turns == "all" and len(places) > 1 else "")
+                    + "give another template in chat_template.jinja"
+                )
+            learned.append((len(before), stop))
+        return SupervisedRow(tuple(whole[: learned[0][1]]), tuple(reversed(learned)))
+
+
+def _messages(given: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ConfigError("`messages` must be a list of objects with `role` and `content`")
+    for one in given:
+        if one.get("role") not in ROLES:
+            raise ConfigError(f"a message has the role {one.get('role')!r}; use one of {', '.join(ROLES)}")
+        if not isinstance(one.get("content"), str) and not one.get("tool_calls"):
+            raise ConfigError(f"a message of {one['role']} has neither text in `content` nor `tool_calls`")
+    return given

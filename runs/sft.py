@@ -1,0 +1,189 @@
+"""Supervised fine-tuning: rows of files train the model by the learner's own engine, step by step.
+
+Which rows a step learns follows from the seed alone, so an interrupted training continues from its newest
+checkpoint to the same weights. Its folder, `sft/NAME-sSEED-DIGEST` in the home, is named by all that decides
+them; at the end a Hugging Face folder stands in it, which `model.path` of a run may name.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.api.policy_file import copy_policy
+from antiphon.core.digests import digest_bytes
+from antiphon.core.learning_rate import rate_by_size
+from antiphon.core.records import BatchRow
+from antiphon.core.seeds import generator
+from antiphon.core.sft_config import SftConfig
+from antiphon.lineage.export import WEIGHTS
+from antiphon.lineage.names import MODEL_FILES
+from antiphon.lineage.rollout_table import encode_batch
+from antiphon.lineage.tracking.tracked_run import open_run
+from antiphon.models.chat_template import ChatTemplate, chat_templates
+from antiphon.models.codec import TextCodec, local_model_directory
+from antiphon.models.directory import count_parameters, end_tokens, model_digest, most_positions
+from antiphon.models.supervised import SupervisedReader, SupervisedRow
+from antiphon.runs.directory import lock
+from antiphon.services.learner.training import TrainedStep
+from antiphon.system.clock import wall_clock
+from antiphon.system.files import flush_tree, write_atomically
+from antiphon.system.rows import Rows, named_files
+from antiphon.weights.payload_store import PayloadStore
+
+LOG, MODEL = "steps.jsonl", "model"
+SFT_TIMES = 10.0
+"""A learning rate that nobody set is this often that of a run, whose updates are noisier."""
+
+Line = dict[str, float]
+"""A step's figures: step, loss (nats per learned token), gradient_norm, learning_rate, tokens; at some of
+them heldout_loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class SftPlan:
+    """What a training will do, checked before anything is loaded."""
+
+    config: SftConfig
+    model: Path
+    rows: tuple[SupervisedRow, ...]
+    heldout: tuple[SupervisedRow, ...]
+    learning_rate: float
+    folder: Path
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps(len(self.rows))
+
+    @property
+    def tokens(self) -> int:
+        """Return the learned tokens of all epochs."""
+        return self.config.data.epochs * sum(row.learned_tokens for row in self.rows)
+
+    def batch(self, step: int) -> list[BatchRow]:
+        """Return the rows of a step, in an order that each epoch draws anew."""
+        size, count = self.config.data.rows_per_step, len(self.rows)
+        found = []
+        for place in range(step * size, min((step + 1) * size, count * self.config.data.epochs)):
+            number = int(self._order(place // count)[place % count])
+            # The same row twice in a step is two: the last one of an epoch, and the first of the next.
+            found.append(self.rows[number].batch_row(place, step))
+        return found
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        drawn: Sequence[int] = (
+            generator("sft", self.config.run.seed, epoch).permutation(len(self.rows)).tolist()
+        )
+        return drawn
+
+
+def plan_sft(config: SftConfig, home: Path) -> SftPlan:
+    """Read and check everything that a training takes.
+
+    Raises:
+        ConfigError: for a missing model or file, a row that cannot be learned from, or a template that cannot
+            mask turns; the first one is named.
+    """
+    model = local_model_directory(config.model.path)
+    codec, (texts, specials) = TextCodec.load(str(model)), chat_templates(str(model))
+    template = None
+    if texts:
+        template = ChatTemplate(codec, str(model), texts, specials, config.model.template_arguments)
+    data, most = config.data, most_positions(model)
+    if most is not None and data.max_tokens > most:
+        data = data.model_copy(update={"max_tokens": most})
+    reader = SupervisedReader(codec, template, end_tokens(model), data.turns, data.max_tokens)
+    read = {
+        field: tuple(reader.read(Rows(named_files(files, f"data.{field}", field)), f"data.{field}"))
+        for field, files in (("train", data.train), ("heldout", data.heldout))
+        if files
+    }
+    rate = config.learner.learning_rate
+    if rate is None:
+        adapters = bool(config.learner.lora.rank)
+        rate = rate_by_size(count_parameters(model), adapters=adapters) * (1.0 if adapters else SFT_TIMES)
+    told = config.model_dump_json(exclude={"data": {"train", "heldout", "heldout_interval"}})
+    learned = encode_batch([row.batch_row(number, 0) for number, row in enumerate(read["train"])])
+    facts = [told, model_digest(model), f"{rate!r}", digest_bytes(learned)]
+    name = f"{config.run.name}-s{config.run.seed}-{digest_bytes('|'.join(facts).encode())[:8]}"
+    return SftPlan(config, model, read["train"], read.get("heldout", ()), rate, home / "sft" / name)
+
+
+def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]:
+    """Train, or go on where an earlier call stopped, and return the figures of all steps.
+
+    Args:
+        plan: what to do.
+        home: MLflow's records are kept there.
+        told: gets the figures of each step that is trained now.
+
+    Raises:
+        ConfigError: when the model cannot be trained, or another process trains it.
+        UnavailableError: when the disk is full.
+    """
+    from antiphon.services.learner.checkpoints import CheckpointStore
+    from antiphon.services.learner.step import Trainer
+
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(lock(plan.folder))
+        log, learner = plan.folder / LOG, plan.config.learner
+        lines: list[Line] = (
+            [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+        )
+        if len(lines) == plan.steps and (plan.folder / MODEL).is_dir():
+            return lines
+        checkpoints = CheckpointStore(plan.folder / "checkpoints", learner.checkpoints_kept)
+        trainer = Trainer(plan.config.as_run(plan.steps, plan.learning_rate), checkpoints)
+        held = trainer.start(plan.steps)
+        stack.callback(trainer.stop)
+        lines = lines[: held.version]
+        told_of = {"kind": "sft", "rows": str(len(plan.rows)), "model.path": plan.config.model.path}
+        tracked = open_run(
+            home, plan.folder / "mlflow.json", plan.config.run.name, plan.folder.name, told_of, {}
+        )
+        heldout = [row.batch_row(number, 0) for number, row in enumerate(plan.heldout)]
+        for step in range(held.version, plan.steps):
+            rows = plan.batch(step)
+            held = trainer.train(step, encode_batch(rows))
+            line = {
+                "step": float(step + 1),
+                "loss": held.metrics["loss"],
+                "tokens": held.metrics["completion_tokens"],
+            }
+            line |= {name: held.metrics[name] for name in ("gradient_norm", "learning_rate")}
+            last = step + 1 == plan.steps
+            if heldout and (last or (step + 1) % plan.config.data.heldout_interval == 0):
+                line["heldout_loss"] = -trainer.mean_logprob(heldout)
+            lines.append(line)
+            if last or (step + 1) % learner.checkpoint_interval == 0:
+                write_atomically(log, "".join(json.dumps(one) + "\n" for one in lines).encode())
+                trainer.save()
+            tracked.log_summary(
+                step + 1, {f"sft/{name}": value for name, value in line.items()}, wall_clock()
+            )
+            told(line)
+        _write_model(plan, held)
+        tracked.client.set_terminated(tracked.run_id)
+    return lines
+
+
+def _write_model(plan: SftPlan, held: TrainedStep) -> None:
+    """Write the version that is held as a Hugging Face folder, whole or not at all."""
+    from antiphon.weights.snapshot import write_snapshot
+
+    begun = plan.folder / f"{MODEL}.begun"
+    shutil.rmtree(begun, ignore_errors=True)
+    begun.mkdir()
+    store = PayloadStore(begun / "payloads")
+    manifest = write_snapshot(store, plan.folder.name, held.version, held.weights)
+    with (begun / WEIGHTS).open("wb") as target:
+        copy_policy(store.path(manifest.payloads[0].digest), target.write)
+    shutil.rmtree(begun / "payloads")
+    for name in MODEL_FILES:
+        if (plan.model / name).is_file():
+            shutil.copy(plan.model / name, begun / name)
+    flush_tree(begun)
+    begun.rename(plan.folder / MODEL)
