@@ -126,7 +126,7 @@ class Objective:
             temperature: of the distribution; None: that of the run's sampling.
         """
         temperature = self.temperature if temperature is None else temperature
-        if hidden.dtype == torch.float32 and len(hidden) * len(head) <= LOGITS_AT_ONCE:
+        if hidden.dtype != torch.bfloat16 and len(hidden) * len(head) <= LOGITS_AT_ONCE:
             logits = hidden @ head.T
             if temperature != 1.0:
                 logits = logits / temperature
