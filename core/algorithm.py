@@ -43,8 +43,8 @@ class AlgorithmSection(Section):
     """Policy-gradient loss, how ratios are clipped and tokens are averaged: `grpo`, `dapo`, `dr_grpo`,
     `gspo`, `cispo`, or one's own as `package.module:function`; see docs/guides/own-objective.md."""
     advantage: str | None = None
-    """What a reward is worth beside the others. null: `baseline` and `normalise_advantages` say; or one's own
-    as `package.module:function`; see docs/guides/own-objective.md."""
+    """What a reward is worth beside the others. null: `baseline`, `normalise_advantages` and `deviation` say;
+    or one's own as `package.module:function`; see docs/guides/own-objective.md."""
     clip_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Lower clip: ratios below 1 - clip_low get no gradient where the advantage is negative. null: the
     objective's own (grpo, dapo, dr_grpo 0.2; gspo 0.0003); cispo has none."""
