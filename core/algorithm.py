@@ -21,6 +21,10 @@ CLIPS: dict[str, tuple[float, float]] = {
 
 CROSS_ENTROPY = "cross_entropy"
 """The objective of `antiphon sft`: no policy sampled what is learned, so that no run has it."""
+
+FILTER_BOUNDS: dict[str, tuple[float, float]] = {"sequence": (0.5, 2.0), "geometric": (0.99, 1.01)}
+"""Level of a sequence filter -> its own `sequence_filter_low` and `sequence_filter_high`."""
+
 UNREACHED_CAP = 1.1
 """A geometric mean over a trajectory's tokens hardly ever comes so far from 1."""
 
@@ -30,8 +34,9 @@ _SAME_UNCLIPPED = {"gspo": "grpo", "cispo": "dapo"}
 _OF_LOSS = (
     *("clip_low", "clip_high", "dual_clip", "decoupled"),
     *("correction", "correction_level", "correction_cap", "correction_floor"),
+    *("sequence_filter", "sequence_filter_low", "sequence_filter_high"),
 )
-_OF_ADVANTAGES = ("baseline", "normalise_advantages")
+_OF_ADVANTAGES = ("baseline", "normalise_advantages", "deviation")
 
 
 class AlgorithmSection(Section):
@@ -41,8 +46,8 @@ class AlgorithmSection(Section):
     """Policy-gradient loss, how ratios are clipped and tokens are averaged: `grpo`, `dapo`, `dr_grpo`,
     `gspo`, `cispo`, or one's own as `package.module:function`; see docs/guides/own-objective.md."""
     advantage: str | None = None
-    """What a reward is worth beside the others. null: `baseline` and `normalise_advantages` say; or one's own
-    as `package.module:function`; see docs/guides/own-objective.md."""
+    """What a reward is worth beside the others. null: `baseline`, `normalise_advantages` and `deviation` say;
+    or one's own as `package.module:function`; see docs/guides/own-objective.md."""
     clip_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Lower clip: ratios below 1 - clip_low get no gradient where the advantage is negative. null: the
     objective's own (grpo, dapo, dr_grpo 0.2; gspo 0.0003); cispo has none."""
@@ -65,13 +70,27 @@ class AlgorithmSection(Section):
     """Largest importance weight."""
     correction_floor: float = Field(default=0.5, ge=0.0)
     """Smallest importance weight that correction=mask keeps."""
+    sequence_filter: Literal["sequence", "geometric"] | None = None
+    """Whole trajectories that get no gradient, beside what correction does: those whose importance weight at
+    this level, as of correction_level, is outside [sequence_filter_low, sequence_filter_high]; null: none."""
+    sequence_filter_low: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Smallest weight of a trajectory that is kept. null: 0.5, for geometric 0.99."""
+    sequence_filter_high: float | None = Field(default=None, ge=1.0, le=1e8)
+    """Largest weight of a trajectory that is kept. null: 2, for geometric 1.01."""
+    entropy_bonus: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The loss of a token falls by this times the entropy, in nats, of the distribution that the learner
+    predicts it from; the output head then works once more. 0: no bonus."""
     divisor: Literal["sampled", "trained"] = "sampled"
     """What the loss is divided by. sampled: also what loop.filter=drop left out, so that the filter changes
     the work of a step and not its update; trained: what is in the batch."""
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What a reward is compared with: the mean of its group, or of the group's others (RLOO)."""
+    baseline: Literal["mean", "leave_one_out", "batch"] = "mean"
+    """What a reward is compared with: the mean of its group, of the group's others (RLOO), or of the whole
+    batch (REINFORCE++)."""
     normalise_advantages: bool = True
-    """Divide advantages by the group's standard deviation (dr_grpo never does)."""
+    """Divide advantages by a standard deviation (dr_grpo never does)."""
+    deviation: Literal["group", "batch"] = "group"
+    """Whose standard deviation that is: the rewards' of a group, or all advantages' of the batch, so that a
+    group of almost equal rewards gets no huge advantages (REINFORCE++)."""
     truncated_completions: Literal["train", "mask_loss", "mask"] = "train"
     """Completions that sampling.max_tokens cut off. train: like any other; mask_loss: no gradient, but a part
     in their group's baseline and in the divisor (DAPO's overlong filtering); mask: as if they had not been
@@ -109,6 +128,11 @@ class AlgorithmSection(Section):
             raise ValueError(
                 "algorithm.correction_level=token does not fit algorithm.objective=gspo, whose ratio is one "
                 "of the whole trajectory; use geometric or sequence, or leave it out"
+            )
+        if self.baseline == "batch" and self.divides_by_deviation and self.deviation == "group":
+            raise ValueError(
+                "algorithm.baseline=batch does not fit algorithm.deviation=group, which is that of rewards "
+                "around the mean of their group; set algorithm.deviation=batch"
             )
         if name == "cispo":
             self._check_cispo()
@@ -152,8 +176,17 @@ class AlgorithmSection(Section):
         return self.correction_level or ("geometric" if self.objective == "gspo" else "token")
 
     @property
+    def filter_bounds(self) -> tuple[float, float]:
+        """Return the smallest and the largest weight of a trajectory that the sequence filter keeps."""
+        low, high = FILTER_BOUNDS[self.sequence_filter or "sequence"]
+        return (
+            low if self.sequence_filter_low is None else self.sequence_filter_low,
+            high if self.sequence_filter_high is None else self.sequence_filter_high,
+        )
+
+    @property
     def divides_by_deviation(self) -> bool:
-        """Return whether advantages are divided by their group's standard deviation."""
+        """Return whether advantages are divided by a standard deviation."""
         return self.normalise_advantages and self.objective != "dr_grpo"
 
     def idle_keys(self) -> list[str]:
@@ -175,6 +208,9 @@ class AlgorithmSection(Section):
                 "algorithm.baseline=leave_one_out only scales all advantages where they are divided by the "
                 "group's deviation; set algorithm.normalise_advantages=false"
             )
+        if self.advantage is None and self.deviation == "batch" and not self.divides_by_deviation:
+            why = "objective=dr_grpo" if self.normalise_advantages else "normalise_advantages=false"
+            found.append(f"algorithm.deviation cannot act with algorithm.{why}; leave it out")
         if self.overlong_margin_tokens is None and self._set("overlong_penalty"):
             found.append(
                 "algorithm.overlong_penalty cannot act without algorithm.overlong_margin_tokens; leave it out"
@@ -192,15 +228,21 @@ class AlgorithmSection(Section):
                     f"algorithm.objective={self.objective} does not differ from "
                     f"{_SAME_UNCLIPPED[self.objective]} but by its weights: {why}; {fix}"
                 )
-            if self.weight_level == "geometric" and self.correction_cap >= UNREACHED_CAP:
+            unbounded = self.weight_level == "geometric" and self.correction_cap >= UNREACHED_CAP
+            if unbounded and self.sequence_filter is None:
                 found.append(
                     "nothing bounds a step on stale data: no clip acts, and a geometric mean hardly ever "
                     f"reaches algorithm.correction_cap={self.correction_cap:g}; set that to 1.01 or so, or "
                     "take several updates (examples/gspo.yaml)"
                 )
+        filters = ("sequence_filter_low", "sequence_filter_high")
+        if self.decoupled and self.sequence_filter is None and (keys := [*filter(self._set, filters)]):
+            found.append(
+                f"{_names(keys)} cannot act without algorithm.sequence_filter; leave {_them(keys)} out"
+            )
         keys = [key for key in ("correction_level", "correction_cap", "correction_floor") if self._set(key)]
         if not self.decoupled:
-            keys += ["correction"] if self._set("correction") else []
+            keys += [key for key in ("correction", "sequence_filter", *filters) if self._set(key)]
             without = "algorithm.decoupled=false"
         elif self.correction == "none":
             without = "algorithm.correction=none"

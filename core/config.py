@@ -118,6 +118,11 @@ class RunConfig(Section):
                 f"algorithm.overlong_margin_tokens={margin} leaves no length unpunished, since sampling."
                 f"max_tokens={most}; lower it (DAPO: a fifth of that)"
             )
+        if self.algorithm.baseline == "batch" and self.algorithm.advantage is None and loop.filter != "none":
+            raise ValueError(
+                f"algorithm.baseline=batch learns from groups whose rewards are all equal too, which loop."
+                f"filter={loop.filter} leaves out; set loop.filter=none, or use another baseline"
+            )
         if loop.accept_uneven and loop.mode != "fixed":
             raise ValueError(
                 f"loop.accept_uneven=true has no effect with loop.mode={loop.mode}, which takes uneven "

@@ -66,6 +66,41 @@ def group_advantages(
     return found
 
 
+def batch_advantages(
+    rewards: Sequence[npt.NDArray[np.float64]],
+    counted: Sequence[npt.NDArray[np.bool_]],
+    normalise: bool,
+    baseline: Literal["mean", "leave_one_out", "batch"],
+) -> list[npt.NDArray[np.float64]]:
+    """Return the advantages [G] of all groups of a batch, over the deviation of all of them if asked.
+
+    REINFORCE++ (Hu and others, arXiv 2501.03262): with the baseline `batch` as (r_i - mean r) / std r over
+    the batch, with that of a group as REINFORCE++-baseline, whose mean over the batch is 0 already. The
+    deviation is that of a sample. Advantages that are all equal are exact zeros.
+
+    Args:
+        rewards: [G] of each group, finite.
+        counted: [G] of each group, as in `group_advantages`.
+        normalise: divide by the standard deviation of the batch.
+        baseline: as in `group_advantages`, or the mean of all rewards.
+
+    >>> rewards, all_ = [np.array([1.0, 0.0]), np.array([4.0, 0.0])], [np.array([True, True])] * 2
+    >>> [one.round(2).tolist() for one in batch_advantages(rewards, all_, True, "mean")]
+    [[0.3, -0.3], [1.19, -1.19]]
+    """
+    among = np.concatenate([np.zeros(0, dtype=np.bool_), *counted])
+    if baseline == "batch":
+        found = group_advantages(np.concatenate([np.zeros(0), *rewards]), False, counted=among)
+    else:
+        own = [
+            group_advantages(one, False, baseline, kept) for one, kept in zip(rewards, counted, strict=True)
+        ]
+        found = np.concatenate([np.zeros(0), *own])
+    if normalise and has_variance(found[among]):
+        found /= float(found[among].std(ddof=1)) + STD_FLOOR
+    return np.split(found, np.cumsum([len(one) for one in counted])[:-1]) if counted else []
+
+
 def overlong_punishment(
     lengths: npt.NDArray[np.int64], max_tokens: int, margin: int
 ) -> npt.NDArray[np.float64]:

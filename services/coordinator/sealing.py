@@ -19,6 +19,7 @@ from antiphon.core.coordinator.loop_state import PromptSource
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.loop.advantages import (
     OwnAdvantage,
+    batch_advantages,
     check_advantage,
     group_advantages,
     overlong_punishment,
@@ -69,11 +70,11 @@ def seal_batch(
     """
     rows: list[BatchRow] = []
     timings: list[RowTiming] = []
-    for group, advantages in zip(plan.used, _advantages(plan.used, sampled, config), strict=True):
-        rows.extend(_rows(group, *sampled[group.group_id], advantages))
-        timings.extend(_timings(group))
     # With filter=refill their places went to other groups, so that the step divides by those.
     dropped = plan.filtered if config.loop.filter == "drop" else ()
+    for group, advantages in zip(plan.used, _advantages(plan.used, dropped, sampled, config), strict=True):
+        rows.extend(_rows(group, *sampled[group.group_id], advantages))
+        timings.extend(_timings(group))
     counted = [(group, _counted_lengths(group, sampled, config.algorithm)) for group in dropped]
     left_out = [LeftOut(group.group_id, len(lengths), sum(lengths)) for group, lengths in counted]
     digest = store.put(encode_batch(rows, left_out))
@@ -199,21 +200,19 @@ def _row(
 
 
 def _counts(
-    group: GroupState, submission: GroupSubmission, algorithm: AlgorithmSection
+    group: GroupState, sampled: Mapping[str, Sampled], algorithm: AlgorithmSection
 ) -> npt.NDArray[np.bool_]:
     """Return which trajectories [G] count as sampled: those scored, and not cut off where that is masked."""
     counts = np.array([index not in group.failures for index in range(group.samples)])
     if algorithm.truncated_completions == "mask":
-        counts &= [not x.finish_reason.cut_off for x in submission.trajectories]
+        counts &= [not x.finish_reason.cut_off for x in sampled[group.group_id][0].trajectories]
     return counts
 
 
 def _counted_lengths(
     group: GroupState, sampled: Mapping[str, Sampled], algorithm: AlgorithmSection
 ) -> list[int]:
-    if algorithm.truncated_completions != "mask":
-        return [group.token_counts[index] for index in group.scored]
-    counts = _counts(group, sampled[group.group_id][0], algorithm)
+    counts = _counts(group, sampled, algorithm)
     return [length for length, counted in zip(group.token_counts, counts, strict=True) if counted]
 
 
@@ -231,11 +230,19 @@ def own_advantage(reference: str) -> OwnAdvantage:
 
 
 def _advantages(
-    groups: Sequence[GroupState], sampled: Mapping[str, Sampled], config: RunConfig
+    used: Sequence[GroupState],
+    dropped: Sequence[GroupState],
+    sampled: Mapping[str, Sampled],
+    config: RunConfig,
 ) -> list[npt.NDArray[np.float64]]:
-    """Return the advantages [G] of each group of a batch."""
+    """Return the advantages [G] of each used group of a batch.
+
+    Those dropped are part of its deviation, so that the filter does not change the update.
+    """
     algorithm, most = config.algorithm, config.sampling.max_tokens
-    counted = [_counts(group, sampled[group.group_id][0], algorithm) for group in groups]
+    over_batch = algorithm.advantage is None and "batch" in (algorithm.deviation, algorithm.baseline)
+    groups = [*used, *dropped] if over_batch else used
+    counted = [_counts(group, sampled, algorithm) for group in groups]
     rewards = [np.asarray(group.rewards, dtype=np.float64) for group in groups]
     lengths = [np.asarray(group.token_counts, dtype=np.int64) for group in groups]
     if (margin := algorithm.overlong_margin_tokens) is not None:
@@ -243,8 +250,12 @@ def _advantages(
             own += algorithm.overlong_penalty * overlong_punishment(tokens, most, margin)
     if name := algorithm.advantage:
         return own_advantages(f"algorithm.advantage={name}", own_advantage(name), rewards, lengths, counted)
-    how = algorithm.divides_by_deviation, algorithm.baseline
-    return [group_advantages(own, *how, among) for own, among in zip(rewards, counted, strict=True)]
+    normalise, baseline = algorithm.divides_by_deviation, algorithm.baseline
+    if algorithm.deviation == "batch" or baseline == "batch":
+        return batch_advantages(rewards, counted, normalise, baseline)[: len(used)]
+    return [
+        group_advantages(own, normalise, baseline, among) for own, among in zip(rewards, counted, strict=True)
+    ]
 
 
 def _rows(

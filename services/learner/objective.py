@@ -20,6 +20,7 @@ import torch
 from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from antiphon.core.algorithm import CROSS_ENTROPY, AlgorithmSection
 from antiphon.services.learner.own_objective import OwnLoss, own_objective, token_losses
@@ -126,7 +127,7 @@ class Objective:
             temperature: of the distribution; None: that of the run's sampling.
         """
         temperature = self.temperature if temperature is None else temperature
-        if hidden.dtype == torch.float32 and len(hidden) * len(head) <= LOGITS_AT_ONCE:
+        if hidden.dtype != torch.bfloat16 and len(hidden) * len(head) <= LOGITS_AT_ONCE:
             logits = hidden @ head.T
             if temperature != 1.0:
                 logits = logits / temperature
@@ -157,10 +158,22 @@ class Objective:
                 of the step came before this one.
         """
         logprobs = self.logprobs(hidden, head, batch)
-        if self._own is not None:
-            return self._own_loss(logprobs, batch, totals)
         if self._supervised:
             return self._cross_entropy(logprobs, batch, totals)
+        policy_loss = self._policy_loss if self._own is None else self._own_loss
+        loss, found = policy_loss(logprobs, batch, totals, proximal_logprobs)
+        if bonus := self._algorithm.entropy_bonus:
+            loss = loss - bonus * self._mean(self.entropies(hidden, head, batch), batch, totals)
+        return loss, found
+
+    def _policy_loss(
+        self,
+        logprobs: torch.Tensor,
+        batch: MicroBatch,
+        totals: UpdateTotals,
+        proximal_logprobs: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, TokenMetrics]:
+        """Return what `loss` does, without a bonus."""
         old, weight, found = self.ingredients(logprobs.detach(), batch, proximal_logprobs)
         # Where each trajectory counts alike, its branches do by their parts of its tokens. The loss of a
         # token is in proportion to the advantage.
@@ -182,13 +195,34 @@ class Objective:
         self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals
     ) -> tuple[torch.Tensor, TokenMetrics]:
         """Return minus the mean logprob of the tokens that are learned, over the whole update."""
-        count = LigerFusedLinearPPOBase._compute_dapo_normalizer(batch.mask, num_items_in_batch=totals.tokens)
-        mask = batch.mask if batch.rows else torch.zeros_like(batch.mask)
-        nowhere = torch.zeros_like(mask, dtype=torch.bool)
-        return -(logprobs * mask).sum() / count, TokenMetrics(logprobs.detach(), nowhere, nowhere, mask)
+        nowhere = torch.zeros_like(batch.mask, dtype=torch.bool)
+        found = TokenMetrics(logprobs.detach(), nowhere, nowhere, batch.mask)
+        return -self._mean(logprobs, batch, totals), found
+
+    def entropies(self, hidden: torch.Tensor, head: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        """Return the entropies [R, T], nats, of the distributions at the run's temperature; see `logprobs`.
+
+        Logits are made again in the backward pass, at most LOGITS_AT_ONCE at a time.
+        """
+        at_once = max(1, LOGITS_AT_ONCE // len(head))
+        options = {"use_reentrant": False, "preserve_rng_state": False}
+        parts = [checkpoint(_entropy, x, head, self.temperature, **options) for x in hidden.split(at_once)]
+        found: torch.Tensor = torch.cat(parts).index_select(0, batch.token_index.flatten())
+        return found.view_as(batch.mask)
+
+    def _mean(self, values: torch.Tensor, batch: MicroBatch, totals: UpdateTotals) -> torch.Tensor:
+        """Return the share of the update's mean of values [R, T], divided as the losses of tokens are."""
+        mask = batch.mask if batch.rows else torch.zeros_like(batch.mask)  # a dummy trains nothing
+        summed, kind = (values * mask).sum(1), self.options["loss_type"]
+        if kind == "grpo":
+            return (summed / batch.mask.sum(1) * batch.shares).sum() / totals.trajectories
+        if kind == "dr_grpo":
+            longest = totals.longest or self.options["max_completion_length"]
+            return summed.sum() / (totals.trajectories * longest)
+        return summed.sum() / LigerFusedLinearPPOBase._compute_dapo_normalizer(mask, totals.tokens)
 
     def _own_loss(
-        self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals
+        self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals, _: torch.Tensor | None
     ) -> tuple[torch.Tensor, TokenMetrics]:
         """Return what `loss` does, by the user's function."""
         assert self._own is not None
@@ -272,8 +306,20 @@ class Objective:
         """Return the weights [R, T] of exp(proximal - behaviour) and which of them were altered.
 
         At sequence level a trajectory's weight is the product over its tokens, at geometric level the
-        geometric mean. It is 0 where a token is further apart than LOG_RATIO_LIMIT, whatever the cap.
+        geometric mean. It is 0 where a token is further apart than LOG_RATIO_LIMIT, whatever the cap, and in
+        trajectories that the sequence filter leaves out.
         """
+        weight, altered = self._weights(proximal, batch)
+        if level := self._algorithm.sequence_filter:
+            low, high = self._algorithm.filter_bounds
+            whole = _of_sequence((proximal - batch.behaviour_logprobs) * batch.mask, batch.mask, level)
+            whole = whole.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+            left_out = ((whole < low) | (whole > high)) & (batch.mask > 0)
+            weight, altered = weight.masked_fill(left_out, 0.0), altered | left_out
+        return weight, altered
+
+    def _weights(self, proximal: torch.Tensor, batch: LossBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `importance_weights` before the sequence filter."""
         algorithm = self._algorithm
         distance = (proximal - batch.behaviour_logprobs) * batch.mask
         beyond = distance.abs() > LOG_RATIO_LIMIT  # what is no number goes on to the loss, which names it
@@ -281,10 +327,7 @@ class Objective:
             return torch.where(beyond, 0.0, torch.ones_like(batch.mask)), beyond
         if algorithm.weight_level != "token":
             beyond = beyond.any(1, keepdim=True).expand_as(beyond)
-            distance = distance.sum(1, keepdim=True)
-            if algorithm.weight_level == "geometric":
-                distance = distance / batch.mask.sum(1, keepdim=True)
-            distance = distance.expand_as(batch.mask)
+            distance = _of_sequence(distance, batch.mask, algorithm.weight_level)
         weight = distance.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         if algorithm.correction == "truncate":
             altered = weight > algorithm.correction_cap
@@ -295,3 +338,18 @@ class Objective:
         weight, altered = weight.masked_fill(beyond, 0.0), altered | beyond
         # Liger multiplies losses of padding by the mask afterwards: they must be finite.
         return torch.where(batch.mask > 0, weight, 1.0), altered & (batch.mask > 0)
+
+
+def _of_sequence(distance: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
+    """Return the sum of a sequence's log ratios, at geometric level their mean, for each token; [R, T]."""
+    found = distance.sum(1, keepdim=True)
+    if level == "geometric":
+        found = found / mask.sum(1, keepdim=True)
+    return found.expand_as(mask)
+
+
+def _entropy(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the entropies [P] of next tokens, nats, from [P, H] states and the [V, H] output embedding."""
+    logits = hidden @ head.T
+    found = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
+    return -(found.exp() * found).sum(-1)

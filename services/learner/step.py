@@ -281,12 +281,15 @@ def config_digest(config: RunConfig) -> str:
     Raises:
         ConfigError: when an objective of the user's own is not there, or is no loss.
     """
+    beside = {"advantage", "deviation"}  # a batch has the advantages
+    later = ("entropy_bonus", "sequence_filter", "sequence_filter_low", "sequence_filter_high")
+    beside |= {key for key in later if not getattr(config.algorithm, key)}  # unknown to earlier releases
     left_out = {"checkpoint_interval", "checkpoints_kept", "ranks"}
     left_out |= set() if config.learner.lora.rank else {"lora"}  # which earlier releases did not know
     text = "\n".join(
         [
             config.model.model_dump_json(),
-            config.algorithm.model_dump_json(exclude={"advantage"}),  # a batch has the advantages
+            config.algorithm.model_dump_json(exclude=beside),
             config.learner.model_dump_json(exclude=left_out),
             f"{config.run.seed} {config.run.steps}",
             f"{config.sampling.temperature} {config.sampling.max_tokens}",

@@ -87,8 +87,8 @@ def wrong_advantages(
         given: sample -> advantage, of all.
         algorithm: says how they are made.
     """
-    if algorithm.advantage is not None:
-        return ""  # the user's function says
+    if algorithm.advantage is not None or "batch" in (algorithm.baseline, algorithm.deviation):
+        return ""  # the user's function says, or the other groups do
     mean = statistics.fmean(rewards.values()) if rewards else 0.0
     spread = statistics.stdev(rewards.values()) if len(rewards) > 1 else 0.0
     for sample, advantage in given.items():

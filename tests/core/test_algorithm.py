@@ -27,6 +27,13 @@ from antiphon.core.errors import ConfigError
             {"advantage": "rloo"},
             "algorithm.advantage='rloo' is not possible: it must be package.module:function",
         ),
+        ({"baseline": "batch"}, "algorithm.baseline=batch does not fit algorithm.deviation=group"),
+        (
+            {"baseline": "batch", "deviation": "batch"},
+            "loop.filter=drop leaves out; set loop.filter=none, or use another baseline",
+        ),
+        ({"sequence_filter_low": 1.5}, "algorithm.sequence_filter_low=1.5 is not possible"),
+        ({"entropy_bonus": -0.1}, "algorithm.entropy_bonus=-0.1 is not possible"),
         ({"objective": None}, "algorithm.objective=null is not possible: it must be text"),
         ({"clip_high": float("nan")}, "algorithm.clip_high=nan is not possible"),
         ({"updates_per_step": 8}, "algorithm.updates_per_step=8 needs as many groups"),
@@ -71,6 +78,22 @@ def test_what_means_nothing_is_refused_in_one_sentence(changes: dict, sentence: 
         ({"baseline": "leave_one_out"}, ["set algorithm.normalise_advantages=false"]),
         ({"baseline": "leave_one_out", "normalise_advantages": False}, []),
         ({"objective": "m:f", "advantage": "m:g", "updates_per_step": 4}, []),
+        ({"deviation": "batch", "entropy_bonus": 0.01, "sequence_filter": "geometric"}, []),
+        ({"objective": "dr_grpo", "deviation": "batch"}, ["with algorithm.objective=dr_grpo; leave it out"]),
+        (
+            {"deviation": "batch", "normalise_advantages": False},
+            ["algorithm.deviation cannot act with algorithm.normalise_advantages=false"],
+        ),
+        ({"sequence_filter_low": 0.9}, ["sequence_filter_low cannot act without algorithm.sequence_filter"]),
+        (
+            {"sequence_filter": "sequence", "sequence_filter_high": 3.0, "decoupled": False},
+            ["sequence_filter and algorithm.sequence_filter_high cannot act with algorithm.decoupled=false"],
+        ),
+        ({"correction_level": "geometric", "sequence_filter": "sequence"}, []),
+        (
+            {"objective": "m:f", "sequence_filter": "geometric", "entropy_bonus": 0.1},
+            ["algorithm.sequence_filter cannot act with algorithm.objective=m:f; leave it out"],
+        ),
         (
             {
                 "objective": "m:f",
@@ -109,6 +132,8 @@ def test_each_objective_has_its_own_clips_and_level() -> None:
     assert AlgorithmSection(clip_high=0.5).clips == (0.2, 0.5)
     assert AlgorithmSection(objective="gspo", clip_low=0.01).clips == (0.01, 4e-4)
     assert AlgorithmSection(correction_level="sequence").weight_level == "sequence"
+    assert AlgorithmSection(sequence_filter="sequence").filter_bounds == (0.5, 2.0)
+    assert AlgorithmSection(sequence_filter="geometric", sequence_filter_low=0.9).filter_bounds == (0.9, 1.01)
 
 
 def test_a_soft_punishment_leaves_some_lengths_unpunished() -> None:

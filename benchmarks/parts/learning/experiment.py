@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import DynamicCache
 
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
 from antiphon.core.loop.admission import prompt_place
 from antiphon.core.loop.advantages import group_advantages, has_variance
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
@@ -222,6 +223,11 @@ class Experiment:
         self, problem: Problem, number: int, group: list[Sampled], rewards: Any, version: int
     ) -> list[BatchRow]:
         algorithm = self._config.algorithm
+        if algorithm.baseline == "batch" or algorithm.deviation == "batch":
+            raise ConfigError(
+                "algorithm.deviation=batch and algorithm.baseline=batch need all groups of a batch, "
+                "which are made one by one here; leave them out"
+            )
         masks = algorithm.truncated_completions == "mask"
         counted = np.array([one.ended or not masks for one in group])
         advantages = group_advantages(rewards, algorithm.divides_by_deviation, algorithm.baseline, counted)

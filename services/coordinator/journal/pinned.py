@@ -26,6 +26,7 @@ UNPINNED = {
     "sampling.stop": "[]",
     "algorithm.advantage": "null",
     START: "null",
+    "algorithm.deviation": '"group"',
     "algorithm.overlong_margin_tokens": "null",
     "algorithm.overlong_penalty": "0.5",
     "judge.model": '""',
@@ -68,7 +69,7 @@ def pinned_values(
     if config.learner.lora.start is not None:
         found[START] = "a folder"  # wherever it lies; its files are compared
     del found["environment.host_command"]  # how a host is started says nothing of what it runs
-    of_rewards = "baseline", "normalise_advantages", "overlong_margin_tokens", "overlong_penalty"
+    of_rewards = "baseline", "normalise_advantages", "deviation", "overlong_margin_tokens", "overlong_penalty"
     for name in ("objective", "advantage", *of_rewards, "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
     found |= {f"judge.{name}": tree["judge"][name] for name in ("model", "kind", "prompt", "scale")}

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.advantages import (
+    batch_advantages,
     check_advantage,
     group_advantages,
     has_variance,
@@ -42,6 +43,36 @@ def test_what_does_not_count_moves_no_other_and_gets_nothing(rewards, normalise,
     assert found[counted].tolist() == group_advantages(rewards[counted], normalise, baseline).tolist()
     assert not found[~counted].any()
     assert not group_advantages(rewards, normalise, baseline, np.zeros(rewards.size, dtype=bool)).any()
+
+
+@given(
+    rewards=st.lists(REWARDS, min_size=1, max_size=4),
+    baseline=st.sampled_from(["mean", "leave_one_out", "batch"]),
+    scale=st.floats(0.25, 4.0),
+    shift=st.floats(-2.0, 2.0),
+)
+def test_over_the_batch_advantages_have_a_deviation_of_one_whatever_the_unit_of_rewards(
+    rewards, baseline, scale, shift
+) -> None:
+    counted = [np.arange(one.size) % 3 != 1 for one in rewards]
+    plain, found = (batch_advantages(rewards, counted, how, baseline) for how in (False, True))
+    kept = np.concatenate(plain)[np.concatenate(counted)]
+    assert not any(one[~among].any() for one, among in zip(found, counted, strict=True))
+    assert abs(kept.mean()) < 1e-12
+    if kept.max() - kept.min() < 0.1:
+        return  # the floor of the deviation counts
+    whole = np.concatenate(found)[np.concatenate(counted)]
+    assert whole.std(ddof=1) == pytest.approx(1.0, abs=1e-4)
+    moved = batch_advantages([scale * one + shift for one in rewards], counted, True, baseline)
+    assert np.concatenate(moved) == pytest.approx(np.concatenate(found), abs=1e-3)
+
+
+def test_a_group_whose_rewards_are_equal_learns_from_the_mean_of_the_batch_alone() -> None:
+    rewards, counted = [np.array([1.0, 1.0]), np.array([1.0, 0.0])], [np.ones(2, bool)] * 2
+    assert batch_advantages(rewards, counted, True, "mean")[0].tolist() == [0.0, 0.0]
+    assert batch_advantages(rewards, counted, False, "batch")[0].tolist() == [0.25, 0.25]
+    assert batch_advantages([np.ones(2)], counted[:1], True, "batch")[0].tolist() == [0.0, 0.0]
+    assert batch_advantages([], [], True, "mean") == []
 
 
 @given(rewards=REWARDS, counted=st.lists(st.booleans(), min_size=16, max_size=16))

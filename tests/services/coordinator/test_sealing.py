@@ -113,6 +113,26 @@ def test_an_advantage_of_ones_own_sees_all_groups_of_a_batch_and_what_counts_of_
     assert [row.advantage for row in rows] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("truncated", ["train", "mask"])
+@pytest.mark.parametrize("filter_", ["none", "drop", "refill"])
+def test_what_is_dropped_is_part_of_the_batchs_deviation_so_that_the_filter_changes_no_update(
+    tmp_path: Path, filter_: str, truncated: str
+) -> None:
+    algorithm = {"deviation": "batch", "truncated_completions": truncated}
+    config = build_config({"loop": {"filter": filter_}, "algorithm": algorithm})
+    (one, by_one), (same, by_same) = sampled("g0", (1.0, 1.0, 0.0, 1.0)), sampled("g1", (1.0,) * 4)
+    plan = SealPlan(0, (one, same), ()) if filter_ == "none" else SealPlan(0, (one,), (same,))
+    store, given = ArtifactStore(tmp_path), {"g0": by_one}
+    if truncated == "mask" or filter_ == "none":
+        given["g1"] = by_same
+    rows = read_batch(store.get(seal_batch(plan, given, Tally(), config, store).digest))[0]
+    centred = np.array([0.25, 0.25, -0.75, 0.25] if truncated == "train" else [0.5, 0.0, -0.5, 0.0])
+    counted = centred if truncated == "train" else centred[[0, 2]]
+    if filter_ != "refill":
+        counted = np.append(counted, np.zeros(len(counted)))
+    assert [row.advantage for row in rows[:4]] == pytest.approx(centred / (counted.std(ddof=1) + 1e-6))
+
+
 @pytest.mark.parametrize("filtered", [(), ("g0",)], ids=["a skipped step", "nothing that differs"])
 def test_a_batch_without_groups_has_no_advantage_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filtered: tuple[str, ...]

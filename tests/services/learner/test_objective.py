@@ -141,10 +141,70 @@ def test_loss_and_gradients_equal_the_reference(
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_gradients_do_not_depend_on_the_micro_batch_split(name) -> None:
+@pytest.mark.parametrize("level", ["sequence", "geometric"])
+@pytest.mark.parametrize(
+    ("name", "correction"), [("dapo", "truncate"), ("grpo", "mask"), ("cispo", "none"), ("gspo", "truncate")]
+)
+def test_a_trajectory_is_left_out_whole_and_the_others_keep_their_token_weights(
+    name: str, correction: str, level: str
+) -> None:
     toy = Toy()
-    objective = Objective(AlgorithmSection(objective=name), MAX_TOKENS, 1.0)
+    (batch,) = make_micro_batches(make_rows(12), 0, 10_000)
+    learner = toy.logprobs(batch).detach()
+    apart = 0.2 * torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
+    batch = dataclasses.replace(batch, behaviour_logprobs=(learner - apart) * batch.mask)
+    own = {"objective": name, "correction": correction}
+    filtered = AlgorithmSection(
+        **own, sequence_filter=level, sequence_filter_low=0.9, sequence_filter_high=1.1
+    )
+    plain, found = (
+        Objective(one, MAX_TOKENS, 1.0).importance_weights(learner, batch)
+        for one in (AlgorithmSection(**own), filtered)
+    )
+    for row, count in enumerate(batch.mask.sum(1).int().tolist()):
+        whole = float((apart[row, :count].mean() if level == "geometric" else apart[row, :count].sum()).exp())
+        kept = 0.9 <= whole <= 1.1
+        assert bool((found[0][row, :count] == (plain[0][row, :count] if kept else 0.0)).all())
+        assert bool((found[1][row, :count] == (plain[1][row, :count] if kept else True)).all())
+    assert 0 < int((found[0][:, 0] == 0).sum()) < 12
+    assert bool((found[0][batch.mask == 0] == 1.0).all()) and not found[1][batch.mask == 0].any()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_an_entropy_bonus_is_the_mean_entropy_divided_as_the_loss_is(
+    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objective_module, "LOGITS_AT_ONCE", 5 * VOCABULARY)
+    toy, found = Toy(), []
+    (batch,) = make_micro_batches(make_rows(8), 0, 10_000)
+    for bonus in (0.0, 0.5):
+        objective = Objective(AlgorithmSection(objective=name, entropy_bonus=bonus), MAX_TOKENS, temperature)
+        found.append(objective.loss(toy.hidden(batch), toy.head, batch, totals_of([batch]), None)[0])
+    logprobs = ((toy.hidden(batch) @ toy.head.T) / temperature)[batch.token_index].log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1) * batch.mask
+    mean = entropy.sum() / batch.mask.sum()
+    if name in ("grpo", "gspo"):
+        mean = (entropy.sum(1) / batch.mask.sum(1)).mean()
+    if name == "dr_grpo":
+        mean = entropy.sum() / (len(entropy) * MAX_TOKENS)
+    torch.testing.assert_close(found[0] - found[1], 0.5 * mean)
+    for ours, theirs in zip(gradients(toy, [found[0] - found[1]]), gradients(toy, [0.5 * mean]), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_a_dummy_has_no_entropy_bonus() -> None:
+    dummy, toy = Packing(make_rows(4), 1, 1000).make(None), Toy()
+    objective = Objective(AlgorithmSection(entropy_bonus=1.0), MAX_TOKENS, 1.0)
+    loss, _ = objective.loss(toy.hidden(dummy), toy.head, dummy, UpdateTotals(4, 9.0), None)
+    assert float(loss.detach()) == 0.0 and not any(one.any() for one in gradients(toy, [loss]))
+
+
+@pytest.mark.parametrize("bonus", [0.0, 0.1])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_gradients_do_not_depend_on_the_micro_batch_split(name: str, bonus: float) -> None:
+    toy = Toy()
+    objective = Objective(AlgorithmSection(objective=name, entropy_bonus=bonus), MAX_TOKENS, 1.0)
     found = []
     for budget in (10_000, 40, 1):
         batches = make_micro_batches(make_rows(12), 0, budget)
@@ -322,7 +382,7 @@ def test_a_trajectory_that_is_masked_by_its_weight_stays_in_the_divisor() -> Non
 @pytest.mark.parametrize("budget", [12, 400])
 def test_a_trajectory_counts_once_however_many_branches_it_has(objective: str, budget: int) -> None:
     """The toy sees one token back, so a context that begins afresh changes none of its log-probabilities."""
-    toy, algorithm = Toy(), AlgorithmSection(objective=objective)
+    toy, algorithm = Toy(), AlgorithmSection(objective=objective, entropy_bonus=0.1)
     loss = Objective(algorithm, MAX_TOKENS, 1.0)
     whole = []
     for row in make_rows(8, seed=5):

@@ -60,8 +60,14 @@ def weights(held: TrainedStep) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("stage", "lora", "objective"),
-    [(2, {}, "cispo"), (2, {"rank": 4}, "grpo"), (3, {}, "topr:topr"), (3, {"rank": 4}, "grpo")],
+    ("stage", "lora", "objective", "bonus"),
+    [
+        (2, {}, "cispo", 0.1),
+        (2, {"rank": 4}, "grpo", 0.0),
+        (3, {}, "topr:topr", 0.0),
+        (3, {"rank": 4}, "grpo", 0.1),
+        (3, {}, "dr_grpo", 0.1),
+    ],
 )
 def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bit(
     model: Path,
@@ -70,6 +76,7 @@ def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bi
     stage: int,
     lora: dict[str, Any],
     objective: str,
+    bonus: float,
 ) -> None:
     """liger divides by the number of ranks in some objectives: only the norm shows it, as Adam hides it."""
     monkeypatch.syspath_prepend(str(OWN_OBJECTIVE))
@@ -77,6 +84,7 @@ def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bi
     changes = {
         "algorithm__updates_per_step": 2,
         "algorithm__objective": objective,
+        "algorithm__entropy_bonus": bonus,
         "learner__lora": lora,
     }
     config = config_of(model, learner__ranks=2, learner__zero_stage=stage, **changes)
