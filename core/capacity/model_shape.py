@@ -121,6 +121,7 @@ def adapter_tensors(tensors: Tensors, rank: int, targets: Collection[str] = ()) 
         place = module.split(".")
         # Embedding and head are in no numbered layer.
         chosen = place[-1] in targets if targets else any(map(str.isdigit, place)) and place[-1] != "gate"
+        chosen = chosen and "experts" not in place  # one tensor when they train, whatever a file has
         if len(shape) == 2 and module != name and chosen:
             found |= {f"{module}.lora_A": (rank, shape[1]), f"{module}.lora_B": (shape[0], rank)}
     return found

@@ -18,6 +18,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.models.adapters import check_start, chosen_linears, start_folder
 from antiphon.models.directory import check_tensors, expected_tensors
+from antiphon.models.experts import pieces_in_files
 from antiphon.system.files import write_atomically
 from antiphon.system.processes import output_of
 from antiphon.system.set_up import made_once
@@ -48,7 +49,9 @@ def check_weights(model_dir: Path, lora: LoraSection | None = None) -> None:
             write_atomically(kept, text.encode())
     found = json.loads(text)
     asked = {name: tuple(shape) for name, shape in found["asked"].items()}
-    check_tensors(model_dir, asked, found["tied"], expected_tensors(model_dir))
+    have = expected_tensors(model_dir)
+    in_files = {name: piece.shape for name, piece in pieces_in_files(asked, have.keys()).items()}
+    check_tensors(model_dir, in_files, found["tied"], have)
     if lora is not None and lora.rank:
         chosen_linears(lora.targets, found["linears"], asked)
         if lora.start is not None:

@@ -41,7 +41,7 @@ from antiphon.services.learner.policy import (
     empty_causal_model,
     fill_parts,
     load_causal_model,
-    published_names,
+    published_pieces,
 )
 from antiphon.services.learner.ranks.group import ALIVE, Order, join
 from antiphon.system import failpoints
@@ -160,7 +160,7 @@ class DeepSpeedEngine:
             _number_from_zero()
         causal_model = self._load(config)
         size = sum(getattr(one, "ds_numel", one.numel()) for one in causal_model.parameters())
-        self._names = published_names(causal_model)
+        self._pieces = published_pieces(causal_model, config.model.path)
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
         self._adapters: Adapters | None = None
         if section.lora.rank:
@@ -336,8 +336,8 @@ class DeepSpeedEngine:
     def weights(self) -> Weights:
         """Return the weights as they are published, each tensor once, to be read while they are held.
 
-        Sharded ones are gathered one by one, so reading takes the memory of the largest. It raises
-        IntegrityError naming the first tensor that holds something else than numbers.
+        Sharded ones are gathered one by one, so reading takes the memory of the largest, or of the experts of
+        a layer. It raises IntegrityError naming the first tensor that holds something else than numbers.
         """
         module = self._engine.module
         held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -345,23 +345,36 @@ class DeepSpeedEngine:
         # A weight with an adapter is made of three tensors.
         tensors = {
             name: [held[_PREFIX + part] for part in ([name] if adapters is None else adapters.parts(name))]
-            for name in self._names
+            for name in dict.fromkeys(piece.tensor for piece in self._pieces.values())
         }
         shapes, pairs = {}, dict[str, torch.Tensor]()
-        for name, (tensor, *_) in tensors.items():
-            dtype = self._publish_dtype if tensor.is_floating_point() else tensor.dtype
-            shapes[name] = dtype, tuple(getattr(tensor, "ds_shape", tensor.shape))
+        for name, piece in self._pieces.items():
+            tensor = tensors[piece.tensor][0]
+            shapes[name] = self._publish_dtype if tensor.is_floating_point() else tensor.dtype, piece.shape
         entries, left = published_entries(shapes), list[str]()
         probed: torch.Tensor | None = None
+        layer, gathered = "", ExitStack()
 
         @contextmanager
         def whole(name: str) -> Iterator[torch.Tensor]:
             failpoints.reach("learner.gather")
             if left:
                 left.remove(name)
+            nonlocal layer
+            piece = self._pieces[name]
             with ExitStack() as stack:
                 with self._ranks.running():  # where it fails on one rank alone, the others would wait in it
-                    whole, *pair = found = stack.enter_context(_whole(tensors[name]))
+                    if layer != piece.experts:
+                        gathered.close()
+                        layer = piece.experts
+                        if layer:  # once for all of its experts, whose matrices follow each other
+                            own = dict.fromkeys(p.tensor for p in self._pieces.values() if p.experts == layer)
+                            gathered.enter_context(_whole([tensors[part][0] for part in own]))
+                    if layer:
+                        found = [piece.of(tensors[piece.tensor][0].data)]
+                    else:
+                        found = stack.enter_context(_whole(tensors[name]))
+                    whole, *pair = found
                 if adapters is not None and pair and self._ranks.rank == 0:  # the others read nothing
                     whole = adapters.merged(name, found, pairs)
                 yield whole
@@ -385,6 +398,7 @@ class DeepSpeedEngine:
                     while left:
                         with whole(left[0]):
                             pass
+                    gathered.close()
                     self._engine.optimizer.checkpoint_event_epilogue()
                     probed = self._probe_logprobs()
 
