@@ -41,14 +41,17 @@ class Piece:
         return tensor if self.rows is None else tensor[self.rows]
 
 
-def pieces_in_files(shapes: Mapping[str, Sequence[int]], have: Collection[str]) -> dict[str, Piece]:
+def pieces_in_files(
+    shapes: Mapping[str, Sequence[int]], have: Collection[str] | None = None
+) -> dict[str, Piece]:
     """Return where each tensor of the files lies in the model.
 
     Args:
         shapes: name -> shape of the model's tensors.
-        have: names in the files. A fused tensor is taken apart where they have its parts and not itself.
+        have: names in the files. A fused tensor is taken apart where they have its parts and not itself;
+            each is without this.
 
-    >>> found = pieces_in_files({"mlp.experts.down_proj": (2, 8, 4)}, ["mlp.experts.0.down_proj.weight"])
+    >>> found = pieces_in_files({"mlp.experts.down_proj": (2, 8, 4)})
     >>> for name, piece in found.items():
     ...     print(name, piece.shape, piece.offset, piece.rows)
     mlp.experts.0.down_proj.weight (8, 4) 0 (0, slice(0, 8, None))
@@ -57,7 +60,7 @@ def pieces_in_files(shapes: Mapping[str, Sequence[int]], have: Collection[str]) 
     found: dict[str, Piece] = {}
     for name, shape in shapes.items():
         parts = dict(_parts(name, tuple(shape)))
-        if name not in have and parts.keys() & have:
+        if parts and (have is None or (name not in have and parts.keys() & have)):
             found |= parts
         else:
             found[name] = Piece(name, tuple(shape))

@@ -127,6 +127,21 @@ def adapter_tensors(tensors: Tensors, rank: int, targets: Collection[str] = ()) 
     return found
 
 
+def frozen_names(names: Collection[str], kinds: Collection[str]) -> set[str]:
+    """Return those of a model's tensors that are parts of a mixture of experts of some kinds.
+
+    Args:
+        names: of tensors, as a model or a file has them.
+        kinds: `experts` or `routers`.
+
+    >>> names = ["mlp.gate.weight", "mlp.gate_proj.weight", "mlp.experts.down_proj", "experts.0.up_proj"]
+    >>> sorted(frozen_names(names, ["routers"])), len(frozen_names(names, ["experts"]))
+    (['mlp.gate.weight'], 2)
+    """
+    segments = {{"experts": "experts", "routers": "gate"}[kind] for kind in kinds}
+    return {name for name in names if segments & set(name.split("."))}
+
+
 SHAPES = {
     "Qwen/Qwen3-0.6B": ModelShape(151_936, 1024, 3072, 28, 16, 8, 128, tied=True),
     "Qwen/Qwen3-1.7B": ModelShape(151_936, 2048, 6144, 28, 16, 8, 128, tied=True),

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from antiphon.core.broadcast.probe import PROBE_TOKENS, probe_tokens
+from antiphon.core.capacity.model_shape import frozen_names
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LearnerSection
 from antiphon.core.digests import digest_file
@@ -169,6 +170,9 @@ class DeepSpeedEngine:
                 self._adapters = Adapters(
                     causal_model, section.lora, self._publish_dtype, config.model.path, seed
                 )
+        for name in frozen_names(dict(causal_model.named_parameters()), section.freeze):
+            causal_model.get_parameter(name).requires_grad_(False)
+        self._trains_all = not (section.freeze or section.lora.rank)
         self._stage = section.stage
         # An engine scores them as a prompt, with room for one token more.
         scored = min(PROBE_TOKENS, config.rollout.max_model_tokens - 2)
@@ -461,7 +465,7 @@ class DeepSpeedEngine:
                 tag=_TAG,
                 client_state=client_state,
                 save_latest=False,
-                exclude_frozen_parameters=self._adapters is not None,
+                exclude_frozen_parameters=not self._trains_all,
             )
         finally:
             del engine.save, self._engine._copy_recovery_script
@@ -475,9 +479,7 @@ class DeepSpeedEngine:
         Raises:
             IntegrityError: when the folder holds no checkpoint of this shape.
         """
-        path, state = self._engine.load_checkpoint(
-            str(folder), tag=_TAG, load_module_strict=self._adapters is None
-        )
+        path, state = self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=self._trains_all)
         if path is None:
             raise IntegrityError(f"there is no DeepSpeed checkpoint in {folder}; remove the folder")
         return dict(state)

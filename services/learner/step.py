@@ -273,7 +273,9 @@ def config_digest(config: RunConfig) -> str:
         ConfigError: when an objective of the user's own is not there, or is no loss.
     """
     left_out = {"checkpoint_interval", "checkpoints_kept", "ranks"}
-    left_out |= set() if config.learner.lora.rank else {"lora"}  # which earlier releases did not know
+    # Which earlier releases did not know.
+    left_out |= set() if config.learner.lora.rank else {"lora"}
+    left_out |= set() if config.learner.freeze else {"freeze"}
     text = "\n".join(
         [
             config.model.model_dump_json(),
