@@ -21,9 +21,12 @@ from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.policy import load_causal_model, load_published
 from antiphon.services.learner.replay.steps import Replayer, replay_run
 from antiphon.services.learner.step import Trainer
+from antiphon.weights.patch_payloads import PayloadChoice, restore_full
+from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import weights_digest
 from tests.services.learner.ranks.test_ranks import rows_of
 from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
+from tests.support.small_changes import publisher
 
 pytestmark = pytest.mark.engine
 DOWN = "model.layers.1.mlp.experts.3.down_proj.weight"
@@ -104,6 +107,23 @@ def test_what_is_frozen_stays_and_all_else_trains(
     trainer.start(1)
     again = trainer.train(1, encode_batch(rows_of(1))).weights.copies()
     assert all(torch.equal(again[name], tensor) for name, tensor in after.items())
+    trainer.stop()
+
+
+def test_a_patch_makes_the_next_version_of_the_one_before(model: Path, tmp_path: Path) -> None:
+    store = PayloadStore(tmp_path / "origin")
+    choice = PayloadChoice(ladder=(1,), most_share=1.0, compress_full=False, threads=1)
+    made = publisher(store, choice)
+    _, trainer = trained(model, tmp_path / "checkpoints", learner__freeze=["experts"])
+    for version, held in ((1, trainer.start(1)), (2, trainer.train(1, encode_batch(rows_of(1))))):
+        made.write(version, held.weights, lambda length: None)
+        manifest = made.manifest(version, "host:1")
+    _, patch = manifest.payloads
+    assert patch.parent == 1 and patch.payload_bytes < manifest.payloads[0].payload_bytes
+    expected = store.path(manifest.payloads[0].digest).read_bytes()
+    store.drop(manifest.payloads[0].digest)
+    restore_full(store, manifest, patch, store.manifest(1), threads=1)
+    assert store.path(manifest.payloads[0].digest).read_bytes() == expected
     trainer.stop()
 
 
