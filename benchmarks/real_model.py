@@ -8,10 +8,13 @@ itself in between, and `check_cpu_s` what that took of a core. `rss_mb` is the l
 memory of workers, learner, coordinator and reward service. `law_power_found` is the share of planted faults
 that the check finds at 151,936 tokens: a wrong temperature, half of the tokens never drawn, one number for
 two rows, log-probabilities that are off by 0.01, drafts that are waved through, tokens that depend on drafts.
-`chat_round_trip`: prompts in the model's chat form come back as text, special tokens in them as text. The
-last line is JSON.
+`chat_round_trip`: prompts in the model's chat form come back as text, special tokens in them as text.
 
-    .venv/bin/python benchmarks/real_model.py [--steps N] [--ranks N]
+With `--moe` the same is done with a mixture of experts (2 of 8 in each of two layers). Planted faults are
+left out; instead a learner takes `--swaps` steps, its versions go into one engine, and
+benchmarks/parts/mixture.py says how far the two are apart. The last line is JSON.
+
+    .venv/bin/python benchmarks/real_model.py [--steps N] [--ranks N] [--moe] [--swaps N]
 """
 
 import argparse
@@ -46,11 +49,13 @@ from antiphon.services.rollout.process import engine_settings
 CONFIG = PROJECT / "benchmarks" / "real_model.yaml"
 SERVICES = ("workers", "learner", "coordinator", "reward")
 LIMITS = {"seconds": 300.0, "first_token_s": 40.0, "check_s": 15.0, "rss_mb": 4500.0}
+MIXTURE_LIMITS = {"seconds": 360.0, "first_token_s": 40.0, "check_s": 15.0, "rss_mb": 5000.0}
+"""A learner on one core goes from expert to expert, and holds all of them."""
 MOST_DIFFERENCE = 1e-4
 """Nats between engine and learner in float32."""
 RUN_S = 1200.0
 """Longest wait for a command."""
-_CHILD = "--power"
+_CHILD, _MIXTURE_CHILD = "--power", "--mixture"
 TASK = """
 from antiphon.environments.generated import GeneratedEnvironment
 
@@ -76,13 +81,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=4, help="learner steps")
     parser.add_argument("--ranks", type=int, default=2, help="of the learner in a second run; 1: none")
     parser.add_argument("--faults", type=int, default=len(FAULTS), help="planted faults that are tried")
+    parser.add_argument("--moe", action="store_true", help="with a mixture of experts")
+    parser.add_argument("--swaps", type=int, default=20, help="of the mixture's engine")
     parser.add_argument(_CHILD, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(_MIXTURE_CHILD, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all runs")
     options = parser.parse_args(arguments)
     if options.power is not None:
         print(json.dumps(found_faults(options.power, options.faults)))
         return 0
-    from antiphon.benchmarks.parts.thin_model import make_thin_model
+    if options.mixture is not None:
+        print(json.dumps(compared(options.mixture, options.swaps, options.overrides)))
+        return 0
+    from antiphon.benchmarks.parts.thin_model import MIXTURE, SHAPE, make_thin_model
 
     violated: list[str] = []
     with scratch_home() as home:
@@ -91,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         task.write_text(TASK)
         os.environ["PYTHONPATH"] = str(task.parent)
         try:
-            model = make_thin_model(home / "qwen3-thin")
+            model = make_thin_model(home / "qwen3-thin", shape=MIXTURE if options.moe else SHAPE)
         except MissingToolError as error:
             return finish({"skipped": str(error)}, record=False, violated=[f"no model: {error}"])
         words = [f"model.path={model}", f"run.steps={options.steps}", *options.overrides]
@@ -121,17 +132,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             more = [*words, "run.name=ranks", f"learner.ranks={options.ranks}", "learner.zero_stage=2"]
             ranked: JobRun = run_job(home, CONFIG, [*more, "run.steps=2"], "ranks", RUN_S, untaught=True)
             result["ranks_s"] = ranked.seconds
-        result |= power(model, options.faults)
+        if options.moe:
+            result |= in_child(_MIXTURE_CHILD, model, "--swaps", str(options.swaps), *options.overrides)
+        else:
+            result |= power(model, options.faults)
     for name in ("replay_exact", "export_whole", "chat_round_trip"):
         violated += [] if result[name] else [f"{name} does not hold"]
     if result["logprob_difference"] > MOST_DIFFERENCE:
         violated.append(f"engine and learner differ by {result['logprob_difference']:.2g} nats")
-    if result["law_power_found"] < 1.0:
+    if result.get("moe_logprob_difference", 0.0) > MOST_DIFFERENCE:
+        violated.append(f"a swap is {result['moe_logprob_difference']:.2g} nats from the learner")
+    if result.get("law_power_found", 1.0) < 1.0:
         violated.append(f"of the planted faults only {result['found']} were found")
     result = {
         name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in result.items()
     }
-    return finish(result, record=options.record, violated=violated, at_size=above(result, LIMITS))
+    limits, name = (MIXTURE_LIMITS, "real_model_moe") if options.moe else (LIMITS, None)
+    at_size = above(result, limits)
+    return finish(result, record=options.record, violated=violated, at_size=at_size, name=name)
 
 
 def antiphon(home: Path, *words: str, leaves: Path | None = None) -> None:
@@ -183,16 +201,38 @@ def chat_round_trip(model: Path) -> bool:
 
 
 def power(model: Path, count: int) -> dict[str, Any]:
-    """Return the share of the faults that are found, in a process that may hold an engine."""
-    command = [sys.executable, str(Path(__file__)), _CHILD, str(model), "--faults", str(count)]
-    done = subprocess.run(
-        command, env=child_environment(1), stdout=subprocess.PIPE, text=True, timeout=RUN_S, check=True
-    )
-    found: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
+    """Return the share of the faults that are found."""
+    found = in_child(_CHILD, model, "--faults", str(count))
     return {
         "law_power_found": sum(found.values()) / len(found),
         "found": ", ".join(name for name in found if found[name]),
     }
+
+
+def in_child(kind: str, model: Path, *words: str) -> dict[str, Any]:
+    """Return what this program prints of a model in a process that may hold an engine."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__)), kind, str(model), *words],
+        env=child_environment(1), stdout=subprocess.PIPE, text=True, timeout=RUN_S, check=True,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compared(model: Path, swaps: int, overrides: Sequence[str]) -> dict[str, float]:
+    """Return how far an engine is from a learner over swaps."""
+    config = load_config(CONFIG, [f"model.path={model}", *overrides])
+    settings = engine_settings(config, str(model))
+    prepare_environment(settings)
+    from antiphon.benchmarks.parts.mixture import compare
+    from antiphon.benchmarks.probe import Policy
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+
+    engine = VllmEngine(settings)
+    used = int(json.loads((model / "config.json").read_text())["num_experts_per_tok"])
+    found = compare(engine, Policy(config, seed=39), used, swaps)
+    engine.close()
+    return found
 
 
 @contextmanager

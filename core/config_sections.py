@@ -308,6 +308,9 @@ class LearnerSection(Section):
     compiled: bool = False
     """Compile the dense block of each layer (torch.compile), which on a CPU takes seconds and a C++ compiler;
     part of the numerics."""
+    freeze: tuple[Literal["experts", "routers"], ...] = ()
+    """Parts of a mixture of experts that keep the weights they have; none named: all weights train. Adapters
+    leave both as they are."""
     lora: LoraSection = LoraSection()
     """Adapters in place of all weights: `rank`, which is 0 for none, `alpha`, `targets` and `start`; see the
     guide on adapters."""
@@ -333,6 +336,11 @@ class LearnerSection(Section):
             found.append(
                 "learner.lora.alpha, learner.lora.targets and learner.lora.start cannot act with "
                 "learner.lora.rank=0; set the rank, such as 16, or leave them out"
+            )
+        if self.lora.rank and self.freeze:
+            found.append(
+                "learner.freeze cannot act with learner.lora.rank above 0, where no other weight trains; "
+                "leave it out"
             )
         return found
 

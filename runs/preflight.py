@@ -417,7 +417,7 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
         ConfigError: when a tensor is missing, superfluous or of another shape, the adapter to start from was
             made for another model, or the context is too short.
     """
-    check_weights(model, config.learner.lora)
+    check_weights(model, config.learner)
     start, notes = config.learner.lora.start, list[str]()
     if start is not None:
         notes += check_adapter_base(start_folder(start), model)

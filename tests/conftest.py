@@ -68,7 +68,8 @@ SHARES_AN_IMPORT = (
         f"services/rollout/test_{name}.py"
         for name in (
             *("batch_independence", "continuation_engine", "drafting_engine", "engine_swaps"),
-            *("gumbel_engine", "selfcheck", "turns_engine", "vllm_compat", "vllm_engine"),
+            *("gumbel_engine", "mixture_engine", "selfcheck", "turns_engine", "vllm_compat"),
+            "vllm_engine",
         )
     ),
 )

@@ -4,12 +4,13 @@ It takes every path that a real Qwen3 takes, on two cores: 42.8 million paramete
 The tokenizer is Qwen's own byte-pair table, which the package dashscope holds (Apache-2.0); it is installed
 in the user's cache on first use, and nothing of it is kept here. The chat template is a plain ChatML.
 
-    scripts/thin-model FOLDER [--seed N]
+    scripts/thin-model FOLDER [--seed N] [--moe]
 """
 
 import argparse
 import base64
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +20,12 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
-from antiphon.benchmarks.parts.warmstart.tiny_model import ModelShape, build_model, save_tiny_model
+from antiphon.benchmarks.parts.warmstart.tiny_model import (
+    MixtureShape,
+    ModelShape,
+    build_model,
+    save_tiny_model,
+)
 from antiphon.core.digests import digest_file
 
 SHAPE = ModelShape(
@@ -33,6 +39,8 @@ SHAPE = ModelShape(
     context=8192,
     rope_theta=1e6,
 )
+MIXTURE = MixtureShape(**{**asdict(SHAPE), "layers": 2, "mlp_size": 256}, experts=8)
+"""Its form with experts: 2 of 8 for each token, in two layers."""
 FINAL_NORM = 14.67
 """Weights of the last norm, with which a next token has about 4 nats of entropy. A tied head cannot be scaled
 alone, and logits as flat as those of small random weights hide the faults of a sampler."""
@@ -101,14 +109,14 @@ def build_tokenizer(ranks: Mapping[bytes, int]) -> Qwen2Tokenizer:
     return tokenizer
 
 
-def make_thin_model(folder: Path, seed: int = 0) -> Path:
-    """Write the model, a function of the seed alone, as a Hugging Face folder, and return the folder.
+def make_thin_model(folder: Path, seed: int = 0, shape: ModelShape = SHAPE) -> Path:
+    """Write the model, a function of seed and shape, as a Hugging Face folder, and return the folder.
 
     Raises:
         MissingToolError: when the tokenizer's table cannot be had.
     """
     tokenizer = build_tokenizer(read_table())
-    model = build_model(SHAPE, seed)
+    model = build_model(shape, seed)
     with torch.no_grad():
         model.model.norm.weight.fill_(FINAL_NORM)
     end, turn_end = tokenizer.convert_tokens_to_ids([END, TURN_END])
@@ -124,9 +132,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
+    parser.add_argument("--moe", action="store_true", help="with experts (Qwen3MoE)")
     options = parser.parse_args()
     try:
-        print(make_thin_model(options.folder, options.seed))
+        print(make_thin_model(options.folder, options.seed, MIXTURE if options.moe else SHAPE))
     except MissingToolError as error:
         raise SystemExit(f"no thin model: {error}") from error
 

@@ -121,9 +121,25 @@ def adapter_tensors(tensors: Tensors, rank: int, targets: Collection[str] = ()) 
         place = module.split(".")
         # Embedding and head are in no numbered layer.
         chosen = place[-1] in targets if targets else any(map(str.isdigit, place)) and place[-1] != "gate"
+        chosen = chosen and "experts" not in place  # one tensor when they train, whatever a file has
         if len(shape) == 2 and module != name and chosen:
             found |= {f"{module}.lora_A": (rank, shape[1]), f"{module}.lora_B": (shape[0], rank)}
     return found
+
+
+def frozen_names(names: Collection[str], kinds: Collection[str]) -> set[str]:
+    """Return those of a model's tensors that are parts of a mixture of experts of some kinds.
+
+    Args:
+        names: of tensors, as a model or a file has them.
+        kinds: `experts` or `routers`.
+
+    >>> names = ["mlp.gate.weight", "mlp.gate_proj.weight", "mlp.experts.down_proj", "experts.0.up_proj"]
+    >>> sorted(frozen_names(names, ["routers"])), len(frozen_names(names, ["experts"]))
+    (['mlp.gate.weight'], 2)
+    """
+    segments = {{"experts": "experts", "routers": "gate"}[kind] for kind in kinds}
+    return {name for name in names if segments & set(name.split("."))}
 
 
 SHAPES = {

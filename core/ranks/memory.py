@@ -22,7 +22,13 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, product
 
-from antiphon.core.capacity.model_shape import ModelShape, Tensors, adapter_tensors, count
+from antiphon.core.capacity.model_shape import (
+    ModelShape,
+    Tensors,
+    adapter_tensors,
+    count,
+    frozen_names,
+)
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LearnerSection
 from antiphon.core.errors import InfeasibleError
@@ -43,16 +49,19 @@ ADAPTER_RANK = 16
 """Of the adapter that is proposed where a model does not fit."""
 
 
-def adapter_of(learner: LearnerSection, tensors: Tensors) -> Tensors | None:
-    """Return the tensors of the adapter that a configuration trains; None where it trains the model."""
+def trained_tensors(learner: LearnerSection, tensors: Tensors) -> Tensors | None:
+    """Return what a configuration trains, an adapter or a part of the model; None where it is all of it."""
     lora = learner.lora
-    return adapter_tensors(tensors, lora.rank, lora.targets) if lora.rank else None
+    if lora.rank:
+        return adapter_tensors(tensors, lora.rank, lora.targets)
+    frozen = frozen_names(tensors, learner.freeze)
+    return {name: shape for name, shape in tensors.items() if name not in frozen} if frozen else None
 
 
 def trained_parameters(learner: LearnerSection, tensors: Tensors) -> int:
     """Return how many parameters a configuration trains, and a checkpoint holds."""
-    adapter = adapter_of(learner, tensors)
-    return count(tensors if adapter is None else adapter)
+    chosen = trained_tensors(learner, tensors)
+    return count(tensors if chosen is None else chosen)
 
 
 def bucket_parameters(parameters: int) -> int:
@@ -73,7 +82,7 @@ def held_by_rank(
     Args:
         tensors: of the model.
         learner: its section of the configuration.
-        adapter: what is trained instead of the model; None trains all of it.
+        adapter: what is trained instead of the whole model; None trains all of it.
     """
     stage, ranks = learner.stage, learner.ranks
     width = 2 if learner.dtype == "bfloat16" else 4
@@ -122,11 +131,11 @@ def used_by_rank(
     positions = learner.micro_batch_tokens
     kept = shape.layers * width * shape.hidden + layer if recomputed else shape.layers * layer
     logits = min(positions * shape.vocabulary, MOST_LOGITS) * (width + 16)
-    if adapter is None:  # the head's gradient, in float32 and as it is handed on, where nothing holds all
+    if not learner.lora.rank:  # the head's gradient, in float32 and as handed on, where nothing holds all
         logits += (6 if width == 2 and learner.stage > 1 else 4) * shape.vocabulary * shape.hidden
     used = {"activations": float(positions * kept), "logits": float(logits), "process": PROCESS_BYTES}
     if learner.stage == 3 and learner.ranks > 1:
-        used["whole layers"] = float(width * min(count(tensors) + count(adapter or {}), MOST_LIVE))
+        used["whole layers"] = float(width * min(count({**tensors, **(adapter or {})}), MOST_LIVE))
     return used
 
 
@@ -185,13 +194,13 @@ def plan_memory(config: RunConfig, tensors: Tensors, shape: ModelShape | None) -
         shape: what it computes with; None leaves out all that is estimated.
     """
     learner = config.learner
-    adapter, trained = adapter_of(learner, tensors), trained_parameters(learner, tensors)
+    adapter, trained = trained_tensors(learner, tensors), trained_parameters(learner, tensors)
     rank, engine = held_by_rank(tensors, learner, adapter), held_by_engine(tensors, config)
     if shape is not None:
         rank |= used_by_rank(tensors, shape, learner, adapter)
         rank["update"] = max(0.0, rank.get("update", 0.0) - rank["activations"] - rank["logits"])
         engine |= used_by_engine(shape, config)
-    if adapter is not None and learner.stage == 3 and learner.ranks > 1:
+    if learner.lora.rank and learner.stage == 3 and learner.ranks > 1:
         # Each loads all of the model before the engine divides it.
         whole = (2 if learner.dtype == "bfloat16" else 4) * count(tensors) + rank.get("process", 0.0)
         rank["loading"] = max(0.0, whole - sum(rank.values()))
@@ -204,8 +213,8 @@ def plan_memory(config: RunConfig, tensors: Tensors, shape: ModelShape | None) -
         engine,
         learner.ranks,
         config.rollout.workers,
-        published * (count(tensors) + count(adapter or {})),
-        published * trained,
+        published * count({**tensors, **(adapter or {})}),
+        published * (trained if learner.lora.rank else count(tensors)),
         float(width * trained),
     )
 

@@ -13,11 +13,13 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from antiphon.core.config_sections import LoraSection
+from antiphon.core.capacity.model_shape import frozen_names
+from antiphon.core.config_sections import LearnerSection
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.models.adapters import check_start, chosen_linears, start_folder
 from antiphon.models.directory import check_tensors, expected_tensors
+from antiphon.models.experts import pieces_in_files
 from antiphon.system.files import write_atomically
 from antiphon.system.processes import output_of
 from antiphon.system.set_up import made_once
@@ -26,11 +28,12 @@ ANSWER_S = 180.0
 """Longest wait for transformers to build the model."""
 
 
-def check_weights(model_dir: Path, lora: LoraSection | None = None) -> None:
+def check_weights(model_dir: Path, learner: LearnerSection | None = None) -> None:
     """Check that a model directory holds the weights that its configuration asks for, in name and shape.
 
     Raises:
-        ConfigError: when it does not, transformers knows no such model, or adapters of `lora` do not fit it.
+        ConfigError: when it does not, transformers knows no such model, or adapters or frozen parts of
+            `learner` are of another one.
     """
     config = (model_dir / "config.json").read_bytes()
     release = metadata.version("transformers")
@@ -48,8 +51,19 @@ def check_weights(model_dir: Path, lora: LoraSection | None = None) -> None:
             write_atomically(kept, text.encode())
     found = json.loads(text)
     asked = {name: tuple(shape) for name, shape in found["asked"].items()}
-    check_tensors(model_dir, asked, found["tied"], expected_tensors(model_dir))
-    if lora is not None and lora.rank:
+    have = expected_tensors(model_dir)
+    in_files = {name: piece.shape for name, piece in pieces_in_files(asked, have.keys()).items()}
+    check_tensors(model_dir, in_files, found["tied"], have)
+    if learner is None:
+        return
+    for kind in learner.freeze:
+        if not frozen_names(asked, [kind]):
+            raise ConfigError(
+                f"learner.freeze names {kind}, but model.path={model_dir} has none; leave it out, or give a "
+                "mixture of experts"
+            )
+    lora = learner.lora
+    if lora.rank:
         chosen_linears(lora.targets, found["linears"], asked)
         if lora.start is not None:
             check_start(start_folder(lora.start), lora, asked, str(model_dir))

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from antiphon.core.broadcast.probe import PROBE_TOKENS, probe_tokens
+from antiphon.core.capacity.model_shape import frozen_names
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LearnerSection
 from antiphon.core.digests import digest_file
@@ -41,7 +42,7 @@ from antiphon.services.learner.policy import (
     empty_causal_model,
     fill_parts,
     load_causal_model,
-    published_names,
+    published_pieces,
 )
 from antiphon.services.learner.ranks.group import ALIVE, Order, join
 from antiphon.system import failpoints
@@ -160,7 +161,7 @@ class DeepSpeedEngine:
             _number_from_zero()
         causal_model = self._load(config)
         size = sum(getattr(one, "ds_numel", one.numel()) for one in causal_model.parameters())
-        self._names = published_names(causal_model)
+        self._pieces = published_pieces(causal_model, config.model.path)
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
         self._adapters: Adapters | None = None
         if section.lora.rank:
@@ -169,6 +170,9 @@ class DeepSpeedEngine:
                 self._adapters = Adapters(
                     causal_model, section.lora, self._publish_dtype, config.model.path, seed
                 )
+        for name in frozen_names(dict(causal_model.named_parameters()), section.freeze):
+            causal_model.get_parameter(name).requires_grad_(False)
+        self._trains_all = not (section.freeze or section.lora.rank)
         self._stage = section.stage
         # An engine scores them as a prompt, with room for one token more.
         scored = min(PROBE_TOKENS, config.rollout.max_model_tokens - 2)
@@ -336,8 +340,8 @@ class DeepSpeedEngine:
     def weights(self) -> Weights:
         """Return the weights as they are published, each tensor once, to be read while they are held.
 
-        Sharded ones are gathered one by one, so reading takes the memory of the largest. It raises
-        IntegrityError naming the first tensor that holds something else than numbers.
+        Sharded ones are gathered one by one, so reading takes the memory of the largest, or of the experts of
+        a layer. It raises IntegrityError naming the first tensor that holds something else than numbers.
         """
         module = self._engine.module
         held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -345,23 +349,36 @@ class DeepSpeedEngine:
         # A weight with an adapter is made of three tensors.
         tensors = {
             name: [held[_PREFIX + part] for part in ([name] if adapters is None else adapters.parts(name))]
-            for name in self._names
+            for name in dict.fromkeys(piece.tensor for piece in self._pieces.values())
         }
         shapes, pairs = {}, dict[str, torch.Tensor]()
-        for name, (tensor, *_) in tensors.items():
-            dtype = self._publish_dtype if tensor.is_floating_point() else tensor.dtype
-            shapes[name] = dtype, tuple(getattr(tensor, "ds_shape", tensor.shape))
+        for name, piece in self._pieces.items():
+            tensor = tensors[piece.tensor][0]
+            shapes[name] = self._publish_dtype if tensor.is_floating_point() else tensor.dtype, piece.shape
         entries, left = published_entries(shapes), list[str]()
         probed: torch.Tensor | None = None
+        layer, gathered = "", ExitStack()
 
         @contextmanager
         def whole(name: str) -> Iterator[torch.Tensor]:
             failpoints.reach("learner.gather")
             if left:
                 left.remove(name)
+            nonlocal layer
+            piece = self._pieces[name]
             with ExitStack() as stack:
                 with self._ranks.running():  # where it fails on one rank alone, the others would wait in it
-                    whole, *pair = found = stack.enter_context(_whole(tensors[name]))
+                    if layer != piece.experts:
+                        gathered.close()
+                        layer = piece.experts
+                        if layer:  # once for all of its experts, whose matrices follow each other
+                            own = dict.fromkeys(p.tensor for p in self._pieces.values() if p.experts == layer)
+                            gathered.enter_context(_whole([tensors[part][0] for part in own]))
+                    if layer:
+                        found = [piece.of(tensors[piece.tensor][0].data)]
+                    else:
+                        found = stack.enter_context(_whole(tensors[name]))
+                    whole, *pair = found
                 if adapters is not None and pair and self._ranks.rank == 0:  # the others read nothing
                     whole = adapters.merged(name, found, pairs)
                 yield whole
@@ -385,6 +402,7 @@ class DeepSpeedEngine:
                     while left:
                         with whole(left[0]):
                             pass
+                    gathered.close()
                     self._engine.optimizer.checkpoint_event_epilogue()
                     probed = self._probe_logprobs()
 
@@ -447,7 +465,7 @@ class DeepSpeedEngine:
                 tag=_TAG,
                 client_state=client_state,
                 save_latest=False,
-                exclude_frozen_parameters=self._adapters is not None,
+                exclude_frozen_parameters=not self._trains_all,
             )
         finally:
             del engine.save, self._engine._copy_recovery_script
@@ -461,9 +479,7 @@ class DeepSpeedEngine:
         Raises:
             IntegrityError: when the folder holds no checkpoint of this shape.
         """
-        path, state = self._engine.load_checkpoint(
-            str(folder), tag=_TAG, load_module_strict=self._adapters is None
-        )
+        path, state = self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=self._trains_all)
         if path is None:
             raise IntegrityError(f"there is no DeepSpeed checkpoint in {folder}; remove the folder")
         return dict(state)

@@ -8,7 +8,8 @@ trains than while it samples: every dropout is set to 0, since an importance wei
 
 import copy
 import json
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.utils.logging import disable_progress_bar
 
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.cpu.layers import quicken_linears, quicken_norms
 from antiphon.cpu.shared_rows import ATTENTION, SharedRows, common_lengths, share_rows
 from antiphon.models.codec import resolve_model_path
-from antiphon.models.directory import weight_files
+from antiphon.models.directory import expected_tensors, weight_files
+from antiphon.models.experts import Piece, pieces_in_files
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 
@@ -190,20 +192,25 @@ def fill_parts(model: Any, path: str, rank: int) -> None:
         ConfigError: when a file cannot be read, or a tensor is in none.
     """
     parts = {name: parameter.ds_tensor for name, parameter in model.named_parameters()}
-    missing = set(parts)
+    pieces = published_pieces(model, path)
+    missing = {name for name, piece in pieces.items() if piece.tensor in parts}
     for file in weight_files(Path(resolve_model_path(path))):
         # Not mapped: the pages of a mapped file count as memory of this rank, which is to have a part alone.
         with _load_errors(path), file.open("rb") as content:
             header = int.from_bytes(content.read(8), "little")
             entries = json.loads(content.read(header))
-            for name in parts.keys() & entries.keys():
-                dtype, (start, stop) = _DTYPES[entries[name]["dtype"]], entries[name]["data_offsets"]
-                size = parts[name].numel() * dtype.itemsize
-                start = min(start + rank * size, stop)
-                content.seek(8 + header + start)
-                if data := bytearray(content.read(min(size, stop - start))):
+            for name in missing & entries.keys():
+                dtype, (begin, _) = _DTYPES[entries[name]["dtype"]], entries[name]["data_offsets"]
+                piece, into = pieces[name], parts[pieces[name].tensor].data
+                # Elements of the model's tensor that are in the piece and of this rank.
+                first = max(rank * len(into), piece.offset)
+                stop = min((rank + 1) * len(into), piece.offset + math.prod(piece.shape))
+                if first < stop:
+                    content.seek(8 + header + begin + (first - piece.offset) * dtype.itemsize)
+                    data = bytearray(content.read((stop - first) * dtype.itemsize))
                     own = torch.frombuffer(data, dtype=dtype)
-                    parts[name].data[: len(own)].copy_(own)
+                    start = first - rank * len(into)
+                    into[start : start + len(own)].copy_(own)
                 missing.discard(name)
     _check_missing(path, missing)
 
@@ -271,6 +278,32 @@ def published_names(causal_model: Any) -> list[str]:
     parameters = [name for name, _ in causal_model.named_parameters()]
     kept = set(causal_model.state_dict())
     return parameters + [name for name, _ in causal_model.named_buffers() if name in kept]
+
+
+def published_pieces(causal_model: Any, path: str) -> dict[str, Piece]:
+    """Return the tensors of a snapshot, under the names of the files in `model.path`, and where each lies."""
+    held = causal_model.state_dict(keep_vars=True)
+    shapes = {
+        name: getattr(held[name], "ds_shape", held[name].shape) for name in published_names(causal_model)
+    }
+    return pieces_in_files(shapes, expected_tensors(Path(resolve_model_path(path))).keys())
+
+
+def load_published(causal_model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill a model with a snapshot's tensors, in place; a tied head is published once.
+
+    Raises:
+        IntegrityError: when one of them has no place in the model.
+    """
+    held = causal_model.state_dict()
+    pieces = pieces_in_files({name: tensor.shape for name, tensor in held.items()}, tensors.keys())
+    for name, tensor in tensors.items():
+        if name not in pieces or pieces[name].shape != tuple(tensor.shape):
+            raise IntegrityError(
+                f"there is a tensor {name} that the base model lacks or has in another shape; give the run's "
+                "own model (replay: --model)"
+            )
+        pieces[name].of(held[pieces[name].tensor]).copy_(tensor)
 
 
 def _check_head(model: Any, path: str) -> None:

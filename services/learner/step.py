@@ -285,7 +285,9 @@ def config_digest(config: RunConfig) -> str:
     later = ("entropy_bonus", "sequence_filter", "sequence_filter_low", "sequence_filter_high")
     beside |= {key for key in later if not getattr(config.algorithm, key)}  # unknown to earlier releases
     left_out = {"checkpoint_interval", "checkpoints_kept", "ranks"}
-    left_out |= set() if config.learner.lora.rank else {"lora"}  # which earlier releases did not know
+    # Which earlier releases did not know.
+    left_out |= set() if config.learner.lora.rank else {"lora"}
+    left_out |= set() if config.learner.freeze else {"freeze"}
     text = "\n".join(
         [
             config.model.model_dump_json(),

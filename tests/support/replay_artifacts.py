@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.metrics import batch_metrics
@@ -19,6 +25,7 @@ from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
+from antiphon.services.learner.policy import load_published
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rollout.selfcheck.distribution_check import processed
@@ -32,10 +39,11 @@ STEPS = 4
 RECORD_S = 60.0
 
 
-def save_model(folder: Path, seed: int = 0) -> Path:
-    """Write a random policy that has everything a replay needs."""
+def save_model(folder: Path, seed: int = 0, experts: int = 0) -> Path:
+    """Write a random policy that has everything a replay needs; with `experts`, a token uses two of them."""
     torch.manual_seed(seed)
-    shape = Qwen3Config(
+    more = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 16} if experts else {}
+    shape = (Qwen3MoeConfig if experts else Qwen3Config)(
         vocab_size=VOCABULARY,
         hidden_size=32,
         num_hidden_layers=2,
@@ -45,8 +53,9 @@ def save_model(folder: Path, seed: int = 0) -> Path:
         intermediate_size=64,
         max_position_embeddings=128,
         tie_word_embeddings=True,
+        **more,
     )
-    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    (Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM)(shape).save_pretrained(folder)
     return folder
 
 
@@ -86,7 +95,7 @@ class TinyRun:
         self.store = ArtifactStore(home / "store")
         self.ledger = home / "ledger" / RUN_ID
         self._payloads = PayloadStore(self.run_dir / PAYLOADS)
-        self._policies: dict[int, Qwen3ForCausalLM] = {}
+        self._policies: dict[int, Any] = {}
         self._live()
 
     def _live(self) -> None:
@@ -116,13 +125,13 @@ class TinyRun:
         report = records.close(RECORD_S)
         assert report.complete, report
 
-    def policy(self, version: int) -> Qwen3ForCausalLM:
+    def policy(self, version: int) -> Any:
         """Return the policy of a version, as it sampled."""
         return self._policies[version]
 
     def _published(self, trained: TrainedStep) -> SnapshotManifest:
-        policy = Qwen3ForCausalLM.from_pretrained(self.config.model.path)
-        policy.load_state_dict(trained.weights.copies(), strict=False)
+        policy = AutoModelForCausalLM.from_pretrained(self.config.model.path)
+        load_published(policy, trained.weights.copies())
         self._policies[trained.version] = policy.eval()
         manifest = write_snapshot(self._payloads, RUN_ID, trained.version, trained.weights)
         if trained.version and (adapter := trained.weights.adapter()) is not None:

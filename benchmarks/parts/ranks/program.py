@@ -26,7 +26,7 @@ from torch import distributed
 from antiphon.benchmarks.parts.results import PROJECT
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
-from antiphon.core.ranks.memory import adapter_of, held_by_rank
+from antiphon.core.ranks.memory import held_by_rank, trained_tensors
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -236,7 +236,7 @@ def cells(folder: Path) -> None:
                 held = trainer.train(step, encode_batch(rows_of(step, cell["groups"])))
                 same &= held.weights.digest() == digests[step]
         trainer.stop()
-        planned = held_by_rank(shapes, config.learner, adapter_of(config.learner, shapes))
+        planned = held_by_rank(shapes, config.learner, trained_tensors(config.learner, shapes))
         torch.save(
             {
                 "cell": cell,

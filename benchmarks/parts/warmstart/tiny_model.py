@@ -13,9 +13,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from antiphon.core.errors import ConfigError
+from antiphon.models.experts import pieces_in_files
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -45,6 +53,15 @@ class ModelShape:
     context: int = 1024
     """Longest prompt and completion together, in tokens."""
     rope_theta: float = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureShape(ModelShape):
+    """Sizes with experts in each layer, every one as wide as `mlp_size`."""
+
+    experts: int = 4
+    experts_used: int = 2
+    """By a token."""
 
 
 def build_tokenizer(prompt: str, shape: ModelShape) -> PreTrainedTokenizerFast:
@@ -92,9 +109,14 @@ def build_tokenizer(prompt: str, shape: ModelShape) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(shape: ModelShape, seed: int) -> Qwen3ForCausalLM:
+def build_model(shape: ModelShape, seed: int) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
     """Build the model with random float32 weights, a function of (shape, seed) alone."""
-    config = Qwen3Config(
+    kind, more = Qwen3Config, {}
+    if isinstance(shape, MixtureShape):
+        kind = Qwen3MoeConfig
+        more = {"num_experts": shape.experts, "num_experts_per_tok": shape.experts_used}
+        more |= {"moe_intermediate_size": shape.mlp_size, "norm_topk_prob": True}
+    config = kind(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.layers,
@@ -111,20 +133,23 @@ def build_model(shape: ModelShape, seed: int) -> Qwen3ForCausalLM:
         use_cache=True,
         dtype="float32",
         attn_implementation="sdpa",
+        **more,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config).float()
+        return (Qwen3MoeForCausalLM if more else Qwen3ForCausalLM)(config).float()
 
 
-def save_tiny_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> Path:
+def save_tiny_model(
+    model: Qwen3ForCausalLM | Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path
+) -> Path:
     """Write a Hugging Face model directory and return the path of its weights.
 
     The file's bytes depend on the weights alone, so its digest names them. The output matrix is
     tied to the embedding and therefore not written twice.
     """
     out.mkdir(parents=True, exist_ok=True)
-    model.config.architectures = ["Qwen3ForCausalLM"]
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(out)
     GenerationConfig(
         bos_token_id=model.config.bos_token_id,
@@ -137,10 +162,10 @@ def save_tiny_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     ).save_pretrained(out)
     tokenizer.save_pretrained(out)
     weights = out / WEIGHTS
+    held = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    pieces = pieces_in_files({name: tensor.shape for name, tensor in held.items()})
     tensors = {
-        name: value.detach().contiguous().clone()
-        for name, value in model.state_dict().items()
-        if name != "lm_head.weight"
+        name: piece.of(held[piece.tensor]).detach().contiguous().clone() for name, piece in pieces.items()
     }
     save_file(tensors, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # safetensors lets only the owner read; another user may serve the model

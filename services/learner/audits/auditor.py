@@ -32,7 +32,7 @@ from antiphon.sampling.keyed_sampler import (
     uniforms,
 )
 from antiphon.services.learner.audits.audit_loop import TokenScores
-from antiphon.services.learner.policy import load_causal_model
+from antiphon.services.learner.policy import load_causal_model, load_published
 from antiphon.services.learner.scoring import Places, completion_logits, row_sampling
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import open_snapshot
@@ -118,7 +118,7 @@ class Auditor:
             dtype = torch.float32 if self._config.model.dtype == "float32" else torch.bfloat16
             self._model = load_causal_model(self._config.model.path, dtype, False)
         self._version = None  # until all of it is there: what is held may be half of something
-        self._model.load_state_dict(tensors, strict=False)  # a tied head is published once
+        load_published(self._model, tensors)
         self._version = version
         return True
 

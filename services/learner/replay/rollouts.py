@@ -26,7 +26,7 @@ from antiphon.core.spans import branches, kept_cache_tokens, token_versions
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.sampling.keyed_sampler import score
-from antiphon.services.learner.policy import load_causal_model
+from antiphon.services.learner.policy import load_causal_model, load_published
 from antiphon.services.learner.replay.base import load_version
 from antiphon.services.learner.scoring import completion_logits, row_sampling
 
@@ -122,14 +122,10 @@ class RolloutScorer:
             }
 
     def _fill(self, model: Any, tensors: dict[str, torch.Tensor], version: int) -> None:
-        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        unknown = next((name for name in tensors if shapes.get(name) != tensors[name].shape), None)
-        if unknown is not None:
-            raise IntegrityError(
-                f"version {version} of {self._copy.run_id} has a tensor {unknown} that the base model lacks "
-                "or has in another shape; give the run's own model with --model"
-            )
-        model.load_state_dict(tensors, strict=False)  # a tied head is recorded once
+        try:
+            load_published(model, tensors)
+        except IntegrityError as error:
+            raise IntegrityError(f"version {version} of {self._copy.run_id}: {error}") from error
 
 
 def _load(path: str, dtype: torch.dtype) -> Any:

@@ -47,6 +47,7 @@ from antiphon.services.rollout.engine.vllm_compat import (
     check_readable,
     drop_caches,
     keep_caches,
+    repack_experts,
     repack_heads,
     set_aside,
     spare_foreign_libraries,
@@ -642,6 +643,7 @@ def _start_core(settings: EngineSettings) -> Any:
     from vllm.v1.executor import Executor
 
     spare_foreign_libraries()
+    repack_experts()
     if current_platform.is_cpu():
         attend_by_token()
         if settings.eager:

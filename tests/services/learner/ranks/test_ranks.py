@@ -18,6 +18,7 @@ from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, Probe, VersionSpan
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
+from antiphon.weights.snapshot import weights_digest
 from tests.support.rank_groups import RankGroup
 from tests.support.replay_artifacts import VOCABULARY, make_config, save_model
 
@@ -59,18 +60,27 @@ def weights(held: TrainedStep) -> torch.Tensor:
     return torch.cat([tensor.flatten().double() for tensor in held.weights.copies().values()])
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of five experts: two ranks part a fused tensor within one of them."""
+    return save_model(tmp_path_factory.mktemp("mixture"), experts=5)
+
+
 @pytest.mark.parametrize(
-    ("stage", "lora", "objective", "bonus"),
+    ("stage", "lora", "objective", "bonus", "kind"),
     [
-        (2, {}, "cispo", 0.1),
-        (2, {"rank": 4}, "grpo", 0.0),
-        (3, {}, "topr:topr", 0.0),
-        (3, {"rank": 4}, "grpo", 0.1),
-        (3, {}, "dr_grpo", 0.1),
+        (2, {}, "cispo", 0.1, "model"),
+        (2, {"rank": 4}, "grpo", 0.0, "model"),
+        (3, {}, "topr:topr", 0.0, "model"),
+        (3, {"rank": 4}, "grpo", 0.1, "model"),
+        (3, {}, "dr_grpo", 0.1, "model"),
+        (2, {}, "gspo", 0.0, "mixture"),
+        (3, {}, "gspo", 0.0, "mixture"),
     ],
 )
 def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bit(
-    model: Path,
+    kind: str,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     stage: int,
@@ -79,6 +89,7 @@ def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bi
     bonus: float,
 ) -> None:
     """liger divides by the number of ranks in some objectives: only the norm shows it, as Adam hides it."""
+    model = request.getfixturevalue(kind)
     monkeypatch.syspath_prepend(str(OWN_OBJECTIVE))
     monkeypatch.setenv("PYTHONPATH", str(OWN_OBJECTIVE))
     changes = {
@@ -90,7 +101,7 @@ def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bi
     config = config_of(model, learner__ranks=2, learner__zero_stage=stage, **changes)
     found, digests = [], []
     with RankGroup(tmp_path / "two", config) as two:
-        two.trainer.start(0)
+        assert two.trainer.start(0).weights.digest() == weights_digest(load_file(model / "model.safetensors"))
         for step in range(3):
             held = two.train(step, rows_of(step))
             found.append((held.metrics, weights(held), held.drifts))
