@@ -16,7 +16,7 @@ from antiphon.system.rank_places import check_place
 
 
 def serve(
-    service: Literal["coordinator", "learner", "reward"],
+    service: Literal["coordinator", "learner", "reward", "scorer"],
     /,
     *,
     config: Path,
@@ -24,22 +24,25 @@ def serve(
     run_dir: Path | None = None,
     store: Path | None = None,
     coordinator: str = "",
+    scorer: str = "",
     host: str = "",
     port: int | None = None,
     ready_file: Path | None = None,
     credentials: Path | None = None,
     wait_for_journal: bool = False,
 ) -> int:
-    """Run one service in the foreground: coordinator, learner or reward.
+    """Run one service in the foreground: coordinator, learner, reward or scorer.
 
     Args:
         service: the coordinator hands out work, keeps the journal and assembles batches; the learner trains
-            on them and publishes policy versions; reward rewards finished groups with the environment.
+            on them and publishes policy versions; reward rewards finished groups with the environment; the
+            scorer says how probable tokens are under the reference model.
         config: the run's configuration file.
         run_id: the run's id; by default the name in the configuration.
         run_dir: the run's folder; by default runs/RUN_ID in the home directory.
         store: root of the artifact store; by default store in the home directory.
         coordinator: HOST:PORT of the run's coordinator; the learner and the reward service need it.
+        scorer: HOST:PORT of the run's scorer; the reward service of a run with a reference model needs it.
         host: address to listen on; by default services.host of the configuration.
         port: port to listen on, 0 for a free one; by default what the configuration says, else 0.
         ready_file: file that gets {"pid", "port"} once the service can work.
@@ -55,11 +58,19 @@ def serve(
     if service != "coordinator":
         if wait_for_journal:
             raise ConfigError(f"serve {service} has no journal; leave --wait-for-journal out")
-        if not coordinator:
+        if not coordinator and service != "scorer":
             raise ConfigError(
                 f"serve {service} needs --coordinator HOST:PORT, the address of the run's coordinator"
             )
-        check_address(coordinator, "--coordinator")
+        if coordinator:
+            check_address(coordinator, "--coordinator")
+        if scorer:
+            check_address(scorer, "--scorer")
+        elif service == "reward" and resolved.reference.used:
+            raise ConfigError(
+                "serve reward needs --scorer HOST:PORT, the address of the run's scorer, since reference.kl "
+                "or reference.distillation is set"
+            )
     run_id = run_id or resolved.run.name
     run_dir = run_dir or home_directory() / "runs" / run_id
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -88,10 +99,14 @@ def serve(
             signer=learner_signer(run_dir, None if folder is None else Path(folder)),
             starting=lambda found: write_starting_file(ready_file, found.doing, found.counter),
         )
+    elif service == "scorer":
+        from antiphon.services.scorer.server import serve_scorer
+
+        start = partial(serve_scorer, resolved, run_id)
     else:
         from antiphon.services.reward.server import serve_reward
 
-        start = partial(serve_reward, resolved, run_id, coordinator, run_dir=run_dir)
+        start = partial(serve_reward, resolved, run_id, coordinator, run_dir=run_dir, scorer_address=scorer)
     from antiphon.net.rpc.serving import check_host
     from antiphon.net.security.credentials import find_credentials
     from antiphon.net.security.local_run import ensure_local_credentials

@@ -17,6 +17,7 @@ from antiphon.core.messages import UNIT_RANGE, RewardRange
 from antiphon.core.records import (
     Completion,
     FinishReason,
+    FloatArray,
     GroupSubmission,
     PartialTrajectory,
     SampleReward,
@@ -346,6 +347,25 @@ def check_rewards(
             )
     ordered = (by_sample[index] for index in range(samples))
     return tuple(replace(one, failure=failure_line(one.failure)) if one.failure else one for one in ordered)
+
+
+def check_reference(group_id: str, logprobs: Sequence[FloatArray], token_counts: Sequence[int]) -> None:
+    """Check a reference model's logprobs of a group, [G] of [T]; `token_counts` is empty without one.
+
+    Raises:
+        ContractError: when they are not one finite number, at most 0, for each token.
+    """
+    if [one.size for one in logprobs] != list(token_counts):
+        raise ContractError(
+            f"group {group_id} has {list(token_counts)} tokens to score by the reference model, but got "
+            f"{[one.size for one in logprobs]} log-probabilities; give all services the run's configuration"
+        )
+    for index, one in enumerate(logprobs):
+        if not (np.isfinite(one) & (one <= LOGPROB_CEILING)).all():
+            raise ContractError(
+                f"group {group_id}: the reference model gave sample {index} a log-probability that is no "
+                "finite number up to 0; see that reference.model computes finite logits"
+            )
 
 
 def failure_line(reason: str) -> str:

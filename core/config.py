@@ -39,6 +39,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.judge_config import JudgeSection
 from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group_bytes
 from antiphon.core.records import TurnLimits
+from antiphon.core.reference_config import ReferenceSection
 from antiphon.core.sampling_config import EvaluationSection, Rule, SamplingSection
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +56,7 @@ class RunConfig(Section):
     gateway: GatewaySection = GatewaySection()
     reward: RewardSection = RewardSection()
     judge: JudgeSection = JudgeSection()
+    reference: ReferenceSection = ReferenceSection()
     loop: LoopSection = LoopSection()
     sampling: SamplingSection = SamplingSection()
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -194,6 +196,26 @@ class RunConfig(Section):
                 f"judge.url {'is' if there else 'is not'} set, but environment.name={name} has "
                 f"environment.parameters.score={score}; a judge goes with score={JUDGE} of {FILE}, or "
                 "with an environment of one turn that is no host: set both, or neither"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        section = self.reference
+        if section.used and self.environment.name == HOST:
+            raise ValueError(
+                f"reference has no effect with environment.name={HOST}, whose trajectories have turns; "
+                "leave it out, or use an environment of one turn"
+            )
+        if section.distillation and self.loop.filter != "none":
+            raise ValueError(
+                f"loop.filter={self.loop.filter} leaves out groups whose rewards are equal, from which "
+                "reference.distillation learns too; set loop.filter=none"
+            )
+        if section.distillation and self.algorithm.own_objective:
+            raise ValueError(
+                f"algorithm.objective={self.algorithm.objective} takes one advantage of a trajectory, and "
+                "reference.distillation makes one of each token; leave either out"
             )
         return self
 

@@ -59,6 +59,12 @@ BATCH_METRICS: tuple[Metric, ...] = (
 )
 """What a commit says of the batch it was trained on."""
 
+REFERENCE_METRICS: tuple[Metric, ...] = (
+    Metric("reference_kl_k1", "nats", "k1 estimate of KL(learner || reference) per token of the batch"),
+    Metric("reference_kl_k3", "nats", "k3 estimate of KL(learner || reference) per token; never negative"),
+)
+"""What a learner step also reports where a reference model scored its batch."""
+
 ORDER_METRICS: tuple[Metric, ...] = (
     Metric("order_correlation", "1", "rank correlation of remembered and sampled lengths, -1..1"),
     Metric("order_by_length", "1", "1 where groups were leased by remembered lengths, 0 where as they came"),
@@ -140,7 +146,7 @@ SYSTEM_METRICS: tuple[Metric, ...] = (
     Metric("cpu_seconds_workers", "s", "CPU seconds of the rollout workers here since they started"),
     Metric("cpu_seconds_learner", "s", "the same of the learner"),
     Metric("cpu_seconds_coordinator", "s", "the same of the coordinator"),
-    Metric("cpu_seconds_reward", "s", "the same of the reward service and what it starts"),
+    Metric("cpu_seconds_reward", "s", "the same of the reward service, what it starts, and the scorer"),
     Metric("cpu_seconds_prefect", "s", "the same of the Prefect server that the run started"),
     Metric("cpu_seconds_flow", "s", "the same of the flow, with the writers of MLflow and the ledger"),
 )
@@ -183,7 +189,6 @@ def find_metric(name: str) -> Metric | None:
     'nats'
     """
     stem, split, _ = name.partition(_SPLIT)
-    catalogue = (
-        STALENESS_METRICS if split else (*LEARNER_METRICS, *BATCH_METRICS, *ORDER_METRICS, *DRAFTING_METRICS)
-    )
+    plain = *LEARNER_METRICS, *REFERENCE_METRICS, *BATCH_METRICS, *ORDER_METRICS, *DRAFTING_METRICS
+    catalogue = STALENESS_METRICS if split else plain
     return next((metric for metric in catalogue if metric.name == stem), None)

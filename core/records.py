@@ -372,6 +372,8 @@ class GroupRewards:
 
     group_id: str
     samples: tuple[SampleReward, ...]
+    reference_logprobs: tuple[FloatArray, ...] = field(default=(), compare=False)
+    """[G] of [T] float32 each, nats, by sample: the reference model's; empty where the run has none."""
 
 
 @frozen_by_identity
@@ -402,6 +404,8 @@ class BatchRow(Completion):
     """Why there is no reward; such a row trains nothing and counts as never sampled."""
     said: str = ""
     """What the environment said at its end, in a line; a batch's file leaves it to the timings."""
+    reference_logprobs: FloatArray | None = None
+    """[T] float32, nats: the reference model's of the same tokens; None where the run has none."""
 
 
 @frozen

@@ -6,6 +6,7 @@ from antiphon.core.records import (
     BatchRef,
     FinishReason,
     GroupSubmission,
+    IntArray,
     KeptProgress,
     Lease,
     LeaseProgress,
@@ -171,6 +172,8 @@ class PullReply:
     """Of each group; the coordinator's word, not its worker's."""
     unfinished: tuple[str, ...] = ()
     """Where hosts answer the turns, and there is nothing to reward: groups that were not handed in yet."""
+    prompts: tuple[IntArray, ...] = ()
+    """[P] int32 token ids of the prompt of each group, where a reference model scores them too."""
 
 
 @frozen

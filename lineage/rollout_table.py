@@ -73,7 +73,12 @@ BRANCHES_SCHEMA = pa.schema(
     [*TURNS_SCHEMA, _column("breaks", _list_of(pa.int32()))], metadata={"antiphon.table": "batch/6"}
 )
 """The same where any context began afresh: also the tokens at which one did."""
-_BATCH_SCHEMAS = BATCH_SCHEMA, TURNS_SCHEMA, BRANCHES_SCHEMA
+REFERENCE_SCHEMA = pa.schema(
+    [*BATCH_SCHEMA, _column("reference_logprobs", _list_of(pa.float32()))],
+    metadata={"antiphon.table": "batch/7"},
+)
+"""As BATCH_SCHEMA where a reference model scored the tokens: also its log-probabilities, [T] each."""
+_BATCH_SCHEMAS = BATCH_SCHEMA, TURNS_SCHEMA, BRANCHES_SCHEMA, REFERENCE_SCHEMA
 
 _LEFT_OUT, _SAID = b"antiphon.left_out", b"antiphon.said"
 _BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage", "failure")
@@ -82,6 +87,7 @@ _BATCH_LISTS = {
     "token_ids": ("token_ids", np.int32),
     "behaviour_logprobs": ("logprobs", np.float32),
 }
+_REFERENCE_LISTS = {"reference_logprobs": ("reference_logprobs", np.float32)}
 """Columns of lists of numbers -> the field of a row that they hold, and its type."""
 
 DRAFTING_COLUMNS = ("passes", "drafted", "covered", "accepted")
@@ -125,23 +131,26 @@ def encode_batch(rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = ()) -> 
         left_out: what it may divide its loss by besides (`algorithm.divisor`).
 
     Raises:
-        ContractError: when a row's logprobs or version spans do not cover its tokens.
+        ContractError: when a row's logprobs or version spans do not cover its tokens, or some rows alone have
+            a reference's.
     """
+    referred = any(row.reference_logprobs is not None for row in rows)
     for row in rows:
-        _check_row(row)
+        _check_row(row, referred)
     columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _BATCH_PLAIN}
     columns["finish_reason"] = [row.finish_reason.value for row in rows]
     columns["spans"] = [[(x.version, x.start, x.stop, x.kept_cache) for x in row.spans] for row in rows]
-    for name, (field, dtype) in _BATCH_LISTS.items():
+    for name, (field, dtype) in (_BATCH_LISTS | (_REFERENCE_LISTS if referred else {})).items():
         arrays = [getattr(row, field) for row in rows]
         offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
         values = np.concatenate([*arrays, []], dtype=dtype, casting="unsafe")
-        columns[name] = pa.ListArray.from_arrays(offsets, values, type=BATCH_SCHEMA.field(name).type)
+        columns[name] = pa.ListArray.from_arrays(offsets, values, type=REFERENCE_SCHEMA.field(name).type)
     left, schema = "\n".join(f"{x.trajectories} {x.tokens} {x.group_id}" for x in left_out), BATCH_SCHEMA
     if any(row.observed for row in rows):
         columns["observed"], schema = [row.observed for row in rows], TURNS_SCHEMA
     if any(row.breaks for row in rows):
         columns["breaks"], schema = [row.breaks for row in rows], BRANCHES_SCHEMA
+    schema = REFERENCE_SCHEMA if referred else schema
     return _write(columns, schema, {_LEFT_OUT: left.encode()} | _said(rows))
 
 
@@ -171,7 +180,8 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
             columns["observed"] = [tuple((x["start"], x["stop"]) for x in own) for own in ranges]
         if "breaks" in table.column_names:
             columns["breaks"] = list(map(tuple, table.column("breaks").to_pylist()))
-        for name, (field, _) in _BATCH_LISTS.items():
+        referred = "reference_logprobs" in table.column_names
+        for name, (field, _) in (_BATCH_LISTS | (_REFERENCE_LISTS if referred else {})).items():
             lists = table.column(name).combine_chunks()
             values = lists.flatten().to_numpy().copy()  # which may be written to
             columns[field] = np.split(values, np.cumsum(lists.value_lengths()))[: len(lists)]
@@ -233,7 +243,7 @@ def _said_in(table: Any) -> list[str]:
     return [""] * table.num_rows if found is None else list(json.loads(found))
 
 
-def _check_row(row: BatchRow) -> None:
+def _check_row(row: BatchRow, referred: bool) -> None:
     where = f"sample {row.sample_index} of group {row.group_id}"
     if row.token_ids.shape != row.logprobs.shape or row.token_ids.ndim != 1:
         raise ContractError(
@@ -241,6 +251,12 @@ def _check_row(row: BatchRow) -> None:
             "logprobs; the worker must send one per token"
         )
     check_cover(row.spans, 0, row.token_ids.size, where, observed=row.observed)
+    given = row.reference_logprobs
+    if referred and (given is None or given.shape != row.token_ids.shape or row.observed or row.breaks):
+        raise ContractError(
+            f"{where} has {'no' if given is None else given.shape} reference logprobs for "
+            f"{row.token_ids.shape} tokens; each row of a batch needs one per token, and none may have turns"
+        )
 
 
 def _write(columns: Mapping[str, Any], schema: Any, facts: Mapping[bytes, bytes] | None = None) -> bytes:

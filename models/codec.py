@@ -323,6 +323,30 @@ def _without_hub(model_path: str) -> bool:
     return True
 
 
+def check_reference(model_path: str, reference_path: str) -> None:
+    """Check that a reference model has the policy's vocabulary; "" is the policy's own model.
+
+    Raises:
+        ConfigError: naming reference.model, when it has another one, or there is no such model.
+    """
+    if not reference_path:
+        return
+    own = TextCodec.load(resolve_model_path(model_path))
+    try:
+        other = TextCodec.load(resolve_model_path(reference_path))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.path", "reference.model")) from error
+    sizes = own.vocabulary_size, other.vocabulary_size
+    words = [one.tokenizer.get_vocab(with_added_tokens=True) for one in (own, other)]
+    if sizes[0] != sizes[1] or words[0] != words[1]:
+        apart = len(words[0].items() ^ words[1].items())
+        raise ConfigError(
+            f"reference.model={reference_path!r} has another vocabulary than model.path={model_path!r} "
+            f"({sizes[1]} rows and not {sizes[0]}; {apart} entries differ), so it would score other tokens; "
+            "give a model with the same tokenizer"
+        )
+
+
 def _checked(
     model_path: str,
     tokenizer: Tokenizer,

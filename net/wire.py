@@ -18,6 +18,7 @@ import structlog
 
 from antiphon.api import coordinator as api
 from antiphon.api import learner as learner_api
+from antiphon.api import scorer as scorer_api
 from antiphon.api.manifest import decode_manifest, encode_manifest
 from antiphon.core import records as r
 from antiphon.core import requests as core_requests
@@ -34,7 +35,7 @@ from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.net.rpc.calls import Call, unary_calls
 from antiphon.net.rpc.codec import array_from_bytes, by_hand, codec, reader_of
-from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
+from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2, scorer_pb2
 
 INT32, FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 _NO_TOKENS = np.empty(0, dtype=np.int32)
@@ -338,6 +339,8 @@ def _check_statistics(m: records_pb2.SampleStatistics) -> None:
 def _check_keys(m: reward_pb2.PullReply) -> None:
     if len(m.groups) != len(m.prompt_keys):
         raise ContractError(f"{len(m.groups)} groups to reward came with {len(m.prompt_keys)} prompt keys")
+    if len(m.prompts) not in (0, len(m.groups)):
+        raise ContractError(f"{len(m.groups)} groups to reward came with {len(m.prompts)} prompts")
 
 
 def _range_to_proto(observed: tuple[int, int]) -> records_pb2.TokenRange:
@@ -351,7 +354,7 @@ def _range_from_proto(m: records_pb2.TokenRange) -> tuple[int, int]:
 codec(r.TurnToAnswer, records_pb2.TurnToAnswer, observed=(_range_to_proto, _range_from_proto))
 codec(r.TurnAnswer, records_pb2.TurnAnswer)
 codec(r.SampleReward, records_pb2.SampleReward)
-codec(r.GroupRewards, records_pb2.GroupRewards)
+group_rewards_to_proto, group_rewards_from_proto = codec(r.GroupRewards, records_pb2.GroupRewards)
 codec(core_requests.PullReply, reward_pb2.PullReply, _check_keys)
 codec(AuthoredSpan, records_pb2.AuthoredSpan)
 codec(r.GroupToAudit, records_pb2.GroupToAudit)
@@ -399,3 +402,6 @@ WORK_CALLS["submission"].read_request = _arrived
 LEARNER = learner_pb2.DESCRIPTOR.services_by_name["Learner"]
 LEARNER_CALLS = unary_calls(LEARNER, learner_api.Learner, {})
 """The learner's unary calls."""
+SCORER = scorer_pb2.DESCRIPTOR.services_by_name["Scorer"]
+SCORER_CALLS = unary_calls(SCORER, scorer_api.Scorer, {})
+"""The scorer's calls."""

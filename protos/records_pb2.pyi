@@ -307,12 +307,14 @@ class SampleReward(_message.Message):
     def __init__(self, sample_index: _Optional[int] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ..., parts: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class GroupRewards(_message.Message):
-    __slots__ = ("group_id", "samples")
+    __slots__ = ("group_id", "samples", "reference_logprobs")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     samples: _containers.RepeatedCompositeFieldContainer[SampleReward]
-    def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleReward, _Mapping]]] = ...) -> None: ...
+    reference_logprobs: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleReward, _Mapping]]] = ..., reference_logprobs: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class AuthoredSpan(_message.Message):
     __slots__ = ("sample_index", "worker_id", "start", "stop")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61ntiphon/protos/reward.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"?\n\x0bPullRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"e\n\tPullReply\x12)\n\x06groups\x18\x02 \x03(\x0b\x32\x19.antiphon.GroupSubmission\x12\x13\n\x0bprompt_keys\x18\x03 \x03(\t\x12\x12\n\nunfinished\x18\x04 \x03(\tJ\x04\x08\x01\x10\x02\"8\n\x0eRewardsRequest\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.antiphon.GroupRewards\"\x1d\n\x0cRewardsReply\x12\r\n\x05taken\x18\x01 \x03(\t\"6\n\rTurnsToAnswer\x12%\n\x05turns\x18\x01 \x03(\x0b\x32\x16.antiphon.TurnToAnswer\"4\n\x0bTurnAnswers\x12%\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x14.antiphon.TurnAnswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61ntiphon/protos/reward.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"?\n\x0bPullRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"v\n\tPullReply\x12)\n\x06groups\x18\x02 \x03(\x0b\x32\x19.antiphon.GroupSubmission\x12\x13\n\x0bprompt_keys\x18\x03 \x03(\t\x12\x12\n\nunfinished\x18\x04 \x03(\t\x12\x0f\n\x07prompts\x18\x05 \x03(\x0cJ\x04\x08\x01\x10\x02\"8\n\x0eRewardsRequest\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.antiphon.GroupRewards\"\x1d\n\x0cRewardsReply\x12\r\n\x05taken\x18\x01 \x03(\t\"6\n\rTurnsToAnswer\x12%\n\x05turns\x18\x01 \x03(\x0b\x32\x16.antiphon.TurnToAnswer\"4\n\x0bTurnAnswers\x12%\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x14.antiphon.TurnAnswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLREQUEST']._serialized_start=73
   _globals['_PULLREQUEST']._serialized_end=136
   _globals['_PULLREPLY']._serialized_start=138
-  _globals['_PULLREPLY']._serialized_end=239
-  _globals['_REWARDSREQUEST']._serialized_start=241
-  _globals['_REWARDSREQUEST']._serialized_end=297
-  _globals['_REWARDSREPLY']._serialized_start=299
-  _globals['_REWARDSREPLY']._serialized_end=328
-  _globals['_TURNSTOANSWER']._serialized_start=330
-  _globals['_TURNSTOANSWER']._serialized_end=384
-  _globals['_TURNANSWERS']._serialized_start=386
-  _globals['_TURNANSWERS']._serialized_end=438
+  _globals['_PULLREPLY']._serialized_end=256
+  _globals['_REWARDSREQUEST']._serialized_start=258
+  _globals['_REWARDSREQUEST']._serialized_end=314
+  _globals['_REWARDSREPLY']._serialized_start=316
+  _globals['_REWARDSREPLY']._serialized_end=345
+  _globals['_TURNSTOANSWER']._serialized_start=347
+  _globals['_TURNSTOANSWER']._serialized_end=401
+  _globals['_TURNANSWERS']._serialized_start=403
+  _globals['_TURNANSWERS']._serialized_end=455
 # @@protoc_insertion_point(module_scope)

@@ -18,14 +18,16 @@ class PullRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., limit: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class PullReply(_message.Message):
-    __slots__ = ("groups", "prompt_keys", "unfinished")
+    __slots__ = ("groups", "prompt_keys", "unfinished", "prompts")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_KEYS_FIELD_NUMBER: _ClassVar[int]
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[_records_pb2.GroupSubmission]
     prompt_keys: _containers.RepeatedScalarFieldContainer[str]
     unfinished: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupSubmission, _Mapping]]] = ..., prompt_keys: _Optional[_Iterable[str]] = ..., unfinished: _Optional[_Iterable[str]] = ...) -> None: ...
+    prompts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupSubmission, _Mapping]]] = ..., prompt_keys: _Optional[_Iterable[str]] = ..., unfinished: _Optional[_Iterable[str]] = ..., prompts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RewardsRequest(_message.Message):
     __slots__ = ("groups",)

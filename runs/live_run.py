@@ -396,11 +396,15 @@ class LiveRun(ServiceCalls):
         worker = partial(worker_spec, self.run_id, self.run_dir, address, environment, relay_host)
         service = partial(service_spec, self.run_id, self.run_dir, self.store_root, host)
         workers = [worker(f"worker-{i}") for i in range(config.rollout.workers)]
-        reward = service("reward", address)
+        scorers, scorer_address = list[ServiceSpec](), ""
+        if config.reference.used:
+            scorer_port = free_port("0.0.0.0")
+            scorers, scorer_address = [service("scorer", "", scorer_port)], f"{dialled}:{scorer_port}"
+        reward = service("reward", address, scorer=scorer_address)
         # All start at once: the others load their libraries while the coordinator opens its journal, and
         # call it until it answers. Engines take longest, so they come first.
         learner = replace(service("learner", address), ranks=config.learner.ranks)
-        for spec in (service("coordinator", "", port), *workers, learner, reward):
+        for spec in (service("coordinator", "", port), *workers, learner, *scorers, reward):
             self.supervisor.start(spec)
         say("services are starting: coordinator, learner, reward and workers")
         self.supervisor.wait_ready("coordinator", services.start_timeout_s)
@@ -411,7 +415,7 @@ class LiveRun(ServiceCalls):
                 say(f"  {line}")
         learner_port = self.supervisor.wait_ready("learner", services.start_timeout_s, say)
         load_libraries(config.record)  # a core is free now: engines take longest
-        for spec in (reward, *workers):
+        for spec in (*scorers, reward, *workers):
             self.supervisor.wait_ready(spec.name, services.start_timeout_s)
             if spec is reward and config.environment.name == HOST:
                 self._start_host(credentials.authority if credentials else b"")

@@ -34,7 +34,7 @@ from antiphon.lineage.records import make_sinks
 from antiphon.lineage.retention import disk_need, disk_words
 from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.models.adapters import start_folder
-from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.codec import TextCodec, check_reference, resolve_model_path
 from antiphon.models.directory import (
     check_pointers,
     count_parameters,
@@ -147,6 +147,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     if model.is_dir():
         check_pointers(model)
     check_methods(config.algorithm)
+    check_reference(config.model.path, config.reference.model)
     section = config.environment
     secret_values(section.secrets)
     environment: AnyEnvironment = environment_of(section)
@@ -179,6 +180,11 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     if isinstance(environment, HostEnvironment):
         check_gateway(config)
     elif isinstance(environment, ConversationEnvironment):
+        if config.reference.used:
+            raise ConfigError(
+                f"reference cannot act with environment.name={section.name}, which has turns; leave it out, "
+                "or use an environment of one turn"
+            )
         check_answering(config, environment)
     else:
         notes += check_scoring(config, environment)

@@ -102,7 +102,7 @@ class ServiceSpec:
     """How one service is started."""
 
     name: str
-    """coordinator, learner, reward, or a worker's name; also the name of its log."""
+    """coordinator, learner, reward, scorer, or a worker's name; also the name of its log."""
     arguments: tuple[str, ...]
     """Arguments of the antiphon command."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -401,14 +401,17 @@ def service_spec(
     role: str,
     coordinator: str = "",
     port: int = 0,
+    scorer: str = "",
 ) -> ServiceSpec:
-    """Return how the coordinator, the learner or the reward service of a run is started.
+    """Return how the coordinator, the learner, the reward service or the scorer of a run is started.
 
-    It listens at `port` of `host`; 0 lets it pick a free one. `coordinator` is HOST:PORT, "" for itself.
+    It listens at `port` of `host`; 0 lets it pick a free one. `coordinator` and `scorer` are HOST:PORT, ""
+    for who needs none.
     """
     arguments = ["serve", role, "--config", str(run_dir / "config.yaml"), "--run-id", run_id]
     arguments += ["--run-dir", str(run_dir), "--store", str(store_root), "--host", host]
     arguments += ["--coordinator", coordinator] if coordinator else []
+    arguments += ["--scorer", scorer] if scorer else []
     waits = ("--wait-for-journal",) if role == "coordinator" else ()
     # A bundle that the configuration does not name is none of this run's.
     environment = {VARIABLE: ""} | (learner_environment() if role == "learner" else {})

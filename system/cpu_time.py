@@ -15,6 +15,7 @@ _BY_WORDS = (
     (("serve", "learner"), "learner"),
     (("serve", "coordinator"), "coordinator"),
     (("serve", "reward"), "reward"),
+    (("serve", "scorer"), "reward"),
     (("--factory", "prefect.server.api.server:create_app"), "prefect"),
     (("antiphon.cli.app", "worker"), "workers"),
 )

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
-from antiphon.core.checks import check_rewards
+from antiphon.core.checks import check_reference, check_rewards
 from antiphon.core.coordinator.consequences import begin_again, move_back, settle, strike
 from antiphon.core.coordinator.loop_state import (
     Decision,
     Forget,
+    Keep,
     KeepHistory,
     LoopState,
     Rewarding,
     prefix_name,
+    reference_name,
 )
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import acceptance
@@ -140,7 +142,8 @@ def take_rewards(
     `submission` is what was handed in, where the history keeps it.
 
     Raises:
-        ContractError: when a reward is missing or outside of the environment's range.
+        ContractError: when a reward is missing or outside of the environment's range, or the reference
+            model's log-probabilities are not those of the group.
     """
     group_id = rewards.group_id
     rewarding = loop.rewarding.pop(group_id, None)
@@ -148,10 +151,14 @@ def take_rewards(
         return False
     group, client_id = loop.run.groups[group_id], "" if rewarding is None else rewarding.client_id
     given = check_rewards(group_id, rewards.samples, group.samples, loop.reward_range)
+    scored = loop.config.reference.used and group.evaluation is None
+    check_reference(group_id, rewards.reference_logprobs, group.token_counts if scored else ())
     most = loop.config.reward.max_failed_share
     # What a host says of its episodes is no answer of a worker.
     author = "" if loop.hosted else acceptance.author_of_failures(loop.run, group_id, given, most)
     yield from acceptance.accept_rewards(loop.run, group_id, given, client_id, now, most)
+    if scored:
+        yield Keep(reference_name(group_id), rewards)
     if submission is not None:
         by_sample = tuple(loop.reward_range[0] if sample.failure else sample.reward for sample in given)
         yield KeepHistory(loop.prompt_of(group).key, group, submission, by_sample)

@@ -24,7 +24,14 @@ from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.loop.run_state import new_state, range_of
 from antiphon.core.messages import UNIT_RANGE, RewardRange
-from antiphon.core.records import GroupSubmission, Prompt, SnapshotManifest, TurnLimits, TurnToAnswer
+from antiphon.core.records import (
+    GroupRewards,
+    GroupSubmission,
+    Prompt,
+    SnapshotManifest,
+    TurnLimits,
+    TurnToAnswer,
+)
 from antiphon.core.status import EvaluationRecord
 
 SEEDS_KEPT = 4096
@@ -39,7 +46,7 @@ class Keep:
     """A payload that the journal keeps until it is to be forgotten; a submission stands for itself."""
 
     name: str
-    record: KeptGroup | SnapshotManifest
+    record: KeptGroup | SnapshotManifest | GroupRewards
 
 
 @frozen
@@ -264,6 +271,11 @@ _MEMORY: dict[type[e.JournalEvent], Callable[[LoopState, Any, float], None]] = {
 def prefix_name(group_id: str) -> str:
     """Return the name under which the beginning of a handed-over group is kept."""
     return f"prefix-{group_id}"
+
+
+def reference_name(group_id: str) -> str:
+    """Return the name under which the reference model's log-probabilities of a group are kept."""
+    return f"reference-{group_id}"
 
 
 def manifest_name(version: int) -> str:

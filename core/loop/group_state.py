@@ -237,6 +237,11 @@ def heldout_group_id(version: int, prompt_index: int) -> str:
     return f"v{version:06d}-e{prompt_index:04d}"
 
 
+def is_heldout(group_id: str) -> bool:
+    """Return whether a group is a held-out prompt's, by its id."""
+    return group_id.startswith("v")
+
+
 def heldout_group(version: int, prompt_index: int, samples: int) -> GroupState:
     """Return the group of a held-out prompt that waits to be sampled, this often, for an evaluation."""
     return GroupState(

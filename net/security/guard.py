@@ -78,6 +78,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
     },
     "Broadcast": {Scope.PULL: "GetChunks Where GetBlocks"},
     "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
+    "Scorer": {Scope.ADMIN: "Score"},
 }
 SCOPE_OF: dict[str, Scope] = {
     f"/antiphon.{service}/{method}": scope

@@ -9,7 +9,7 @@ used at all, the state machine fails as a whole and a restart continues from the
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from antiphon.core.coordinator.loop_state import (
     LoopState,
     PromptSource,
     prefix_name,
+    reference_name,
 )
 from antiphon.core.errors import AntiphonError, BlockedError, IntegrityError, UnavailableError
 from antiphon.core.loop import assembly, speculation
@@ -35,7 +36,7 @@ from antiphon.core.loop.group_state import GroupPhase, heldout_group_id
 from antiphon.core.loop.partials import with_turns
 from antiphon.core.loop.run_state import RunState, fold
 from antiphon.core.loop.turns import answer_key, piece_of_turn
-from antiphon.core.records import GroupSubmission
+from antiphon.core.records import FloatArray, GroupSubmission
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal import payloads
@@ -231,6 +232,8 @@ class RunStateMachine:
                     self.submissions.forget(effect.names)
                     if not effect.only_at_hand:
                         forget |= dict.fromkeys(effect.names)
+                        if self.config.reference.used:  # it goes with its group
+                            forget |= dict.fromkeys(map(reference_name, effect.names))
                         keep = {name: body for name, body in keep.items() if name not in forget}
                 elif isinstance(effect, KeepHistory):
                     found = effect.prompt_key, effect.group, effect.submission, effect.rewards
@@ -362,10 +365,11 @@ class RunStateMachine:
             group.group_id: (await self.submissions.get(group.group_id), self.loop.prompt_of(group))
             for group in ((*plan.used, *plan.filtered) if masks else plan.used)
         }
+        references = await self._references(plan)
         tally = self.state.since_seal.copy()
         looked_up = self.submissions, self.prompts
         kept = await left_out_rows(plan, tally, *looked_up) if self.config.record.samples else []
-        sealing = partial(seal_batch, plan, sampled, tally, self.config, self.store, kept)
+        sealing = partial(seal_batch, plan, sampled, tally, self.config, self.store, kept, references)
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
 
@@ -379,6 +383,22 @@ class RunStateMachine:
 
         await self.do(sealed())
         _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])
+
+    async def _references(self, plan: assembly.SealPlan) -> dict[str, Sequence[FloatArray]]:
+        """Return the reference model's log-probabilities of the groups of a batch, by group; often none.
+
+        Raises:
+            IntegrityError: when the journal has lost some.
+        """
+        found: dict[str, Sequence[FloatArray]] = {}
+        if self.config.reference.used:
+            await self.written()  # until the last of them can be read again
+            for group in plan.used:
+                body = await self.journal.payload(reference_name(group.group_id))
+                if body is None:
+                    raise self.submissions.lost(group.group_id)
+                found[group.group_id] = payloads.load_rewards(body).reference_logprobs
+        return found
 
     async def _finish_evaluations(self) -> None:
         while self.failure is None:

@@ -36,7 +36,8 @@ from antiphon.core.loop.group_state import (
     mean_parts,
 )
 from antiphon.core.messages import UNIT_RANGE, RewardRange
-from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming, Trajectory
+from antiphon.core.records import BatchRow, FloatArray, GroupSubmission, Prompt, RowTiming, Trajectory
+from antiphon.core.reference_config import kl_estimate
 from antiphon.environments.outside import import_named
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -53,6 +54,7 @@ def seal_batch(
     config: RunConfig,
     store: ArtifactStore,
     kept: Sequence[BatchRow] = (),
+    references: Mapping[str, Sequence[FloatArray]] | None = None,
 ) -> BatchSealed:
     """Write the files of a batch and return the event that makes it final.
 
@@ -64,6 +66,7 @@ def seal_batch(
         config: says how advantages are made and what counts.
         store: takes the files; they are on disk when this returns.
         kept: the rows of `left_out_rows`.
+        references: the reference model's logprobs, [G] of [T], of every used group, by id; None without.
 
     Raises:
         UnavailableError: when the store cannot be written.
@@ -72,8 +75,13 @@ def seal_batch(
     timings: list[RowTiming] = []
     # With filter=refill their places went to other groups, so that the step divides by those.
     dropped = plan.filtered if config.loop.filter == "drop" else ()
-    for group, advantages in zip(plan.used, _advantages(plan.used, dropped, sampled, config), strict=True):
-        rows.extend(_rows(group, *sampled[group.group_id], advantages))
+    found = _advantages(plan.used, dropped, sampled, config, references or {})
+    for group, advantages in zip(plan.used, found, strict=True):
+        own = _rows(group, *sampled[group.group_id], advantages)
+        if references:
+            given = references[group.group_id]
+            own = [replace(row, reference_logprobs=one) for row, one in zip(own, given, strict=True)]
+        rows.extend(own)
         timings.extend(_timings(group))
     counted = [(group, _counted_lengths(group, sampled, config.algorithm)) for group in dropped]
     left_out = [LeftOut(group.group_id, len(lengths), sum(lengths)) for group, lengths in counted]
@@ -234,6 +242,7 @@ def _advantages(
     dropped: Sequence[GroupState],
     sampled: Mapping[str, Sampled],
     config: RunConfig,
+    references: Mapping[str, Sequence[FloatArray]],
 ) -> list[npt.NDArray[np.float64]]:
     """Return the advantages [G] of each used group of a batch.
 
@@ -248,6 +257,11 @@ def _advantages(
     if (margin := algorithm.overlong_margin_tokens) is not None:
         for own, tokens in zip(rewards, lengths, strict=True):
             own += algorithm.overlong_penalty * overlong_punishment(tokens, most, margin)
+    if weight := config.reference.of_rewards:
+        for group, own in zip(groups, rewards, strict=True):
+            pairs = zip(sampled[group.group_id][0].trajectories, references[group.group_id], strict=True)
+            how = config.reference.kl_estimator
+            own -= weight * np.array([kl_estimate(how, x.logprobs, one).sum() for x, one in pairs])
     if name := algorithm.advantage:
         return own_advantages(f"algorithm.advantage={name}", own_advantage(name), rewards, lengths, counted)
     normalise, baseline = algorithm.divides_by_deviation, algorithm.baseline

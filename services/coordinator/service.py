@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import structlog
 
 from antiphon.api.coordinator import Coordinator, KitPart
@@ -224,7 +225,7 @@ class CoordinatorService(Coordinator):
             free_again = min((held.deadline_s for held in loop.rewarding.values()), default=deadline)
             await machine.submitted.wait(min(deadline, free_again) - now)
         groups.hand_out(loop, client_id, waiting, now)
-        handed, keys = [], []
+        handed, keys, prompts = [], [], []
         for group_id in waiting:
             submission = await machine.submissions.find(group_id)
             if not groups.unanswered(loop, group_id):  # rewarded or found stale while a payload was read
@@ -232,8 +233,11 @@ class CoordinatorService(Coordinator):
             if submission is None:
                 raise machine.submissions.lost(group_id)
             handed.append(submission)
-            keys.append(loop.prompt_of(self._state.groups[group_id]).key)
-        return PullReply(tuple(handed), tuple(keys))
+            prompt = loop.prompt_of(self._state.groups[group_id])
+            keys.append(prompt.key)
+            prompts.append(np.asarray(prompt.token_ids, np.int32))
+        told = tuple(prompts) if self._config.reference.used else ()
+        return PullReply(tuple(handed), tuple(keys), prompts=told)
 
     async def submit_rewards(self, rewarded: Sequence[GroupRewards]) -> Sequence[str]:
         machine, loop = self.state_machine, self._loop

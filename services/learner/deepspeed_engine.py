@@ -149,7 +149,9 @@ class DeepSpeedEngine:
         deepspeed = _open_deepspeed()
         section = config.learner
         with self._ranks.together():  # it may be the user's code, which each rank imports
-            objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
+            objective = Objective(
+                config.algorithm, config.sampling.max_tokens, config.sampling.temperature, config.reference
+            )
         sources = self._ranks.texts(objective.source)
         with self._ranks.together():
             if other := next((rank for rank, one in enumerate(sources) if one != sources[0]), 0):

@@ -7,6 +7,8 @@ a state and the token that follows; trajectories that have a pair in common have
 
 The decoupled objective clips exp(learner - proximal) and weighs each token by
 exp(proximal - behaviour), where the proximal policy is the learner at the start of the step.
+A reference model adds a KL term, or an advantage to each token; liger takes one advantage for a row only, so
+with distillation the loss is an expression of ours, which is liger's where the advantages of a row are equal.
 With one update a step the two are the same weights, so no second forward pass is needed. Formulas and
 sources: docs/concepts/objectives.md.
 
@@ -18,11 +20,12 @@ from typing import Any, Protocol
 
 import torch
 from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
-from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
+from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction, clip_coef_fn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from antiphon.core.algorithm import CROSS_ENTROPY, AlgorithmSection
+from antiphon.core.reference_config import ReferenceSection
 from antiphon.services.learner.own_objective import OwnLoss, own_objective, token_losses
 from antiphon.services.learner.packing import MicroBatch
 
@@ -79,18 +82,25 @@ class LossBatch(Protocol):
 class Objective:
     """The loss of a micro-batch as its share of the whole update's loss."""
 
-    def __init__(self, algorithm: AlgorithmSection, max_completion_tokens: int, temperature: float) -> None:
+    def __init__(
+        self,
+        algorithm: AlgorithmSection,
+        max_completion_tokens: int,
+        temperature: float,
+        reference: ReferenceSection | None = None,
+    ) -> None:
         """Choose the loss.
 
         Args:
             algorithm: the section of the configuration.
             max_completion_tokens: dr_grpo divides by it, unless a batch has turns (`UpdateTotals.longest`).
             temperature: the one the behaviour policy sampled with; 0 (greedy) counts as 1.
+            reference: what a reference model's logprobs do; None: nothing.
 
         Raises:
             ConfigError: when the objective is a function of the user's that is not there, or is no loss.
         """
-        self._algorithm = algorithm
+        self._algorithm, self._reference = algorithm, reference or ReferenceSection()
         self.temperature = temperature or 1.0
         self._own: OwnLoss | None = None
         self.source = ""
@@ -160,10 +170,11 @@ class Objective:
         logprobs = self.logprobs(hidden, head, batch)
         if self._supervised:
             return self._cross_entropy(logprobs, batch, totals)
-        policy_loss = self._policy_loss if self._own is None else self._own_loss
-        loss, found = policy_loss(logprobs, batch, totals, proximal_logprobs)
+        loss, found = self._policy_loss(logprobs, batch, totals, proximal_logprobs)
         if bonus := self._algorithm.entropy_bonus:
-            loss = loss - bonus * self._mean(self.entropies(hidden, head, batch), batch, totals)
+            loss = loss - self._divided(bonus * self.entropies(hidden, head, batch), batch, totals)
+        if self._reference.kl and self._reference.kl_place == "loss":
+            loss = loss + self._divided(self._reference.kl * self._kl(logprobs, batch), batch, totals)
         return loss, found
 
     def _policy_loss(
@@ -173,8 +184,13 @@ class Objective:
         totals: UpdateTotals,
         proximal_logprobs: torch.Tensor | None,
     ) -> tuple[torch.Tensor, TokenMetrics]:
-        """Return what `loss` does, without a bonus."""
+        """Return what `loss` does, without a bonus and the KL to a reference model."""
+        if self._own is not None:
+            return self._own_loss(logprobs, batch, totals)
         old, weight, found = self.ingredients(logprobs.detach(), batch, proximal_logprobs)
+        if self._reference.distillation:
+            losses = self._token_losses(logprobs, logprobs.detach() if old is None else old, batch)
+            return self._divided(losses * weight, batch, totals), found
         # Where each trajectory counts alike, its branches do by their parts of its tokens. The loss of a
         # token is in proportion to the advantage.
         shares = batch.shares if self.options["loss_type"] == "grpo" else 1.0
@@ -191,13 +207,69 @@ class Objective:
         )
         return self.share(loss, len(batch.advantages), totals), found
 
+    def _token_losses(self, logprobs: torch.Tensor, old: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        """Return liger's loss of each token, [R, T], with an advantage of each token; without the weights."""
+        options, advantage = self.options, self._advantages(batch)
+        gap = logprobs - old
+        if options["importance_sampling_level"] == "sequence":
+            gap = (gap * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
+        ratio = gap.exp()
+        clipped, *_ = clip_coef_fn(
+            ratio, options["epsilon_low"], options["epsilon_high"], options["loss_type"]
+        )
+        if options["loss_type"] == "cispo":
+            return -clipped * advantage * logprobs
+        if options["delta"] is not None:
+            ratio = ratio.clamp(max=options["delta"])
+        return -torch.min(ratio * advantage, clipped * advantage)
+
+    def _advantages(self, batch: LossBatch) -> torch.Tensor:
+        """Return the advantage of each token, [R, T]; [R, 1] without distillation."""
+        section = self._reference
+        if not section.distillation:
+            return batch.advantages[:, None]
+        assert isinstance(batch, MicroBatch) and batch.reference_logprobs is not None, "checked by the step"
+        apart = (batch.reference_logprobs - batch.behaviour_logprobs) * self._counted(batch)
+        ours = section.distillation * apart.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return ours + batch.advantages[:, None] if section.keep_reward else ours
+
+    def _kl(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        """Return the estimate of KL(learner || reference) of each token, [R, T] nats, and its gradient.
+
+        k3's is its derivative. k1's derivative has the mean 0, whatever the reference; its gradient here is
+        k1 times that of the logprob, by the score, whose mean is the gradient of the KL (as of k1 in the
+        reward, and of k2 = k1^2 / 2 in the loss: arXiv 2510.01555).
+        """
+        assert batch.reference_logprobs is not None, "checked by the step"
+        apart = (batch.reference_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        if self._reference.kl_estimator == "k3":
+            return torch.expm1(apart) - apart
+        k1 = -apart.detach()
+        return k1 + k1 * (logprobs - logprobs.detach())
+
+    def _counted(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the mask [R, T]; of a dummy, which trains nothing, zeros."""
+        return batch.mask if batch.rows else torch.zeros_like(batch.mask)
+
+    def _divided(self, losses: torch.Tensor, batch: MicroBatch, totals: UpdateTotals) -> torch.Tensor:
+        """Return what losses of tokens, [R, T], add to the update's loss, divided as the objective is."""
+        losses, kind = losses * self._counted(batch), self.options["loss_type"]
+        if kind == "grpo":
+            of_rows = losses.sum(1) / batch.mask.sum(1).clamp(min=1.0) * batch.shares
+            return of_rows.sum() / totals.trajectories
+        if kind == "dr_grpo":
+            longest = totals.longest or self.options["max_completion_length"]
+            return losses.sum() / (totals.trajectories * longest)
+        count = LigerFusedLinearPPOBase._compute_dapo_normalizer(batch.mask, num_items_in_batch=totals.tokens)
+        return losses.sum() / count
+
     def _cross_entropy(
         self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals
     ) -> tuple[torch.Tensor, TokenMetrics]:
         """Return minus the mean logprob of the tokens that are learned, over the whole update."""
         nowhere = torch.zeros_like(batch.mask, dtype=torch.bool)
         found = TokenMetrics(logprobs.detach(), nowhere, nowhere, batch.mask)
-        return -self._mean(logprobs, batch, totals), found
+        return -self._divided(logprobs, batch, totals), found
 
     def entropies(self, hidden: torch.Tensor, head: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         """Return the entropies [R, T], nats, of the distributions at the run's temperature; see `logprobs`.
@@ -210,19 +282,8 @@ class Objective:
         found: torch.Tensor = torch.cat(parts).index_select(0, batch.token_index.flatten())
         return found.view_as(batch.mask)
 
-    def _mean(self, values: torch.Tensor, batch: MicroBatch, totals: UpdateTotals) -> torch.Tensor:
-        """Return the share of the update's mean of values [R, T], divided as the losses of tokens are."""
-        mask = batch.mask if batch.rows else torch.zeros_like(batch.mask)  # a dummy trains nothing
-        summed, kind = (values * mask).sum(1), self.options["loss_type"]
-        if kind == "grpo":
-            return (summed / batch.mask.sum(1) * batch.shares).sum() / totals.trajectories
-        if kind == "dr_grpo":
-            longest = totals.longest or self.options["max_completion_length"]
-            return summed.sum() / (totals.trajectories * longest)
-        return summed.sum() / LigerFusedLinearPPOBase._compute_dapo_normalizer(mask, totals.tokens)
-
     def _own_loss(
-        self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals, _: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: MicroBatch, totals: UpdateTotals
     ) -> tuple[torch.Tensor, TokenMetrics]:
         """Return what `loss` does, by the user's function."""
         assert self._own is not None
@@ -293,7 +354,7 @@ class Objective:
             clipped = ratio > 1.0 + high
             left = ratio.clamp(max=1.0 + high)
         else:
-            advantage = batch.advantages[:, None]
+            advantage = self._advantages(batch)
             clipped = ((ratio > 1.0 + high) & (advantage > 0)) | ((ratio < 1.0 - low) & (advantage < 0))
             if dual is not None:
                 clipped |= (ratio > dual) & (advantage < 0)

@@ -55,6 +55,8 @@ class MicroBatch:
     one."""
     rows: tuple[tuple[str, int], ...]
     """Group id and sample index of each of the R sequences; nothing for a dummy."""
+    reference_logprobs: torch.Tensor | None = None
+    """[R, T] float32, nats, as `behaviour_logprobs`; None where the run has no reference model."""
 
     @property
     def positions(self) -> int:
@@ -67,8 +69,8 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the same on a device."""
-        names = [field.name for field in fields(self) if field.name != "rows"]
-        moved: Any = {name: getattr(self, name).to(device) for name in names}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rows"}
+        moved: Any = {name: value.to(device) for name, value in values.items() if value is not None}
         return replace(self, **moved)
 
 
@@ -102,6 +104,11 @@ class Packing:
         self.plan = plan_ranks(self._lengths, self._common, token_budget, ranks)
 
     @property
+    def referred(self) -> bool:
+        """Return whether the rows have a reference model's logprobs."""
+        return self._rows[0].reference_logprobs is not None
+
+    @property
     def trajectories(self) -> int:
         """Return how many trajectories the sequences belong to."""
         return len(self._sampled)
@@ -131,8 +138,10 @@ class Packing:
     def make(self, number: int | None) -> MicroBatch:
         """Make a micro-batch of the plan; None makes a dummy, of one token whose advantage is 0."""
         if number is None:
+            given = self._rows[0].reference_logprobs
             row = replace(
                 self._rows[0],
+                reference_logprobs=None if given is None else given[:1],
                 prompt_token_ids=self._rows[0].prompt_token_ids[:1],
                 token_ids=self._rows[0].token_ids[:1],
                 logprobs=np.zeros(1, np.float32),
@@ -150,12 +159,15 @@ class Packing:
         shape = (len(rows), max(len(row.token_ids) for row in rows))
         pairs, staleness = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         mask, behaviour = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+        reference = None if rows[0].reference_logprobs is None else np.zeros(shape, dtype=np.float32)
         vocabulary = 1 + max(int(row.token_ids.max()) for row in rows)
         for at, (row, own) in enumerate(zip(rows, positions, strict=True)):
             count = len(row.token_ids)
             ids[own] = _inputs(row)
             pairs[at, :count] = own[-count:] * vocabulary + row.token_ids
             behaviour[at, :count] = row.logprobs
+            if reference is not None:
+                reference[at, :count] = row.reference_logprobs
             staleness[at, :count] = self._step - token_versions(row)
             mask[at, :count] = 1.0
             for start, stop in row.observed:  # the policy wrote none of it
@@ -178,6 +190,7 @@ class Packing:
                 dtype=torch.float32,
             ),
             rows=tuple((row.group_id, row.sample_index) for row in rows),
+            reference_logprobs=None if reference is None else torch.from_numpy(reference),
         )
 
 

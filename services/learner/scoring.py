@@ -48,13 +48,13 @@ def completion_logits(
         with torch.no_grad():
             # Padding stands on the right, where a causal model never looks at it.
             hidden = model.get_decoder()(
-                input_ids=torch.from_numpy(inputs), use_cache=False
+                input_ids=torch.from_numpy(inputs).to(head.device), use_cache=False
             ).last_hidden_state
             for line, place in enumerate(part):
                 states = hidden[line, len(rows[place][0]) - 1 :]
                 for start in range(0, wanted[place].size, at_once):
                     chosen = wanted[place][start : start + at_once]
-                    yield place, chosen, states[torch.from_numpy(chosen)] @ head.T
+                    yield place, chosen, states[torch.from_numpy(chosen).to(head.device)] @ head.T
 
 
 def row_sampling(sampling: SamplingParameters, rows: int, vocabulary: int) -> RowSampling:

@@ -30,7 +30,7 @@ from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import LeftOut, read_batch
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
-from antiphon.services.learner.figures import Figures, gather_figures
+from antiphon.services.learner.figures import REFERRED, Figures, gather_figures
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
 from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups, make_micro_batches
@@ -139,6 +139,11 @@ class Trainer(Training):
                 trained = [row for row in trained if not row.finish_reason.cut_off]
                 if algorithm.truncated_completions == "mask_loss":
                     left_out += [LeftOut(row.group_id, 1, row.sampled_tokens) for row in cut_off]
+            if self._config.reference.used and any(row.reference_logprobs is None for row in trained):
+                raise IntegrityError(
+                    f"the batch of step {step} has no reference_logprobs, which reference.kl and "
+                    "reference.distillation need; train it with the configuration that it was sealed with"
+                )
             # In a file of an earlier version groups left out have no names, and so no part in the dealing.
             ids = {row.group_id for row in trained}
             if all(group.group_id for group in left_out):
@@ -293,6 +298,11 @@ def config_digest(config: RunConfig) -> str:
             config.model.model_dump_json(),
             config.algorithm.model_dump_json(exclude=beside),
             config.learner.model_dump_json(exclude=left_out),
+            *(
+                [config.reference.model_dump_json(exclude={"model", "threads"})]
+                if config.reference.in_loss
+                else []
+            ),
             f"{config.run.seed} {config.run.steps}",
             f"{config.sampling.temperature} {config.sampling.max_tokens}",
             *([own_objective(config.algorithm.objective)[1]] if config.algorithm.own_objective else []),
@@ -325,6 +335,7 @@ def _metrics(updates: Sequence[Sequence[Figures]], norms: Sequence[float]) -> di
         return np.concatenate([one.column(name) for one in figures])
 
     learner, behaviour = (column(f"{who}_logprobs").astype(np.float64) for who in ("learner", "behaviour"))
+    referred = len(figures[0].tokens) == len(REFERRED)
     slots, real_slots = (sum(int(one.sums[place]) for one in figures) for place in (1, 2))
     return {
         "loss": sum(sum(float(one.sums[0]) for one in own) for own in updates) / len(updates),
@@ -333,6 +344,7 @@ def _metrics(updates: Sequence[Sequence[Figures]], norms: Sequence[float]) -> di
         "trajectories": float(len({row for one in figures for row in one.rows})),
         "padding_share": 1.0 - real_slots / slots,
         "micro_batches": float(len(figures)),
+        **(describe_reference(learner, column("reference_logprobs").astype(np.float64)) if referred else {}),
         **describe_tokens(
             learner - behaviour,
             learner,
@@ -342,6 +354,12 @@ def _metrics(updates: Sequence[Sequence[Figures]], norms: Sequence[float]) -> di
             column("staleness").astype(np.int64),
         ),
     }
+
+
+def describe_reference(learner: Floats, reference: Floats) -> dict[str, float]:
+    """Return REFERENCE_METRICS from the logprobs [K], nats, of learner and reference."""
+    apart = np.clip(reference - learner, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return {"reference_kl_k1": _k1(apart), "reference_kl_k3": _k3(apart)}
 
 
 def drifts(figures: Sequence[Figures]) -> dict[str, tuple[SampleStatistics, ...]]:

@@ -25,6 +25,7 @@ from antiphon.net.rpc.serving import Security, start_server, stop_server
 from antiphon.net.security.credentials import Credentials, needed_token_key
 from antiphon.net.security.guard import Guard
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.reward.reference import ScorerClient
 from antiphon.services.reward.service import Decoder, RewardService, Scorer
 from antiphon.services.reward.turns import Answer, Hosting, TurnAnswerer
 from antiphon.system.clock import wall_clock
@@ -123,12 +124,14 @@ async def serve_reward(
     credentials: Credentials | None = None,
     stop: StopRequest | None = None,
     run_dir: Path | None = None,
+    scorer_address: str = "",
 ) -> None:
     """Reward the groups of one run until it is finished or the process is asked to stop.
 
     Port 0 picks a free one; `ready` is called with it. `reward_with` stands in for the environment and
     the decoder that `config` names. Without `credentials`, the services' bundle, it serves without
-    encryption, on loopback alone. Where hosts hold the environment they are served in the scorer's place, and
+    encryption, on loopback alone. Where the run has a reference model its scorer is at
+    `scorer_address`. Where hosts hold the environment they are served in the scorer's place, and
     `run_dir` keeps what is known of them, and a model's judgements.
 
     Raises:
@@ -164,6 +167,11 @@ async def serve_reward(
         else:
             scorer = await running.enter_async_context(scorer_of(config, environment, run_dir))
         processes = config.reward.processes if isinstance(scorer, ScoringPool) else 1
+        reference: ScorerClient | None = None
+        if scorer_address:
+            limit_s = config.services.stall_timeout_s
+            client = ScorerClient(scorer_address, limit_s, credentials=credentials)
+            reference = await running.enter_async_context(client)
         service = RewardService(
             coordinator,
             scorer,
@@ -174,6 +182,7 @@ async def serve_reward(
             at_once=config.judge.at_once if config.judge.url else processes,
             answer=answer,
             environment_digest=digest,
+            reference=reference,
         )
         if stop is not None:
             stop.tell(service.stop)

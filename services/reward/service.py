@@ -12,9 +12,12 @@ from typing import Protocol
 
 import structlog
 
+from antiphon.api import scorer as scorer_api
 from antiphon.api.coordinator import Coordinator
 from antiphon.core.errors import ConfigError, ContractError
-from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward
+from antiphon.core.loop.group_state import is_heldout
+from antiphon.core.message_sizes import PAGE_BYTES
+from antiphon.core.records import FloatArray, GroupRewards, GroupSubmission, IntArray, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.services.reward.turns import Answer, Hosting, answer_turns
@@ -66,6 +69,7 @@ class RewardService:
         pull_wait_s: float = PULL_WAIT_S,
         answer: Answer | Hosting | None = None,
         environment_digest: str = "",
+        reference: scorer_api.Scorer | None = None,
     ) -> None:
         """Prepare; nothing is pulled before `run`.
 
@@ -81,6 +85,7 @@ class RewardService:
             pull_wait_s: how long one request for groups may be held open.
             answer: answers turns, or is who has hosts answer them; None for an environment without.
             environment_digest: of the environment's files here; "" for one without.
+            reference: scores the tokens of training groups by the reference model; None for a run without.
         """
         self._coordinator = coordinator
         self._scorer = scorer
@@ -92,8 +97,9 @@ class RewardService:
         self._pull_wait_s = pull_wait_s
         self._answer, self._hosting = answer, answer if isinstance(answer, Hosting) else None
         self._environment_digest = environment_digest
-        self._pulled: asyncio.Queue[tuple[str, GroupSubmission]] = asyncio.Queue()
-        """Groups, each behind the key of its prompt."""
+        self._reference = reference
+        self._pulled: asyncio.Queue[tuple[str, GroupSubmission, IntArray | None]] = asyncio.Queue()
+        """Groups, each behind the key of its prompt, and before its tokens where a reference scores them."""
         self._unscored = 0
         """Groups that were pulled and are not scored yet."""
         self._all_scored = Wakeup()
@@ -169,7 +175,8 @@ class RewardService:
             if self._stopping.is_set():
                 return
             self._unscored += len(reply.groups)
-            for pulled in zip(reply.prompt_keys, reply.groups, strict=True):
+            prompts = reply.prompts or [None] * len(reply.groups)
+            for pulled in zip(reply.prompt_keys, reply.groups, prompts, strict=True):
                 self._pulled.put_nowait(pulled)
             await self._pulled.join()
             if not reply.groups:
@@ -188,24 +195,45 @@ class RewardService:
     async def _score(self) -> None:
         """Score one group after the other; as many of these run as may be scored at the same time."""
         while True:
-            prompt_key, group = await self._pulled.get()
+            prompt_key, group, prompt = await self._pulled.get()
             self._pulled.task_done()
             failpoints.reach("reward.score")
             if self._scorer is None:
                 raise ContractError(f"group {group.group_id} has turns, and came without its rewards")
             texts = [self._codec.decode(trajectory.token_ids) for trajectory in group.trajectories]
             rewards = []
-            for index, verdict in enumerate(await self._scorer.score(prompt_key, texts)):
+            verdicts, logprobs = await asyncio.gather(
+                self._scorer.score(prompt_key, texts), self._reference_logprobs(group, prompt)
+            )
+            for index, verdict in enumerate(verdicts):
                 if isinstance(verdict, Failed):
                     reason = verdict.reason or "no reason was given"
                     _log.warning("reward.failed", group=group.group_id, sample=index, reason=verdict.reason)
                     rewards.append(SampleReward(index, 0.0, reason))
                 else:
                     rewards.append(SampleReward(index, verdict))
-            await self._scored.put(GroupRewards(group.group_id, tuple(rewards)))
+            await self._scored.put(GroupRewards(group.group_id, tuple(rewards), logprobs))
             self._unscored -= 1
             if not self._unscored:
                 self._all_scored.notify()
+
+    async def _reference_logprobs(
+        self, group: GroupSubmission, prompt: IntArray | None
+    ) -> tuple[FloatArray, ...]:
+        """Return the reference model's logprobs of a training group's tokens, [G] of [T], or nothing.
+
+        Raises:
+            UnavailableError: when the scorer was away for longer than `limit_s`.
+        """
+        if self._reference is None or is_heldout(group.group_id):
+            return ()
+        if prompt is None:
+            raise ContractError(
+                f"group {group.group_id} came without its prompt, which the reference model needs; give the "
+                "coordinator the configuration of the reward service"
+            )
+        asking = partial(self._reference.score, prompt, [one.token_ids for one in group.trajectories])
+        return tuple(await retry_unavailable("scorer.score", asking, self._limit_s))
 
     async def _send(self) -> None:
         """Hand in what is scored, what was pulled together in one message unless it takes long. Others are
@@ -214,8 +242,10 @@ class RewardService:
             together = [await self._scored.get()]
             if self._unscored and self._scored.qsize() + 1 < SENT_TOGETHER:
                 await self._all_scored.wait(TOGETHER_S)
-            while not self._scored.empty() and len(together) < SENT_TOGETHER:
+            room = PAGE_BYTES - _reference_bytes(together[0])
+            while not self._scored.empty() and len(together) < SENT_TOGETHER and room > 0:
                 together.append(self._scored.get_nowait())
+                room -= _reference_bytes(together[-1])
             handing_in = partial(self._coordinator.submit_rewards, together)
             taken = await retry_unavailable("coordinator.submit_rewards", handing_in, self._limit_s)
             failpoints.reach("reward.submit.after")
@@ -223,3 +253,7 @@ class RewardService:
             _log.debug("groups.rewarded", groups=[one.group_id for one in together], taken=len(taken))
             for _ in together:
                 self._scored.task_done()
+
+
+def _reference_bytes(rewards: GroupRewards) -> int:
+    return sum(one.nbytes for one in rewards.reference_logprobs)

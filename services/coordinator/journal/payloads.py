@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.partials import KeptGroup
-from antiphon.core.records import GroupSubmission, PromptHistory, SnapshotManifest
+from antiphon.core.records import GroupRewards, GroupSubmission, PromptHistory, SnapshotManifest
 from antiphon.net import wire
 from antiphon.protos import records_pb2
 
@@ -14,12 +14,14 @@ LEASE_KEY = "lease-key"
 """Name under which the secret is kept that lease ids are made with."""
 
 
-def dump(record: GroupSubmission | KeptGroup | SnapshotManifest) -> bytes:
+def dump(record: GroupSubmission | KeptGroup | SnapshotManifest | GroupRewards) -> bytes:
     """Return a record as bytes; a submission's are those it came in, where they are known."""
     if isinstance(record, GroupSubmission):
         if record.encoded is not None:
             return record.encoded
         return bytes(wire.group_submission_to_proto(record).SerializeToString())
+    if isinstance(record, GroupRewards):
+        return bytes(wire.group_rewards_to_proto(record).SerializeToString())
     if isinstance(record, KeptGroup):
         return bytes(wire.kept_group_to_proto(record).SerializeToString())
     return bytes(wire.snapshot_manifest_to_proto(record).SerializeToString())
@@ -42,6 +44,16 @@ def load_submission(payload: bytes) -> GroupSubmission:
     """
     message = _parse(records_pb2.GroupSubmission, payload, "a group's payload")
     return wire.group_submission_from_proto(message)
+
+
+def load_rewards(payload: bytes) -> GroupRewards:
+    """Read the rewards of a group, with what the reference model said, that `dump` wrote.
+
+    Raises:
+        IntegrityError: when the bytes are no rewards.
+    """
+    message = _parse(records_pb2.GroupRewards, payload, "what the reference model said of a group")
+    return wire.group_rewards_from_proto(message)
 
 
 def load_manifest(payload: bytes) -> SnapshotManifest:

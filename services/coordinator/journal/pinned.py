@@ -8,6 +8,7 @@ from antiphon.core.digests import digest_bytes, digest_file
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.loop.run_state import ENVIRONMENT_FILES, REWARD_RANGE, RunState
 from antiphon.core.messages import UNIT_RANGE, RewardRange
+from antiphon.core.reference_config import ReferenceSection
 from antiphon.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, start_folder
 from antiphon.models.codec import model_folder
 from antiphon.models.directory import model_digest
@@ -18,6 +19,7 @@ MODEL_FILES = "the digest of model.path's files"
 """As `ENVIRONMENT_FILES`, what a run keeps for good besides its configuration, where the files are here."""
 START, A_FOLDER = "learner.lora.start", '"a folder"'
 START_FILES = f"the digest of {START}'s files"
+REFERENCE_FILES = "the digest of reference.model's files"
 METHOD_FILES = {name: f"the digest of algorithm.{name}'s files" for name in ("objective", "advantage")}
 """The same of the user's own functions, by their fields."""
 UNPINNED = {
@@ -33,6 +35,10 @@ UNPINNED = {
     "judge.kind": '"chat"',
     "judge.prompt": "null",
     "judge.scale": "[0.0, 10.0]",
+    **{
+        f"reference.{name}": json.dumps(value)
+        for name, value in ReferenceSection().model_dump(mode="json", exclude={"model", "threads"}).items()
+    },
 }
 """What runs keep only where it has another value than this."""
 
@@ -50,6 +56,9 @@ def input_files(config: RunConfig) -> dict[str, str]:
         files = [start_folder(start) / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
         if all(path.is_file() for path in files):
             found[START_FILES] = digest_bytes("".join(map(digest_file, files)).encode())
+    teacher = model_folder(config.reference.model) if config.reference.model else None
+    if teacher is not None:
+        found[REFERENCE_FILES] = model_digest(teacher)
     for field, facts in method_facts(config.algorithm).items():
         found[METHOD_FILES[field]] = facts["digest"]
     return found | ({ENVIRONMENT_FILES: package["digest"]} if package else {})
@@ -73,6 +82,11 @@ def pinned_values(
     for name in ("objective", "advantage", *of_rewards, "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
     found |= {f"judge.{name}": tree["judge"][name] for name in ("model", "kind", "prompt", "scale")}
+    found |= {
+        f"reference.{name}": value
+        for name, value in tree["reference"].items()
+        if name not in ("model", "threads")
+    }
     found |= {f"evaluation.{name}": tree["evaluation"][name] for name in ("prompts", "samples")}
     found[REWARD_RANGE] = reward_range
     texts = {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
@@ -85,7 +99,14 @@ def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str
     Raises:
         ConfigError: when one differs.
     """
-    where_known = (MODEL_FILES, START_FILES, ENVIRONMENT_FILES, REWARD_RANGE, *METHOD_FILES.values())
+    where_known = (
+        MODEL_FILES,
+        START_FILES,
+        REFERENCE_FILES,
+        ENVIRONMENT_FILES,
+        REWARD_RANGE,
+        *METHOD_FILES.values(),
+    )
     for name, value in (UNPINNED | dict(before)).items():
         if name in where_known and name not in now:
             continue  # not on this machine, or not asked for
