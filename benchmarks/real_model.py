@@ -147,9 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = {
         name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in result.items()
     }
-    limits, name = (MIXTURE_LIMITS, "real_model_moe") if options.moe else (LIMITS, None)
-    at_size = above(result, limits)
-    return finish(result, record=options.record, violated=violated, at_size=at_size, name=name)
+    at_size = above(result, MIXTURE_LIMITS if options.moe else LIMITS)
+    named = "real_model_moe" if options.moe else None
+    return finish(result, record=options.record, violated=violated, at_size=at_size, name=named)
 
 
 def antiphon(home: Path, *words: str, leaves: Path | None = None) -> None:

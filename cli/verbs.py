@@ -41,7 +41,9 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
             "[OPTIONS] PATH [OVERRIDES...]",
             ("examples/quickstart.yaml", "my.yaml run.seed=7 loop.mode=fixed"),
         ),
-        "sft": Verb("[OPTIONS] PATH [OVERRIDES...]", ("examples/sft/sums.yaml", "my.yaml data.epochs=2 --check")),
+        "sft": Verb(
+            "[OPTIONS] PATH [OVERRIDES...]", ("examples/sft/sums.yaml", "my.yaml data.epochs=2 --check")
+        ),
         "config": Verb(
             "[OPTIONS] PATH [OVERRIDES...]", ("examples/quickstart.yaml loop.max_staleness=4",), "run:config"
         ),

@@ -259,7 +259,9 @@ def _advantages(
             own += algorithm.overlong_penalty * overlong_punishment(tokens, most, margin)
     if weight := config.reference.of_rewards:
         for group, own in zip(groups, rewards, strict=True):
-            pairs = zip(sampled[group.group_id][0].trajectories, references[group.group_id], strict=True)
+            if (given := references.get(group.group_id)) is None:  # one that is dropped was not scored
+                continue
+            pairs = zip(sampled[group.group_id][0].trajectories, given, strict=True)
             how = config.reference.kl_estimator
             own -= weight * np.array([kl_estimate(how, x.logprobs, one).sum() for x, one in pairs])
     if name := algorithm.advantage:

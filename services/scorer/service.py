@@ -35,7 +35,7 @@ class ScorerService(Scorer):
         if not prompt_token_ids.size or not ((tokens >= 0) & (tokens < vocabulary)).all():
             raise ContractError(
                 f"a prompt of {prompt_token_ids.size} tokens and its completions cannot be scored: there "
-                f"must be a prompt, and no token beyond {vocabulary - 1}; see that the coordinator serves this run"
+                f"must be a prompt, and no token beyond {vocabulary - 1}; see that it is this run's"
             )
         async with self._one:
             return await asyncio.to_thread(self._score, prompt_token_ids, completions)
