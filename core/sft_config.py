@@ -65,11 +65,11 @@ class SftConfig(Section):
         return self
 
     def steps(self, rows: int) -> int:
-        """Return the updates that so many rows take."""
+        """Return the updates that this many rows take."""
         return math.ceil(rows * self.data.epochs / self.data.rows_per_step)
 
     def as_run(self, steps: int, learning_rate: float) -> RunConfig:
-        """Return what the learner is told: a run of so many steps with this objective."""
+        """Return what the learner is told: a run of this many steps with this objective."""
         learner: dict[str, Any] = self.learner.model_dump(mode="json") | {"learning_rate": learning_rate}
         return build_config(
             {

@@ -63,7 +63,7 @@ class SftPlan:
         return self.config.data.epochs * sum(row.learned_tokens for row in self.rows)
 
     def batch(self, step: int) -> list[BatchRow]:
-        """Return the rows of a step, in an order that each epoch draws anew."""
+        """Return the rows of a step, in an order that each epoch draws again."""
         size, count = self.config.data.rows_per_step, len(self.rows)
         found = []
         for place in range(step * size, min((step + 1) * size, count * self.config.data.epochs)):
