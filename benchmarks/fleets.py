@@ -95,6 +95,7 @@ class FleetRun:
         launcher: Mapping[str, Any],
         environment: Mapping[str, str],
         workers: int = WORKERS,
+        availability: float = 1.0,
         **keys: Any,
     ) -> None:
         self.workers = workers
@@ -111,6 +112,7 @@ class FleetRun:
         }
         self.address = f"127.0.0.1:{plain['services']['coordinator_port']}"
         one = {"name": POOL, "usd_per_hour": 3.6, "count": workers, "tokens_per_s": 1.0}
+        one["availability"] = availability
         one["launcher"] = dict(launcher)
         plain["provisioning"] = {"add_after_s": 0, "hold_s": 86_400, "join_s": 20, "pool": [one]}
         for section, values in keys.items():
@@ -535,7 +537,8 @@ def measure_spot(kind: str, folder: Path, trace: Path) -> dict[str, Any]:
     """Return what a run loses, pays and decides while its machines follow a trace."""
     with engine(kind, folder, MACHINES) as (launcher, variables, there):
         assert isinstance(there, SshHosts | RayCluster)
-        run = FleetRun(folder / "home", launcher, variables, MACHINES)
+        # So rarely there, all that can be had are wanted at each look, whatever the need is measured as.
+        run = FleetRun(folder / "home", launcher, variables, MACHINES, availability=0.01)
         machines, changes, statuses = SpotMachines(run, there), changes_of(read_supply(trace)), []
         made: list[Change] = []
         over = threading.Event()
