@@ -212,10 +212,11 @@ class Objective:
             ratio, options["epsilon_low"], options["epsilon_high"], options["loss_type"]
         )
         if options["loss_type"] == "cispo":
-            return -clipped * advantage * logprobs
-        if options["delta"] is not None:
-            ratio = ratio.clamp(max=options["delta"])
-        return -torch.min(ratio * advantage, clipped * advantage)
+            gained: torch.Tensor = clipped * advantage * logprobs
+        else:
+            bounded = ratio if options["delta"] is None else ratio.clamp(max=options["delta"])
+            gained = torch.min(bounded * advantage, clipped * advantage)
+        return -gained
 
     def _advantages(self, batch: LossBatch) -> torch.Tensor:
         """Return the advantage of each token, [R, T]; [R, 1] without distillation."""
