@@ -79,4 +79,5 @@ def kl_estimate(
     2.0
     """
     apart = np.asarray(reference_logprobs, np.float64) - np.asarray(logprobs, np.float64)
-    return -apart if estimator == "k1" else np.expm1(apart) - apart
+    found: npt.NDArray[np.float64] = -apart if estimator == "k1" else np.expm1(apart) - apart
+    return found

@@ -26,6 +26,7 @@ from antiphon.core.metrics import (
     LEARNER_METRICS,
     ORDER_METRICS,
     PLAN_METRICS,
+    REFERENCE_METRICS,
     REWARD_LEVELS,
     STALENESS_METRICS,
     SUMMARY_METRICS,
@@ -57,6 +58,7 @@ def catalogue_page() -> str:
     parts = [CATALOGUE, "## Metrics\n"]
     for title, metrics in (
         ("What a learner step reports", LEARNER_METRICS),
+        ("What it reports where a reference model scored its batch", REFERENCE_METRICS),
         ("What a commit says of its batch", BATCH_METRICS),
         ("What it says of the order of leasing, where `loop.order` is `by_length`", ORDER_METRICS),
         ("What it says of drafting, where an engine drafts", DRAFTING_METRICS),

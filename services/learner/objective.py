@@ -218,10 +218,11 @@ class Objective:
             ratio, options["epsilon_low"], options["epsilon_high"], options["loss_type"]
         )
         if options["loss_type"] == "cispo":
-            return -clipped * advantage * logprobs
-        if options["delta"] is not None:
-            ratio = ratio.clamp(max=options["delta"])
-        return -torch.min(ratio * advantage, clipped * advantage)
+            gained: torch.Tensor = clipped * advantage * logprobs
+        else:
+            bounded = ratio if options["delta"] is None else ratio.clamp(max=options["delta"])
+            gained = torch.min(bounded * advantage, clipped * advantage)
+        return -gained
 
     def _advantages(self, batch: LossBatch) -> torch.Tensor:
         """Return the advantage of each token, [R, T]; [R, 1] without distillation."""
@@ -237,8 +238,8 @@ class Objective:
         """Return the estimate of KL(learner || reference) of each token, [R, T] nats, and its gradient.
 
         k3's is its derivative. k1's derivative has the mean 0, whatever the reference; its gradient here is
-        k1 times that of the logprob, by the score, whose mean is the gradient of the KL (as of k1 in the
-        reward, and of k2 = k1^2 / 2 in the loss: arXiv 2510.01555).
+        k1 times that of the logprob, by the score, whose mean is the gradient of the KL: that of
+        k1 in the reward, and of k2 = k1^2 / 2 in the loss.
         """
         assert batch.reference_logprobs is not None, "checked by the step"
         apart = (batch.reference_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

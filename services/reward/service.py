@@ -202,9 +202,12 @@ class RewardService:
                 raise ContractError(f"group {group.group_id} has turns, and came without its rewards")
             texts = [self._codec.decode(trajectory.token_ids) for trajectory in group.trajectories]
             rewards = []
-            verdicts, logprobs = await asyncio.gather(
-                self._scorer.score(prompt_key, texts), self._reference_logprobs(group, prompt)
-            )
+            scoring, logprobs = self._scorer.score(prompt_key, texts), tuple[FloatArray, ...]()
+            if self._reference is None or is_heldout(group.group_id):
+                verdicts = await scoring
+            else:
+                asking = self._reference_logprobs(self._reference, group, prompt)
+                verdicts, logprobs = await asyncio.gather(scoring, asking)
             for index, verdict in enumerate(verdicts):
                 if isinstance(verdict, Failed):
                     reason = verdict.reason or "no reason was given"
@@ -218,21 +221,19 @@ class RewardService:
                 self._all_scored.notify()
 
     async def _reference_logprobs(
-        self, group: GroupSubmission, prompt: IntArray | None
+        self, reference: scorer_api.Scorer, group: GroupSubmission, prompt: IntArray | None
     ) -> tuple[FloatArray, ...]:
-        """Return the reference model's logprobs of a training group's tokens, [G] of [T], or nothing.
+        """Return the reference model's logprobs of a training group's tokens, [G] of [T].
 
         Raises:
             UnavailableError: when the scorer was away for longer than `limit_s`.
         """
-        if self._reference is None or is_heldout(group.group_id):
-            return ()
         if prompt is None:
             raise ContractError(
                 f"group {group.group_id} came without its prompt, which the reference model needs; give the "
                 "coordinator the configuration of the reward service"
             )
-        asking = partial(self._reference.score, prompt, [one.token_ids for one in group.trajectories])
+        asking = partial(reference.score, prompt, [one.token_ids for one in group.trajectories])
         return tuple(await retry_unavailable("scorer.score", asking, self._limit_s))
 
     async def _send(self) -> None:

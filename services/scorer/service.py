@@ -34,8 +34,8 @@ class ScorerService(Scorer):
         tokens = np.concatenate([prompt_token_ids, *completions])
         if not prompt_token_ids.size or not ((tokens >= 0) & (tokens < vocabulary)).all():
             raise ContractError(
-                f"a prompt of {prompt_token_ids.size} tokens and its completions cannot be scored: there "
-                f"must be a prompt, and no token beyond {vocabulary - 1}; see that it is this run's"
+                f"a prompt of {prompt_token_ids.size} tokens and its completions cannot be scored: "
+                f"there must be a prompt, and no token beyond {vocabulary - 1}; give all services one model"
             )
         async with self._one:
             return await asyncio.to_thread(self._score, prompt_token_ids, completions)

@@ -194,3 +194,17 @@ def test_a_flipped_bit_within_a_name_or_a_text_is_an_integrity_error(there: byte
 def test_decoded_arrays_may_be_written_to() -> None:
     (back,) = decode_batch(encode_batch([row()]))
     back.token_ids[0] = 7
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(batch_rows(), min_size=1, max_size=4))
+def test_a_reference_is_a_column_of_its_own_and_leaves_other_files_as_they_are(rows: list[BatchRow]) -> None:
+    bare = encode_batch(rows)
+    assert all(row.reference_logprobs is None for row in decode_batch(bare))
+    referred = [dataclasses.replace(row, reference_logprobs=row.logprobs - 1) for row in rows]
+    found = decode_batch(encode_batch(referred))
+    assert [plain(row) for row in found] == [plain(row) for row in referred]
+    stripped = [dataclasses.replace(row, reference_logprobs=None) for row in found]
+    assert encode_batch(stripped) == bare
+    with pytest.raises(ContractError, match="reference logprobs"):
+        encode_batch([*referred, rows[0]])

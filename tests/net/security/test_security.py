@@ -20,7 +20,15 @@ from antiphon.net.security.certificates import check_dates, ensure_authority, is
 from antiphon.net.security.credentials import Credentials, load_credentials
 from antiphon.net.security.guard import SCOPE_OF, WORKER_NAMED_IN, Caller, Guard, GuardLimits, Rate
 from antiphon.net.security.keys import LEARNER_KEY, load_key, write_private
-from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
+from antiphon.protos import (
+    broadcast_pb2,
+    coordinator_pb2,
+    learner_pb2,
+    records_pb2,
+    reward_pb2,
+    rollout_pb2,
+    scorer_pb2,
+)
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.system.clock import wall_clock
 from antiphon.weights.signature import sign_manifest
@@ -222,7 +230,7 @@ def test_secrets_are_their_owners_alone(house: House) -> None:
 def test_every_rpc_has_a_scope() -> None:
     found = {
         f"/{service.full_name}/{method.name}"
-        for module in (coordinator_pb2, broadcast_pb2, learner_pb2, reward_pb2)
+        for module in (coordinator_pb2, broadcast_pb2, learner_pb2, reward_pb2, scorer_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }

@@ -61,6 +61,30 @@ def sealed(folder: Path, filter_: str, truncated: str) -> tuple[list[BatchRow], 
     return read_batch(payload)
 
 
+def test_what_the_reference_said_is_a_column_and_may_be_taken_from_the_rewards(tmp_path: Path) -> None:
+    group, given = sampled("g0", (1.0, 1.0, 0.0, 1.0))
+    said = [np.full(length, -1.0 - 0.1 * length, dtype=np.float32) for length in LENGTHS]
+    found = []
+    for place in ("loss", "reward"):
+        config = build_config(
+            {
+                "algorithm": {"normalise_advantages": False},
+                "reference": {"kl": 0.5, "kl_estimator": "k1", "kl_place": place},
+            }
+        )
+        store, plan = ArtifactStore(tmp_path), SealPlan(0, (group,), ())
+        sealed = seal_batch(plan, {"g0": given}, Tally(), config, store, references={"g0": said})
+        found.append(decode_batch(store.get(sealed.digest)))
+    for rows in found:
+        assert [row.reward for row in rows] == [1.0, 1.0, 0.0, 1.0], "the record keeps the environment's"
+        for row, one in zip(rows, said, strict=True):
+            assert row.reference_logprobs is not None and row.reference_logprobs.tolist() == one.tolist()
+    # Of each token k1 = -1 - (-1 - T / 10) = T / 10 nats, so of a row T * T / 10; half of that is taken.
+    less = np.array([1.0, 1.0, 0.0, 1.0]) - 0.05 * np.square(LENGTHS)
+    assert [row.advantage for row in found[0]] == [0.25, 0.25, -0.75, 0.25]
+    np.testing.assert_allclose([row.advantage for row in found[1]], less - less.mean(), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("truncated", "advantages", "left_out"),
     [
