@@ -255,8 +255,8 @@ def _advantages(
     if weight := config.reference.of_rewards:
         for group, own in zip(groups, rewards, strict=True):
             pairs = zip(sampled[group.group_id][0].trajectories, references[group.group_id], strict=True)
-            how = config.reference.kl_estimator
-            own -= weight * np.array([kl_estimate(how, x.logprobs, one).sum() for x, one in pairs])
+            kind = config.reference.kl_estimator
+            own -= weight * np.array([kl_estimate(kind, x.logprobs, one).sum() for x, one in pairs])
     if name := algorithm.advantage:
         return own_advantages(f"algorithm.advantage={name}", own_advantage(name), rewards, lengths, counted)
     how = algorithm.divides_by_deviation, algorithm.baseline
