@@ -262,8 +262,8 @@ def _advantages(
             if (given := references.get(group.group_id)) is None:  # one that is dropped was not scored
                 continue
             pairs = zip(sampled[group.group_id][0].trajectories, given, strict=True)
-            how = config.reference.kl_estimator
-            own -= weight * np.array([kl_estimate(how, x.logprobs, one).sum() for x, one in pairs])
+            kind = config.reference.kl_estimator
+            own -= weight * np.array([kl_estimate(kind, x.logprobs, one).sum() for x, one in pairs])
     if name := algorithm.advantage:
         return own_advantages(f"algorithm.advantage={name}", own_advantage(name), rewards, lengths, counted)
     normalise, baseline = algorithm.divides_by_deviation, algorithm.baseline
