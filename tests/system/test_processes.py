@@ -210,7 +210,8 @@ def test_what_a_child_leaves_behind_ends_with_it_and_its_id_is_not_used_again(
 RANK = """
 import os, pathlib, sys, time
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
-(folder / rank).write_text(str(os.getpid()))
+(folder / f"begun-{rank}").write_text(str(os.getpid()))
+(folder / f"begun-{rank}").rename(folder / rank)  # whole, or not there
 while not (folder / f"end-{rank}").exists():
     time.sleep(0.01)
 print(f"antiphon: rank {rank} ends", file=sys.stderr)

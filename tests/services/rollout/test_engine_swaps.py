@@ -12,6 +12,7 @@ import torch
 from antiphon.api.engine import EngineRequest
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import Probe, SamplingParameters
+from antiphon.cpu.compiler import why_not_compiling
 from antiphon.weights.snapshot import verify, weights_digest
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model, redraw, run, run_rest, scores
 from tests.support.snapshots import probe_of
@@ -239,7 +240,15 @@ def test_what_computes_otherwise_than_the_learner_is_refused_and_disturbs_nothin
         assert outputs[name].spans == want.spans
 
 
-@pytest.mark.parametrize("change", [{}, {"draft_tokens": 6}, {"sampler": "native", "prefix_caching": False}])
+NATIVE = pytest.param(
+    {"sampler": "native", "prefix_caching": False},
+    marks=pytest.mark.skipif(
+        why_not_compiling() is not None, reason=f"the native sampler is compiled: {why_not_compiling()}"
+    ),
+)
+
+
+@pytest.mark.parametrize("change", [{}, {"draft_tokens": 6}, NATIVE])
 @pytest.mark.parametrize("swap_cache", ["recompute", "keep"])
 def test_a_probe_changes_no_token_of_the_requests_around_it(models, weights, swap_cache, change):
     """Not where drafts wait to be verified, nor where the requests have the whole cache."""
