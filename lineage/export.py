@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 
@@ -31,6 +32,7 @@ from antiphon.models.directory import weight_files
 from antiphon.system.files import PREFIX, flush_tree, unusable
 from antiphon.system.set_up import program_name
 
+_T = TypeVar("_T")
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 ADAPTER_BASE = "adapter_base.json"
@@ -107,7 +109,7 @@ def export_version(
         IntegrityError: when weights or files are not the recorded ones.
         UnavailableError: when the folder cannot be written.
     """
-    return _whole(
+    return whole_folder(
         folder, lambda begun: _fill(begun, copy, version, weights or copy.weights(version), link), link
     )
 
@@ -121,7 +123,7 @@ def export_adapter(copy: ReplayCopy, version: int, adapter: Path, folder: Path) 
         adapter: its file, which was found to make that.
         folder: as for `export_version`, like the errors.
     """
-    return _whole(folder, lambda begun: _fill_adapter(begun, copy, version, adapter), False)
+    return whole_folder(folder, lambda begun: _fill_adapter(begun, copy, version, adapter))
 
 
 def check_adapter_base(adapter: Path, model: Path) -> list[str]:
@@ -158,22 +160,27 @@ def check_adapter_base(adapter: Path, model: Path) -> list[str]:
     return []
 
 
-def _whole(folder: Path, fill: Callable[[Path], Export], link: bool) -> Export:
-    """Let a folder be filled under another name, and give it its own."""
+def whole_folder(folder: Path, fill: Callable[[Path], _T], link: bool = False) -> _T:
+    """Let a folder be filled under another name, and give it its own; return what `fill` does.
+
+    Raises:
+        ConfigError: when it is not empty.
+        UnavailableError: when it cannot be written; nothing is left then.
+    """
     check_place(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as undo:
             begun = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder.parent))
             undo.callback(shutil.rmtree, begun, ignore_errors=True)
-            export = fill(begun)
+            made = fill(begun)
             for path in () if link else (begun, *begun.iterdir()):  # it is made to be handed on
                 path.chmod(0o755 if path.is_dir() else 0o644)
             flush_tree(begun)
             os.replace(begun, folder)
     except OSError as error:
         raise unusable(error, folder.parent) from error
-    return export
+    return made
 
 
 def check_place(folder: Path) -> None:

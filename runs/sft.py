@@ -7,21 +7,27 @@ them; at the end a Hugging Face folder stands in it, which `model.path` of a run
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import structlog
+
 from antiphon.api.policy_file import copy_policy
 from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import UnavailableError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.core.records import BatchRow
 from antiphon.core.seeds import generator
 from antiphon.core.sft_config import SftConfig
-from antiphon.lineage.export import WEIGHTS
+from antiphon.lineage.export import WEIGHTS, whole_folder
 from antiphon.lineage.names import MODEL_FILES
 from antiphon.lineage.rollout_table import encode_batch
-from antiphon.lineage.tracking.tracked_run import open_run
+from antiphon.lineage.tracking.mlflow_client import explained
+from antiphon.lineage.tracking.tracked_run import TrackedRun, open_run
 from antiphon.models.chat_template import ChatTemplate, chat_templates
 from antiphon.models.codec import TextCodec, local_model_directory
 from antiphon.models.directory import count_parameters, end_tokens, model_digest, most_positions
@@ -29,11 +35,12 @@ from antiphon.models.supervised import SupervisedReader, SupervisedRow
 from antiphon.runs.directory import lock
 from antiphon.services.learner.training import TrainedStep
 from antiphon.system.clock import wall_clock
-from antiphon.system.files import flush_tree, write_atomically
+from antiphon.system.files import write_atomically
 from antiphon.system.rows import Rows, named_files
 from antiphon.weights.payload_store import PayloadStore
 
 LOG, MODEL = "steps.jsonl", "model"
+_log = structlog.get_logger(__name__)
 SFT_TIMES = 10.0
 """A learning rate that nobody set is this often that of a run, whose updates are noisier."""
 
@@ -65,18 +72,14 @@ class SftPlan:
     def batch(self, step: int) -> list[BatchRow]:
         """Return the rows of a step, in an order that each epoch draws again."""
         size, count = self.config.data.rows_per_step, len(self.rows)
-        found = []
-        for place in range(step * size, min((step + 1) * size, count * self.config.data.epochs)):
-            number = int(self._order(place // count)[place % count])
-            # The same row twice in a step is two: the last one of an epoch, and the first of the next.
-            found.append(self.rows[number].batch_row(place, step))
-        return found
+        places = range(step * size, min((step + 1) * size, count * self.config.data.epochs))
+        orders = {epoch: self.order(epoch) for epoch in {place // count for place in places}}
+        # The same row twice in a step is two: the last one of an epoch, and the first of the next.
+        return [self.rows[orders[at // count][at % count]].batch_row(at, step) for at in places]
 
-    def _order(self, epoch: int) -> Sequence[int]:
-        drawn: Sequence[int] = (
-            generator("sft", self.config.run.seed, epoch).permutation(len(self.rows)).tolist()
-        )
-        return drawn
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows in an epoch's order."""
+        return generator("sft", self.config.run.seed, epoch).permutation(len(self.rows))
 
 
 def plan_sft(config: SftConfig, home: Path) -> SftPlan:
@@ -144,6 +147,7 @@ def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]
         tracked = open_run(
             home, plan.folder / "mlflow.json", plan.config.run.name, plan.folder.name, told_of, {}
         )
+        untold: list[tuple[Line, float]] = []
         heldout = [row.batch_row(number, 0) for number, row in enumerate(plan.heldout)]
         for step in range(held.version, plan.steps):
             rows = plan.batch(step)
@@ -161,29 +165,38 @@ def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]
             if last or (step + 1) % learner.checkpoint_interval == 0:
                 write_atomically(log, "".join(json.dumps(one) + "\n" for one in lines).encode())
                 trainer.save()
-            tracked.log_summary(
-                step + 1, {f"sft/{name}": value for name, value in line.items()}, wall_clock()
-            )
+            untold.append((line, wall_clock()))
+            _log_curves(tracked, untold)
             told(line)
-        _write_model(plan, held)
-        tracked.client.set_terminated(tracked.run_id)
+        whole_folder(plan.folder / MODEL, lambda begun: _fill(begun, plan, held))
+        _log_curves(tracked, untold, ended=True)
     return lines
 
 
-def _write_model(plan: SftPlan, held: TrainedStep) -> None:
-    """Write the version that is held as a Hugging Face folder, whole or not at all."""
+def _log_curves(tracked: TrackedRun, untold: list[tuple[Line, float]], ended: bool = False) -> None:
+    """Draw steps in MLflow; while it does not answer, they wait for a later one and nothing stops."""
+    try:
+        with explained(tracked.uri):
+            while untold:
+                line, at = untold[0]
+                metrics = {f"sft/{name}": value for name, value in line.items()}
+                tracked.log_summary(int(line["step"]), metrics, at)
+                del untold[0]
+            if ended:
+                tracked.client.set_terminated(tracked.run_id)
+    except UnavailableError as error:
+        _log.warning("curves.wait", steps=len(untold), reason=str(error))
+
+
+def _fill(folder: Path, plan: SftPlan, held: TrainedStep) -> None:
+    """Write the version that is held as a Hugging Face model."""
     from antiphon.weights.snapshot import write_snapshot
 
-    begun = plan.folder / f"{MODEL}.begun"
-    shutil.rmtree(begun, ignore_errors=True)
-    begun.mkdir()
-    store = PayloadStore(begun / "payloads")
+    store = PayloadStore(folder / "payloads")
     manifest = write_snapshot(store, plan.folder.name, held.version, held.weights)
-    with (begun / WEIGHTS).open("wb") as target:
+    with (folder / WEIGHTS).open("wb") as target:
         copy_policy(store.path(manifest.payloads[0].digest), target.write)
-    shutil.rmtree(begun / "payloads")
+    shutil.rmtree(folder / "payloads")
     for name in MODEL_FILES:
         if (plan.model / name).is_file():
-            shutil.copy(plan.model / name, begun / name)
-    flush_tree(begun)
-    begun.rename(plan.folder / MODEL)
+            shutil.copy(plan.model / name, folder / name)

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import ConfigError
 from antiphon.core.sft_config import SftConfig, load_sft_config
+from antiphon.lineage.tracking.mlflow_client import client_at
+from antiphon.lineage.tracking.tracked_run import TrackedRun
 from antiphon.runs.preflight import check_methods
 from antiphon.runs.sft import MODEL, Line, SftPlan, plan_sft, train
 
@@ -84,8 +86,29 @@ def test_each_epoch_learns_every_row_once_in_an_order_of_its_own(tmp_path: Path)
     plan = plan_of(tmp_path, "data.epochs=3", "data.rows_per_step=100")
     places = [row.group_id for step in range(plan.steps) for row in plan.batch(step)]
     assert places == [f"row-{number}" for number in range(3 * 256)] and plan.steps == 8
-    orders = [plan._order(epoch) for epoch in range(3)]
+    orders = [plan.order(epoch).tolist() for epoch in range(3)]
     assert all(sorted(one) == list(range(256)) for one in orders) and orders[0] != orders[1] != orders[2]
+
+
+def test_curves_wait_for_an_mlflow_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, log, calls = plan_of(tmp_path), TrackedRun.log_summary, []
+
+    def failing(self: TrackedRun, step: int, metrics: dict[str, float], at: float) -> None:
+        calls.append(step)
+        if len(calls) < 4:
+            raise OSError("no route to host")
+        log(self, step, metrics, at)
+
+    monkeypatch.setattr(TrackedRun, "log_summary", failing)
+    lines = train(plan, tmp_path, lambda line: None)
+    assert calls[:4] == [1, 1, 1, 1] and len(lines) == 6
+    known = json.loads((plan.folder / "mlflow.json").read_text())
+    client = client_at(known["tracking_uri"])
+    drawn = client.get_metric_history(known["run_id"], "sft/loss")
+    assert [(point.step, point.value) for point in drawn] == [(line["step"], line["loss"]) for line in lines]
+    assert client.get_run(known["run_id"]).info.status == "FINISHED"
 
 
 def test_adapters_are_trained_and_written_merged(tmp_path: Path) -> None:
