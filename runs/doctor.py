@@ -3,6 +3,7 @@
 Nothing is started and nothing is changed. What only matters to some runs is said and fails nothing.
 """
 
+import contextlib
 import ctypes
 import os
 import re
@@ -96,7 +97,7 @@ def _shared_memory(folder: Path) -> Finding:
     except AntiphonError as error:
         return Finding("shared memory", str(error), ok=False)
     left = list(leftovers(folder))
-    size = sum(path.stat().st_size for path in left)
+    size = sum(path.stat().st_size for path in left if path.exists())
     figures = {"leftovers": float(len(left)), "leftover_mb": size / 1e6}
     if left:
         names = " ".join(path.name for path in left[:4]) + (" ..." if left[4:] else "")
@@ -123,8 +124,9 @@ def leftovers(folder: Path, processes: Path = Path("/proc")) -> Iterator[Path]:
         except OSError:  # it has just ended
             continue
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_file() and path.stat().st_uid == os.getuid() and str(path) not in used:
-            yield path
+        with contextlib.suppress(FileNotFoundError):  # whose process removed it just now
+            if path.is_file() and path.stat().st_uid == os.getuid() and str(path) not in used:
+                yield path
 
 
 def _compiler() -> Finding:

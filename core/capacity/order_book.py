@@ -370,11 +370,13 @@ class OrderBook:
 
     def _see(self, held: _Held, instance: Instance, now: float) -> None:
         state = OrderState.PENDING if instance.state is InstanceState.PENDING else OrderState.UP
-        if held.order.state is not state:
+        changed = held.order.state is not state
+        if changed:
             self._become(held, state, now, instance.reason, instance.name, instance.up_s)
         elif state is OrderState.PENDING and held.order.reason != instance.reason:
             held.order = replace(held.order, reason=instance.reason)
-        if state is OrderState.UP and not held.up_since_s:  # a continued run has not seen it before
+        # A continued run has not seen it before; one that was queued again begins a new life.
+        if state is OrderState.UP and (changed or not held.up_since_s):
             held.up_since_s = now - instance.up_s
 
     def _become(

@@ -231,3 +231,17 @@ def test_a_worker_that_fell_silent_ended_within_a_heartbeat_of_its_last_one() ->
     orders.joined({"c0-0": 1.0}, 26.0)
     orders.listed("c0", [], asked_s=40.0, now=41.0)
     assert [order.up_s for order in orders.changes() if order.state is OrderState.GONE] == [26.0 - 11.0]
+
+
+def test_an_instance_that_was_queued_again_is_up_since_its_second_start() -> None:
+    orders = OrderBook(SECTION, GRACE_S, lambda one: one.usd_per_hour, 2.0)
+    orders.order(["c0-0"], 0.0, 10.0)
+    orders.due(10.0)
+    orders.answered(up("c0-0"), 11.0)
+    orders.joined({"c0-0": 0.0}, 20.0)
+    orders.listed("c0", [Instance("c0-0", "job 7", InstanceState.PENDING, "preempted")], 30.0, 31.0)
+    orders.listed("c0", [up("c0-0")], asked_s=50.0, now=50.0)
+    orders.joined({"c0-0": 0.0}, 60.0)
+    orders.listed("c0", [], asked_s=61.0, now=62.0)
+    (gone,) = [order for order in orders.changes() if order.state is OrderState.GONE]
+    assert gone.up_s == 60.5 - 50.0
