@@ -352,6 +352,9 @@ class RolloutSection(Section):
     """Workers started on this machine."""
     threads: int = Field(default=1, ge=1, le=MOST_THREADS)
     """CPU threads of one engine; part of the numerics, so it is recorded."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Devices of one host that each worker spreads its engine over: as many processes, each with a part of
+    every layer. `threads` and `kv_cache_mib` are those of each. Part of the numerics, so it is recorded."""
     concurrent_groups: int = Field(default=12, ge=1, le=4096)
     """Groups one worker samples at the same time."""
     kv_cache_mib: int = Field(default=512, ge=16, le=MOST_MIB)

@@ -120,6 +120,39 @@ def most_positions(model_dir: Path) -> int | None:
     return int(min(found) * (1.0 if scaled else rope.get("factor") or 1.0))
 
 
+def check_parts(model_dir: Path, parts: int) -> None:
+    """Check that each layer of a model can be cut into `parts`, as vLLM cuts them for tensor parallelism.
+
+    Raises:
+        ConfigError: when it cannot.
+    """
+    if parts == 1:
+        return
+    try:
+        shape = shape_of(read_json(model_dir / "config.json", required=True))
+    except InfeasibleError as error:
+        raise ConfigError(
+            f"rollout.tensor_parallel={parts} needs a model whose layers are known to be cut into parts, and "
+            f"those of model.path={model_dir} are not ({error}); set rollout.tensor_parallel=1"
+        ) from error
+    counts = {
+        "attention heads": shape.heads,
+        "numbers between the halves of an MLP": shape.intermediate,
+        "tokens of its vocabulary, filled up to a multiple of 64,": -(-shape.vocabulary // 64) * 64,
+    }
+    found = next((f"{size} {what}" for what, size in counts.items() if size % parts), "")
+    if not found and shape.cached_heads % parts and parts % shape.cached_heads:  # else each head has copies
+        found = f"{shape.cached_heads} key-value heads"
+    if found:
+        fits = [
+            n for n in range(1, parts) if not any(size % n for size in (*counts.values(), shape.cached_heads))
+        ]
+        raise ConfigError(
+            f"rollout.tensor_parallel={parts} does not divide the {found} of model.path={model_dir}; set it "
+            f"to {fits[-1]}"
+        )
+
+
 def count_parameters(model_dir: Path) -> int:
     """Return the parameters of a model, a tied head not counted twice; raises as `expected_tensors`."""
     return sum(math.prod(shape) for shape in expected_tensors(model_dir).values())

@@ -251,6 +251,8 @@ class VerifiedWeights(Mapping[str, torch.Tensor]):
         """Computed from the tensors."""
         self.probe = probe
         """What an engine that loaded them must compute; None where nobody said."""
+        self.opened: tuple[PayloadStore, SnapshotManifest] | None = None
+        """Of which store and version they are views; None where they were in memory."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -267,10 +269,11 @@ def verify(tensors: Mapping[str, torch.Tensor], probe: Probe | None = None) -> V
     return VerifiedWeights(tensors, weights_digest(tensors), _SEAL, probe)
 
 
-def open_snapshot(manifest: SnapshotManifest, store: PayloadStore) -> VerifiedWeights:
+def open_snapshot(manifest: SnapshotManifest, store: PayloadStore, checked: bool = False) -> VerifiedWeights:
     """Map the policy file of a version and check all of it, with all threads; takes seconds per 10 GB.
 
-    The tensors may not be written to: doing so ends the process.
+    The tensors may not be written to: doing so ends the process. `checked` says that another process of the
+    same worker has compared them with their digest.
 
     Raises:
         IntegrityError: when the file is not the version's; nothing of it may be used then.
@@ -284,9 +287,12 @@ def open_snapshot(manifest: SnapshotManifest, store: PayloadStore) -> VerifiedWe
             f"the file of version {manifest.version} has {len(mapping)} bytes or another header than its "
             f"manifest says ({payload.payload_bytes} bytes); fetch it again"
         )
-    hasher = weights_hasher(manifest.tensors)
-    hasher.update(mapping[len(head) :])
-    if (digest := hasher.hexdigest()) != manifest.weights_digest:
+    digest = manifest.weights_digest
+    if not checked:
+        hasher = weights_hasher(manifest.tensors)
+        hasher.update(mapping[len(head) :])
+        digest = hasher.hexdigest()
+    if digest != manifest.weights_digest:
         raise IntegrityError(
             f"the weights of version {manifest.version} have digest {digest}, but the manifest says "
             f"{manifest.weights_digest}; they are not loaded"
@@ -302,4 +308,6 @@ def open_snapshot(manifest: SnapshotManifest, store: PayloadStore) -> VerifiedWe
         if start % DTYPE_BYTES[entry.dtype]:
             flat = flat.clone()  # a narrow tensor leaves the next one at an odd address, where no view is
         tensors[entry.name] = flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
-    return VerifiedWeights(tensors, digest, _SEAL, manifest.probe)
+    weights = VerifiedWeights(tensors, digest, _SEAL, manifest.probe)
+    weights.opened = store, manifest
+    return weights

@@ -44,7 +44,8 @@ from antiphon.services.learner.policy import (
     load_causal_model,
     published_pieces,
 )
-from antiphon.services.learner.ranks.group import ALIVE, Order, join
+from antiphon.services.learner.ranks.group import Order, join
+from antiphon.services.ranks.group import ALIVE
 from antiphon.system import failpoints
 from antiphon.system.spared import without
 from antiphon.weights.snapshot import Adapter, Weights, published_entries

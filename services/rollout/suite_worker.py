@@ -21,8 +21,7 @@ from antiphon.api.engine import EngineRequest
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import COMPLAINT, AntiphonError
 from antiphon.lineage.kept import Kept
-from antiphon.models.codec import resolve_model_path
-from antiphon.services.rollout.process import check_engine, engine_settings
+from antiphon.services.rollout.process import check_engine, start_engine
 from antiphon.system.processes import tie_to_parent
 
 NICENESS = 10
@@ -53,16 +52,13 @@ def work(path: Path) -> None:
     """
     asked: SuiteWork = pickle.loads(path.read_bytes())  # from the process that started this one
     config, database, requests = asked
-    settings, waiting = engine_settings(config, resolve_model_path(config.model.path)), iter(requests)
-    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
-
-    engine = VllmEngine(settings)
+    engine, waiting = start_engine(config), iter(requests)
     path.touch()
     check_engine(engine, config)
     # In a run nobody knows start-up weights; here their folder is what is evaluated.
     with Kept(database, SAMPLES, SuiteSample) as kept, engine.rehearsal():
         while True:
-            engine.add([*islice(waiting, settings.max_num_seqs - engine.unfinished)])
+            engine.add([*islice(waiting, engine.settings.max_num_seqs - engine.unfinished)])
             if not engine.unfinished:
                 break
             for output in engine.step():

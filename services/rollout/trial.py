@@ -17,9 +17,8 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.seeds import derive_seed
 from antiphon.environments.registry import environment_of
-from antiphon.models.codec import resolve_model_path
 from antiphon.models.rendering import Renderer
-from antiphon.services.rollout.process import engine_settings
+from antiphon.services.rollout.process import start_engine
 from antiphon.system.clock import wall_clock
 
 WARM_TOKENS = 8
@@ -37,10 +36,8 @@ def run_trial(config: RunConfig, seconds: float) -> Trial:
         ConfigError: when an engine cannot have these settings.
         AntiphonError: when no token came in that time.
     """
-    settings = engine_settings(config, resolve_model_path(config.model.path))
-    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
-
-    engine = VllmEngine(settings)
+    engine = start_engine(config)
+    settings = engine.settings
     requests = _requests(config, Renderer.load(config))
     with engine.rehearsal():
         short = islice(requests, settings.max_num_seqs)

@@ -127,7 +127,7 @@ class DraftScheduler:
         self._max_window = max_window
         self._window_size = min(max_window, settings.max_window)
         self._vocabulary = vocabulary
-        self._clock = clock
+        self.clock = clock
         self._drafter_share_s = self._sampler_share_s = 0.0
         self._counts = np.zeros((8, 0), dtype=np.int64)
         """By slot: passes, tokens drafted, covered and accepted, those of promising and of rested steps, and
@@ -277,7 +277,7 @@ class DraftScheduler:
         now = self._now
         if not now.plan.draft:
             return [[] for _ in range(len(slots))]
-        begun = self._clock()
+        begun = self.clock()
         for slot in tuple(self._waiting):
             self._follow(slot, self._groups[self._group_of[slot]])
         room = self._max_tokens[slots] - (lengths - self._prompt_length[slots]) - 1
@@ -292,7 +292,7 @@ class DraftScheduler:
             expected = float(chances[:, :widest][made].sum())
             if not self._gate.verifies(len(slots), int(counts.sum()), expected):
                 drafts, now.plan, now.dropped = [[] for _ in slots], _NO_DRAFT, True
-        now.drafter_s = self._clock() - begun
+        now.drafter_s = self.clock() - begun
         self._drafter_share_s += now.drafter_s / max(1, len(slots))
         return drafts
 

@@ -17,9 +17,12 @@ from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.sampling_config import Rule
 from antiphon.system.memory import keep_memory
+from antiphon.system.processes import SAME_ORDER
 
 OVERRULING = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_ALLOW_LONG_MAX_MODEL_LEN")
 """Variables against rollout.kv_cache_mib, and against the positions that a model has."""
+SHARED_NAME = "ANTIPHON_SHARED_NAME"
+"""Says how the shared memory of an engine of several processes begins."""
 PLUGIN = "antiphon"
 """Name of our own entry point among vLLM's general plugins; the only one that may load."""
 
@@ -44,6 +47,8 @@ class EngineSettings:
     """Tokens of one block of the key-value cache."""
     threads: int = 1
     """CPU threads of the engine."""
+    tensor_parallel: int = 1
+    """Processes that hold a part of each layer and compute it together; threads and memory are each one's."""
     sampler: Literal["keyed", "native"] = "keyed"
     """keyed: tokens depend on weights, prompt and seed alone; native: vLLM's own sampler."""
     rule: Rule = "inverse_cdf"
@@ -72,7 +77,7 @@ def child_environment(threads: int, base: Mapping[str, str] | None = None) -> di
         base: environment to start from; this process's own by default.
     """
     environment = dict(os.environ if base is None else base)
-    environment.update(_process_settings(threads))
+    environment.update(_process_settings(threads) | SAME_ORDER)  # ranks of one engine take sets in one order
     environment = keep_memory(environment)
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     preloaded = environment.get("LD_PRELOAD", "")

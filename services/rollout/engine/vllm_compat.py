@@ -98,6 +98,22 @@ def spare_held_blocks(core: Any) -> None:
     manager.allocate_slots = allocate_slots
 
 
+def name_shared_memory(name: str) -> None:
+    """Let the shared memory of an engine of several processes begin with a name of its own.
+
+    On a CPU vLLM 0.32 names it after where the processes meet. For those that somebody else started that is
+    always the same, and a killed engine blocks the next.
+    """
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    plain = ExecutorWithExternalLauncher._distributed_args
+
+    def arguments(executor: Any) -> tuple[str, int, int]:
+        return f"file:///{name}", *plain(executor)[1:]
+
+    ExecutorWithExternalLauncher._distributed_args = arguments
+
+
 def repack_experts() -> None:
     """Have a reload on a CPU pack experts again, as the first load does; calling again does nothing.
 

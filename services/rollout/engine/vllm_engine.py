@@ -10,9 +10,10 @@ that others cost nothing.
 
 import gc
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -35,7 +36,7 @@ from antiphon.models.directory import end_tokens, expected_tensors, most_positio
 from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.sampling.rules import check_sampling
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
-from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
+from antiphon.services.rollout.engine.environment import SHARED_NAME, EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import (
     CLASS_PATH,
     HistoryDrafter,
@@ -47,6 +48,7 @@ from antiphon.services.rollout.engine.vllm_compat import (
     check_readable,
     drop_caches,
     keep_caches,
+    name_shared_memory,
     repack_experts,
     repack_heads,
     set_aside,
@@ -78,6 +80,8 @@ class _Live:
     """How many of them were sampled here."""
 
 
+LAUNCHER = "external_launcher"
+"""As vLLM calls an engine that is one of several processes which somebody else started."""
 KEPT_LOGITS = 1 << 24
 """That a check keeps for hidden states that come again: 64 MiB in float32."""
 
@@ -206,9 +210,10 @@ class VllmEngine:
 
     def _take(self, tensors: VerifiedWeights) -> None:
         """Hand tensors to vLLM and check that they arrived, and that it computes what the learner did."""
-        self._runner.reload_weights(weights_iterator=((name, tensors[name]) for name in self._expected))
-        repack_heads(self._runner.get_model())
-        check_readable(self._runner.get_model(), tensors)
+        with self._together():
+            self._runner.reload_weights(weights_iterator=((name, tensors[name]) for name in self._expected))
+            repack_heads(self._runner.get_model())
+            check_readable(self._runner.get_model(), tensors)
         if (probe := tensors.probe) is not None:
             tokens = probe.tokens[: self.settings.max_model_len - 1]
             if max(tokens) >= self.vocabulary_size:
@@ -218,8 +223,21 @@ class VllmEngine:
                 )
             places = torch.tensor(tokens[1:], device=self._runner.device).unsqueeze(-1)
             scores = self._scores(tokens).gather(-1, places).squeeze(-1)
-            if problem := probe_problem(probe, scores.cpu().numpy(), self._precision):
-                raise IntegrityError(problem)
+            with self._together():
+                if problem := probe_problem(probe, scores.cpu().numpy(), self._precision):
+                    raise IntegrityError(problem)
+
+    def alike(self) -> AbstractContextManager[None]:
+        """Return a block in which every rank of the engine does the same by itself; here there is one."""
+        return nullcontext()
+
+    def _together(self) -> AbstractContextManager[None]:
+        """Return a block that fails on all ranks of the engine or on none."""
+        return nullcontext()
+
+    def _agreed(self, seconds: float) -> float:
+        """Return what all ranks of the engine take for the time of a step."""
+        return seconds
 
     def _undo(self, version: int, before: tuple[int | None, str | None], error: Exception) -> IntegrityError:
         """Load the weights before a swap that failed again, and return what to say of it."""
@@ -312,7 +330,9 @@ class VllmEngine:
             self._core.scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
         if executed and self._hook.decoded_only:
             requests, rows = len(self._hook.slots), self._hook.rows
-            scheduler.end_step(requests, rows, requests + self._hook.accepted, self._clock() - begun)
+            scheduler.end_step(
+                requests, rows, requests + self._hook.accepted, self._agreed(self._clock() - begun)
+            )
         return outputs
 
     def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
@@ -643,13 +663,15 @@ def _start_core(settings: EngineSettings) -> Any:
     from vllm.v1.executor import Executor
 
     spare_foreign_libraries()
+    if settings.tensor_parallel > 1:
+        name_shared_memory(os.environ[SHARED_NAME])
     repack_experts()
     if current_platform.is_cpu():
         attend_by_token()
         if settings.eager:
             use_cpu_kernels()
     register()  # as an entry point it is seen only once the package was installed again
-    drafts = settings.draft_tokens
+    drafts, parts = settings.draft_tokens, settings.tensor_parallel
     positions = most_positions(settings.model_dir) or settings.max_model_len + drafts
     arguments = EngineArgs(
         model=str(settings.model_dir),
@@ -673,6 +695,7 @@ def _start_core(settings: EngineSettings) -> Any:
         speculative_config={"method": "custom_class", "model": CLASS_PATH, "num_speculative_tokens": drafts}
         if drafts
         else None,
+        **({"tensor_parallel_size": parts, "distributed_executor_backend": LAUNCHER} if parts > 1 else {}),
     )
     try:
         config = arguments.create_engine_config()
