@@ -28,6 +28,7 @@ from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import environment_of
 from antiphon.environments.scoring.messages import Failed, Turn, Verdict
+from antiphon.lineage.documents.manifest import hardware
 from antiphon.lineage.export import check_adapter_base
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.records import make_sinks
@@ -36,6 +37,7 @@ from antiphon.lineage.store.remote_place import RemoteStore
 from antiphon.models.adapters import start_folder
 from antiphon.models.codec import TextCodec, check_reference, resolve_model_path
 from antiphon.models.directory import (
+    check_parts,
     check_pointers,
     count_parameters,
     end_tokens_by_file,
@@ -424,6 +426,7 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
             made for another model, or the context is too short.
     """
     check_weights(model, config.learner)
+    check_devices(config, model)
     start, notes = config.learner.lora.start, list[str]()
     if start is not None:
         notes += check_adapter_base(start_folder(start), model)
@@ -440,6 +443,21 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
             f"the files of model.path name different end tokens ({said}); each of them ends an answer"
         )
     return notes
+
+
+def check_devices(config: RunConfig, model: Path) -> None:
+    """Check that the engines of this machine's workers can be spread as the configuration says.
+
+    Raises:
+        ConfigError: when the model's layers cannot be cut so, or there are fewer GPUs here.
+    """
+    parts, gpus = config.rollout.tensor_parallel, len(hardware()["gpus"])
+    check_parts(model, parts)
+    if parts > 1 and config.rollout.workers and device() == "gpu" and parts > gpus:
+        raise ConfigError(
+            f"rollout.tensor_parallel={parts} needs as many GPUs in one host, but there are {gpus} here; "
+            "lower it, or set rollout.workers=0 and let workers join from elsewhere"
+        )
 
 
 def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float) -> None:

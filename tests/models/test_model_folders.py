@@ -1,6 +1,7 @@
 """Model folders that people have: what does not fit together is named before anything starts."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.models.codec import TextCodec
 from antiphon.models.directory import (
     INDEX,
+    check_parts,
     check_pointers,
     check_tensors,
     end_tokens,
@@ -195,3 +197,26 @@ def test_positions_are_counted_as_the_engine_counts_them(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert most_positions(tmp_path) == positions
+
+
+@pytest.mark.parametrize(
+    ("parts", "changes", "words"),
+    [
+        (1, {"model_type": "mamba"}, ""),
+        (2, {}, ""),
+        (4, {}, ""),  # two copies of each of the two key-value heads
+        (3, {}, "does not divide the 4 attention heads of model.path={}; set it to 2"),
+        (4, {"intermediate_size": 250}, "does not divide the 250 numbers between the halves of an MLP"),
+        (8, {"num_attention_heads": 8, "num_key_value_heads": 3}, "does not divide the 3 key-value heads"),
+        (2, {"model_type": "mamba"}, "needs a model whose layers are known to be cut into parts"),
+    ],
+)
+def test_a_model_is_cut_where_each_layer_can_be(
+    tmp_path: Path, parts: int, changes: dict[str, object], words: str
+) -> None:
+    source = Path(__file__).resolve().parents[2] / "examples/models/chain-sum/config.json"
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads(source.read_text()), **changes}))
+    if not words:
+        return check_parts(tmp_path, parts)
+    with pytest.raises(ConfigError, match=re.escape(words.format(tmp_path))):
+        check_parts(tmp_path, parts)
