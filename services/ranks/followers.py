@@ -29,6 +29,8 @@ class Followers:
         self._world, self._whose = world, whose
         self.folder = Path(tempfile.mkdtemp(prefix="antiphon-ranks-"))
         self.processes: list[ChildProcess] = []
+        self.status = LEFT_GROUP
+        """Exit status of the one that refused to go on, after `end`; it may well come up again otherwise."""
         self._before: dict[str, str | None] = {}
 
     def start(self, module: str, arguments: Sequence[str], patience_s: float) -> None:
@@ -77,6 +79,7 @@ class Followers:
                         f"rank {rank} of the {self._whose} {ending(process.returncode)}: "
                         f"{process.last_words()}"
                     )
+                    self.status = process.returncode if process.returncode > 0 else LEFT_GROUP
                     deadline = 0.0
             time.sleep(POLL_S)
         kill_groups(self.processes)

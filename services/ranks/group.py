@@ -180,6 +180,10 @@ class Ranks:
         self._ending.set()
         self._ticking.join(LATE_S)
 
+    def abandon(self) -> None:
+        """Let the end of other ranks be no matter from now on: this one failed, and says why."""
+        self._ending.set()
+
     def broadcast(self, message: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Return the message of `source`, in place of this rank's of the same shape; each rank calls it."""
         distributed.broadcast(message, source, self._orders)

@@ -158,8 +158,12 @@ def build_engine(config: RunConfig) -> Engine:
     engine = start_engine(config)
     if engine.settings.dummy_weights:
         engine.before_serving = partial(check_before_serving, config=config)
-    else:
+        return engine
+    try:
         check_engine(engine, config)
+    except AntiphonError:
+        engine.close()  # what is left of it would be blamed for the end
+        raise
     return engine
 
 

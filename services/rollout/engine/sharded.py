@@ -35,7 +35,7 @@ from antiphon.services.ranks.group import Ranks, leave, message_of, open_group
 from antiphon.services.rollout.engine.environment import SHARED_NAME, EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.system import failpoints, shared_memory
-from antiphon.system.processes import SAME_ORDER
+from antiphon.system.processes import LEFT_GROUP, SAME_ORDER
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import VerifiedWeights, open_snapshot
 
@@ -267,12 +267,22 @@ def start_sharded(settings: EngineSettings, config: RunConfig) -> ShardedEngine:
     (followers.folder / "config.yaml").write_text(dump_config(config))
     patience_s = config.services.start_timeout_s
     followers.start(_FOLLOWER, [str(followers.folder / "config.yaml")], patience_s)
+    ranks: EngineRanks | None = None
+    engines: list[ShardedEngine] = []
+
+    def lost(reason: str) -> NoReturn:
+        said = followers.end(reason)
+        leave(said, LEFT_GROUP if engines else followers.status)  # what refuses to start is not tried again
+
     try:
-        ranks = join(settings, patience_s, broken=lambda reason: leave(followers.end(reason)))
-        return ShardedEngine(settings, ranks, followers)
+        ranks = join(settings, patience_s, broken=lost)
+        engines.append(ShardedEngine(settings, ranks, followers))
     except BaseException:
+        if ranks is not None:
+            ranks.abandon()
         followers.close()
         raise
+    return engines[0]
 
 
 def join(
