@@ -102,8 +102,8 @@ def name_shared_memory(name: str) -> None:
     """Let the shared memory of an engine of several processes begin with a name of its own.
 
     On a CPU vLLM 0.32 names it after where the processes meet. For those that somebody else started that is
-    always the same, and a killed engine blocks the next. A queue of 24 MiB between the processes, which nothing
-    is put into here and whose name says nothing of its owner, is left out.
+    always the same, and a killed engine blocks the next. A queue of 24 MiB between the processes, into which
+    nothing is put here and whose name says nothing of its owner, is left out.
     """
     from vllm.distributed import parallel_state
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
