@@ -34,7 +34,7 @@ from antiphon.services.ranks.followers import Followers
 from antiphon.services.ranks.group import Ranks, leave, message_of, open_group
 from antiphon.services.rollout.engine.environment import SHARED_NAME, EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
-from antiphon.system import failpoints, shared_memory
+from antiphon.system import shared_memory
 from antiphon.system.processes import LEFT_GROUP, SAME_ORDER
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.snapshot import VerifiedWeights, open_snapshot
@@ -72,7 +72,6 @@ class EngineRanks(Ranks):
 
     def ordered(self) -> tuple[Order, tuple[int, ...], bytes]:
         """Wait for the next order: which it is, its numbers [6] and content."""
-        failpoints.reach("engine.order")
         with self.running():
             order, size, *numbers = self.broadcast(message_of()).tolist()
             content = self.broadcast(torch.zeros(size, dtype=torch.uint8)) if size else torch.zeros(0)

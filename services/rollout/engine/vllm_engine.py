@@ -416,11 +416,11 @@ class VllmEngine:
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Let the start-up weights answer inside the block; what they sample must be thrown away."""
-        self._rehearsing = True
+        before, self._rehearsing = self._rehearsing, True
         try:
             yield
         finally:
-            self._rehearsing = False
+            self._rehearsing = before
 
     @contextmanager
     def equal_rows_once(self) -> Iterator[None]:
