@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -178,7 +179,7 @@ class ShardedEngine(VllmEngine):
         head, _, manifest = content.partition(b"\n")
         version, digest, folder = json.loads(head)
         try:
-            weights = open_snapshot(manifest_from_bytes(manifest), PayloadStore(folder), checked=True)
+            weights = open_snapshot(manifest_from_bytes(manifest), PayloadStore(Path(folder)), checked=True)
         except AntiphonError as error:  # rank 0 has them open, and waits for this rank
             self._give_up(str(error))
         self.load_weights(version, weights, digest)
