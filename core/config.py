@@ -159,6 +159,23 @@ class RunConfig(Section):
                 f"gateway has no effect with environment.name={self.environment.name}; leave it out, or use "
                 f"environment.name={HOST}"
             )
+        rollout, ranks = self.rollout, self.learner.ranks
+        if self.learner.devices and len(self.learner.devices) != ranks:
+            raise ValueError(
+                f"learner.devices={list(self.learner.devices)} names {len(self.learner.devices)} GPUs for "
+                f"learner.ranks={ranks}; name one for each rank"
+            )
+        sizes = [len(one) for one in rollout.devices]
+        if sizes and sizes != [rollout.tensor_parallel] * rollout.workers:
+            raise ValueError(
+                f"rollout.devices names GPUs for {len(sizes)} workers, {sizes} each; name rollout."
+                f"tensor_parallel={rollout.tensor_parallel} for each of rollout.workers={rollout.workers}"
+            )
+        if rollout.graphs == "piecewise" and not rollout.compiled:
+            raise ValueError(
+                "rollout.graphs=piecewise needs the parts that rollout.compiled=true makes; set both, or use "
+                "rollout.graphs=full"
+            )
         warmup = self.learner.warmup_steps
         if warmup is not None and warmup >= self.run.steps:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Config sections: the parts of a run's configuration, each a frozen tree with a doc string per field."""
 
 import re
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -92,6 +92,10 @@ class RunSection(Section):
         return value
 
 
+Device = Annotated[int, Field(ge=0, le=1023)]
+"""A GPU, counted from 0 among those that the command sees."""
+
+
 class ModelSection(Section):
     """The policy that is trained."""
 
@@ -99,6 +103,9 @@ class ModelSection(Section):
     """Hugging Face model directory (with its tokenizer), or a model name where a hub is reachable."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the rollout engine's weights and of published snapshots."""
+    head: Literal["model", "float32"] = "model"
+    """Precision in which states meet the output embedding, in engine and learner: the model's, or float32,
+    which brings the two a little closer in bfloat16."""
     renderer: str = Field(default="auto", max_length=64)
     """What makes tokens of messages. auto: the model's own chat template for prompts of one turn, and for a
     task with turns the renderer that writes as that template does; default: the template; or a name such as
@@ -297,6 +304,8 @@ class LearnerSection(Section):
     """Precision of the learner's forward and backward; masters stay float32."""
     threads: int = Field(default=1, ge=1, le=MOST_THREADS)
     """CPU threads of the learner; part of the numerics, so it is recorded."""
+    devices: tuple[Device, ...] = ()
+    """GPUs of this machine, one for each rank; none named: the first ones that workers are not given."""
     micro_batch_tokens: int = Field(default=2048, ge=64, le=MOST_TOKENS)
     """Positions of one micro-batch; what its trajectories have in common at their beginning counts once."""
     checkpoint_interval: int = Field(default=5, ge=1, le=MOST_STEPS)
@@ -355,10 +364,15 @@ class RolloutSection(Section):
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Devices of one host that each worker spreads its engine over: as many processes, each with a part of
     every layer. `threads` and `kv_cache_mib` are those of each. Part of the numerics, so it is recorded."""
+    devices: tuple[tuple[Device, ...], ...] = ()
+    """GPUs of each worker on this machine, `tensor_parallel` for one; none named: those that nobody has."""
     concurrent_groups: int = Field(default=12, ge=1, le=4096)
     """Groups one worker samples at the same time."""
     kv_cache_mib: int = Field(default=512, ge=16, le=MOST_MIB)
     """Memory of the engine's key-value cache, MiB."""
+    memory_share: float | None = Field(default=None, gt=0.0, le=0.95)
+    """Share of a GPU that an engine may fill; then its cache has what weights leave of it, in place of
+    `kv_cache_mib`."""
     max_model_tokens: int = Field(default=512, ge=16, le=MOST_TOKENS)
     """Longest prompt plus completion the engine accepts, tokens."""
     block_size: Literal[16, 32, 64, 128] = 32
@@ -369,6 +383,9 @@ class RolloutSection(Section):
     compiled: bool = False
     """Compile the model at the start of an engine: half a minute or more and, on a CPU, a C++ compiler;
     `antiphon tune` says whether a run is long enough."""
+    graphs: Literal["none", "piecewise", "full"] = "none"
+    """CUDA graphs that an engine replays: of the parts between attention, which needs `compiled`, or of whole
+    passes."""
     swap_cache: Literal["recompute", "keep"] = "recompute"
     """Caches of running requests when weights are swapped. recompute: they are computed again; keep (elastic
     mode alone): they stay, which costs nothing, is noted in version spans, and takes later tokens out of

@@ -25,6 +25,7 @@ import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import HOST, RecordSection
+from antiphon.core.devices import visible
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_display import RunDisplay, TokenRates, planes_of, unscored_words
@@ -60,7 +61,7 @@ from antiphon.runs.outcome import RunOutcome, StageSpan, closing_lines, write_re
 from antiphon.runs.preflight import preflight
 from antiphon.runs.samples import explainer
 from antiphon.runs.servers.prefect_server import page_links
-from antiphon.runs.supervisor import ServiceSpec, Supervisor, host_spec, service_spec, worker_spec
+from antiphon.runs.supervisor import ServiceSpec, Supervisor, devices_of, host_spec, service_spec, worker_spec
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
@@ -395,7 +396,11 @@ class LiveRun(ServiceCalls):
 
         worker = partial(worker_spec, self.run_id, self.run_dir, address, environment, relay_host)
         service = partial(service_spec, self.run_id, self.run_dir, self.store_root, host)
+        devices, gpus = devices_of(config)
         workers = [worker(f"worker-{i}") for i in range(config.rollout.workers)]
+        for place, taken in enumerate(devices.workers):
+            shown_alone = {**workers[place].environment, **visible(taken, gpus)}
+            workers[place] = replace(workers[place], environment=shown_alone)
         scorers, scorer_address = list[ServiceSpec](), ""
         if config.reference.used:
             scorer_port = free_port("0.0.0.0")
@@ -403,7 +408,9 @@ class LiveRun(ServiceCalls):
         reward = service("reward", address, scorer=scorer_address)
         # All start at once: the others load their libraries while the coordinator opens its journal, and
         # call it until it answers. Engines take longest, so they come first.
-        learner = replace(service("learner", address), ranks=config.learner.ranks)
+        learner = service("learner", address)
+        shown_alone = {**learner.environment, **visible(devices.learner, gpus)}
+        learner = replace(learner, ranks=config.learner.ranks, environment=shown_alone)
         for spec in (service("coordinator", "", port), *workers, learner, *scorers, reward):
             self.supervisor.start(spec)
         say("services are starting: coordinator, learner, reward and workers")

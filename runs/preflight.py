@@ -28,7 +28,6 @@ from antiphon.environments.host import HostEnvironment
 from antiphon.environments.outside import OutsideEnvironment, secret_values
 from antiphon.environments.registry import environment_of
 from antiphon.environments.scoring.messages import Failed, Turn, Verdict
-from antiphon.lineage.documents.manifest import hardware
 from antiphon.lineage.export import check_adapter_base
 from antiphon.lineage.layout import ledger_project
 from antiphon.lineage.records import make_sinks
@@ -50,6 +49,7 @@ from antiphon.net.security.credentials import find_credentials, needed_token_key
 from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.fleet.launcher import check_bundles
 from antiphon.runs.servers.prefect_server import check_port
+from antiphon.runs.supervisor import devices_of
 from antiphon.services.coordinator.prompts import prompts_of, renders_turns
 from antiphon.services.coordinator.sealing import own_advantage
 from antiphon.services.learner.asked_tensors import check_weights
@@ -446,18 +446,19 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
 
 
 def check_devices(config: RunConfig, model: Path) -> None:
-    """Check that the engines of this machine's workers can be spread as the configuration says.
+    """Check that learner and engines of this machine have the devices that the configuration asks for.
 
     Raises:
-        ConfigError: when the model's layers cannot be cut so, or there are fewer GPUs here.
+        ConfigError: when the model's layers cannot be cut so, GPUs are given twice, are not there or are too
+            few, or a setting needs one.
     """
-    parts, gpus = config.rollout.tensor_parallel, len(hardware()["gpus"])
-    check_parts(model, parts)
-    if parts > 1 and config.rollout.workers and device() == "gpu" and parts > gpus:
-        raise ConfigError(
-            f"rollout.tensor_parallel={parts} needs as many GPUs in one host, but there are {gpus} here; "
-            "lower it, or set rollout.workers=0 and let workers join from elsewhere"
-        )
+    rollout = config.rollout
+    check_parts(model, rollout.tensor_parallel)
+    devices_of(config)
+    asked = {"rollout.memory_share": rollout.memory_share, "rollout.graphs": rollout.graphs}
+    for key, value in asked.items():
+        if rollout.workers and device() == "cpu" and value not in (None, "none"):
+            raise ConfigError(f"{key}={value} needs a GPU, and engines here run on the CPU; leave it out")
 
 
 def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float) -> None:

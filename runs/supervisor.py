@@ -21,11 +21,15 @@ from pathlib import Path
 
 import structlog
 
+from antiphon.core.config import RunConfig
+from antiphon.core.devices import Devices, assign_devices
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.lineage.hosts import HOST_TOKEN
 from antiphon.net.security.credentials import VARIABLE, read_token
+from antiphon.services.rollout.engine.environment import device
 from antiphon.system.files import write_atomically
+from antiphon.system.gpus import gpu_names
 from antiphon.system.memory import keep_memory
 from antiphon.system.ports import free_port
 from antiphon.system.processes import (
@@ -430,6 +434,16 @@ def host_spec(run_dir: Path, gateway: str, command: Sequence[str], authority: by
         write_atomically(believed, (Path(usual).read_bytes() if usual else b"") + b"\n" + authority)
         told["SSL_CERT_FILE"] = str(believed)
     return ServiceSpec("host", ("host",), told, command=tuple(command))
+
+
+def devices_of(config: RunConfig) -> tuple[Devices, list[str]]:
+    """Return which GPUs learner and workers of this machine take, and the names of those that there are.
+
+    Raises:
+        ConfigError: as `assign_devices` does.
+    """
+    names = gpu_names() if device() == "gpu" else []
+    return assign_devices(config.learner, config.rollout, len(names)), names
 
 
 def learner_environment() -> dict[str, str]:

@@ -151,7 +151,11 @@ class DeepSpeedEngine:
         section = config.learner
         with self._ranks.together():  # it may be the user's code, which each rank imports
             objective = Objective(
-                config.algorithm, config.sampling.max_tokens, config.sampling.temperature, config.reference
+                config.algorithm,
+                config.sampling.max_tokens,
+                config.sampling.temperature,
+                config.reference,
+                config.model.head == "float32",
             )
         sources = self._ranks.texts(objective.source)
         with self._ranks.together():

@@ -88,6 +88,7 @@ class Objective:
         max_completion_tokens: int,
         temperature: float,
         reference: ReferenceSection | None = None,
+        float32_head: bool = False,
     ) -> None:
         """Choose the loss.
 
@@ -96,11 +97,13 @@ class Objective:
             max_completion_tokens: dr_grpo divides by it, unless a batch has turns (`UpdateTotals.longest`).
             temperature: the one the behaviour policy sampled with; 0 (greedy) counts as 1.
             reference: what a reference model's logprobs do; None: nothing.
+            float32_head: whether states meet the output embedding in float32, whatever their precision is.
 
         Raises:
             ConfigError: when the objective is a function of the user's that is not there, or is no loss.
         """
         self._algorithm, self._reference = algorithm, reference or ReferenceSection()
+        self._float32_head = float32_head
         self.temperature = temperature or 1.0
         self._own: OwnLoss | None = None
         self.source = ""
@@ -137,8 +140,9 @@ class Objective:
             temperature: of the distribution; None: that of the run's sampling.
         """
         temperature = self.temperature if temperature is None else temperature
+        hidden = hidden.float() if self._float32_head else hidden
         if hidden.dtype != torch.bfloat16 and len(hidden) * len(head) <= LOGITS_AT_ONCE:
-            logits = hidden @ head.T
+            logits = hidden @ head.T.to(hidden.dtype)
             if temperature != 1.0:
                 logits = logits / temperature
             found = -functional.cross_entropy(logits, batch.pair_ids, reduction="none")
@@ -277,6 +281,7 @@ class Objective:
 
         Logits are made again in the backward pass, at most LOGITS_AT_ONCE at a time.
         """
+        hidden = hidden.float() if self._float32_head else hidden
         at_once = max(1, LOGITS_AT_ONCE // len(head))
         options = {"use_reentrant": False, "preserve_rng_state": False}
         parts = [checkpoint(_entropy, x, head, self.temperature, **options) for x in hidden.split(at_once)]
@@ -412,6 +417,6 @@ def _of_sequence(distance: torch.Tensor, mask: torch.Tensor, level: str) -> torc
 
 def _entropy(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return the entropies [P] of next tokens, nats, from [P, H] states and the [V, H] output embedding."""
-    logits = hidden @ head.T
+    logits = hidden @ head.T.to(hidden.dtype)
     found = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
     return -(found.exp() * found).sum(-1)

@@ -23,7 +23,11 @@ PASS_TOKENS = 8192
 
 
 def completion_logits(
-    model: Any, rows: Sequence[tuple[TokenIds, TokenIds]], wanted: Sequence[Places], most: int
+    model: Any,
+    rows: Sequence[tuple[TokenIds, TokenIds]],
+    wanted: Sequence[Places],
+    most: int,
+    float32_head: bool = False,
 ) -> Iterator[tuple[int, Places, torch.Tensor]]:
     """Yield, shorter rows first, the place of a row, [K] places in its completion, and their logits [K, V].
 
@@ -32,8 +36,10 @@ def completion_logits(
         rows: token ids of prompt and completion.
         wanted: of each row, the places in its completion.
         most: logits that are made at a time, or one token's.
+        float32_head: whether states meet the output embedding in float32, whatever the model's precision is.
     """
     head = model.get_output_embeddings().weight
+    width = torch.float32 if float32_head else head.dtype
     at_once = max(1, most // len(head))
     lengths = [len(prompt) + len(tokens) for prompt, tokens in rows]
     passes: list[list[int]] = [[]]
@@ -54,7 +60,8 @@ def completion_logits(
                 states = hidden[line, len(rows[place][0]) - 1 :]
                 for start in range(0, wanted[place].size, at_once):
                     chosen = wanted[place][start : start + at_once]
-                    yield place, chosen, states[torch.from_numpy(chosen).to(head.device)] @ head.T
+                    found = states[torch.from_numpy(chosen).to(head.device)].to(width)
+                    yield place, chosen, found @ head.T.to(width)
 
 
 def row_sampling(sampling: SamplingParameters, rows: int, vocabulary: int) -> RowSampling:

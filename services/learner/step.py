@@ -292,10 +292,10 @@ def config_digest(config: RunConfig) -> str:
     left_out = {"checkpoint_interval", "checkpoints_kept", "ranks"}
     # Which earlier releases did not know.
     left_out |= set() if config.learner.lora.rank else {"lora"}
-    left_out |= set() if config.learner.freeze else {"freeze"}
+    left_out |= {"devices"} | (set() if config.learner.freeze else {"freeze"})
     text = "\n".join(
         [
-            config.model.model_dump_json(),
+            config.model.model_dump_json(exclude={"head"} if config.model.head == "model" else set()),
             config.algorithm.model_dump_json(exclude=beside),
             config.learner.model_dump_json(exclude=left_out),
             *(

@@ -129,6 +129,9 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
         max_model_len=config.rollout.max_model_tokens,
         max_num_seqs=config.rollout.concurrent_groups * config.loop.group_size,
         kv_cache_bytes=config.rollout.kv_cache_mib << 20,
+        memory_share=config.rollout.memory_share,
+        graphs=config.rollout.graphs,
+        float32_head=config.model.head == "float32",
         dtype=config.model.dtype,
         threads=config.rollout.threads,
         tensor_parallel=config.rollout.tensor_parallel,
@@ -263,6 +266,8 @@ def fingerprint(settings: EngineSettings) -> str:
         *(settings.dtype, settings.threads, settings.block_size, settings.rule),
         *(settings.prefix_caching, settings.eager),
         *([settings.tensor_parallel] if settings.tensor_parallel > 1 else []),
+        *([settings.graphs] if settings.graphs != "none" else []),
+        *(["float32 head"] if settings.float32_head else []),
     ]
     return blake3(json.dumps(facts).encode()).hexdigest()[:16]
 

@@ -239,3 +239,17 @@ def test_prompts_of_hosts_are_empty_and_their_rows_may_be_longer_than_a_context(
     tree["environment"] |= {"reward_range": [2, -2]}
     with pytest.raises(ConfigError, match="is no pair"):
         load_prompts(build_config(tree))
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("rollout.graphs=full", "rollout.graphs=full needs a GPU, and engines here run on the CPU"),
+        ("rollout.memory_share=0.5", "rollout.memory_share=0.5 needs a GPU"),
+        ("learner.devices=[0]", "names GPU 0, and this machine has no GPU"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_without_one(override: str, words: str) -> None:
+    config = load_config(EXAMPLES / "quickstart.yaml", [override])
+    with pytest.raises(ConfigError, match=words):
+        check_model(config, Path(resolve_model_path(config.model.path)))

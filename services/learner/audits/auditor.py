@@ -91,7 +91,9 @@ class Auditor:
             own = [place for place, one in enumerate(found) if one.size]
             texts = [(b.context, t.token_ids[b.start : b.stop]) for t, b in (parts[place] for place in own)]
             wanted = [found[place] for place in own]
-            for line, places, logits in completion_logits(self._model, texts, wanted, LOGITS_AT_ONCE):
+            for line, places, logits in completion_logits(
+                self._model, texts, wanted, LOGITS_AT_ONCE, self._config.model.head == "float32"
+            ):
                 trajectory, branch = parts[own[line]]
                 score_tokens(
                     scores[trajectory.sample_index],

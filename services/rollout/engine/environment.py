@@ -41,6 +41,12 @@ class EngineSettings:
     """Requests that run at the same time; further ones queue."""
     kv_cache_bytes: int = 512 << 20
     """Memory of the key-value cache, bytes."""
+    memory_share: float | None = None
+    """Share of a GPU's memory that weights and cache take instead, if any."""
+    graphs: Literal["none", "piecewise", "full"] = "none"
+    """CUDA graphs that are captured at the start."""
+    float32_head: bool = False
+    """Whether states meet the output embedding in float32, whatever `dtype` is."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of weights and activations."""
     block_size: int = 32

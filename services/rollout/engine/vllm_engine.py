@@ -653,6 +653,21 @@ def _stopped(live: _Live, stops: StopStrings) -> int | None:
     return None if end is None else live.looked - (len(live.turn) - end)
 
 
+def device_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """Return what vLLM is told of memory, compilation and graphs."""
+    found: dict[str, Any] = {"enforce_eager": settings.eager and settings.graphs == "none"}
+    if settings.memory_share is None:
+        found["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    else:
+        found["gpu_memory_utilization"] = settings.memory_share
+    if settings.graphs != "none":
+        mode = {"mode": 0} if settings.eager else {}  # 0: vLLM's own passes and torch.compile stay out
+        found["compilation_config"] = {"cudagraph_mode": settings.graphs.upper(), **mode}
+    if settings.float32_head:
+        found["hf_overrides"] = {"head_dtype": "float32"}
+    return found
+
+
 def _start_core(settings: EngineSettings) -> Any:
     spare_unused_libraries()
     spare_unused_parts(compiles=not settings.eager)
@@ -683,10 +698,9 @@ def _start_core(settings: EngineSettings) -> Any:
         max_model_len=min(settings.max_model_len + drafts, max(settings.max_model_len, positions)),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=max(2048, settings.max_model_len, settings.max_num_seqs * (1 + drafts)),
-        kv_cache_memory_bytes=settings.kv_cache_bytes,
+        **device_arguments(settings),
         block_size=settings.block_size,
         enable_prefix_caching=settings.prefix_caching,
-        enforce_eager=settings.eager,
         async_scheduling=False,  # tokens must be on the host before the next step is laid out
         disable_log_stats=True,
         logprobs_mode="processed_logprobs",
