@@ -146,5 +146,5 @@ class TestTwoProcesses:
         (tmp_path / "config.yaml").write_text(dump_config(build_config(CONFIG)))
         command = [sys.executable, "-P", "-W", "ignore", "-c", ASTRAY, str(tmp_path / "config.yaml")]
         done = subprocess.run(command, env=child_environment(1), capture_output=True, text=True, timeout=240)
-        assert (done.returncode, done.stdout) == (75, "")
+        assert done.returncode == 75 and "went on" not in done.stdout
         assert "rank 1 of the engine cannot go on at step 1: its schedule is (24" in done.stderr

@@ -14,8 +14,8 @@ from antiphon.core.errors import UnavailableError
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.services.learner.ranks import followers
 from antiphon.services.learner.ranks.followers import Followers
-from antiphon.services.ranks import group
 from antiphon.services.learner.replay.steps import Replayer
+from antiphon.services.ranks import group
 from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
 
 pytestmark = pytest.mark.engine
