@@ -1,4 +1,4 @@
-"""A head in float32 on both sides: in bfloat16 the engine's log-probabilities come closer to the learner's."""
+"""A head in float32 on both sides: in bfloat16 the engine's logprobs come closer to the learner's."""
 
 import gc
 from pathlib import Path
@@ -48,9 +48,7 @@ def test_in_bfloat16_a_float32_head_on_both_sides_brings_them_closer(tokens: lis
     usual = np.abs(engine_logprobs(tokens, False) - learner_logprobs(tokens, False)).mean()
     closer = np.abs(engine_logprobs(tokens, True) - learner_logprobs(tokens, True)).mean()
     apart = np.abs(engine_logprobs(tokens, True) - learner_logprobs(tokens, False)).mean()
-    print(
-        f"mean difference {usual:.2g} nats, with a float32 head {closer:.2g}, with one on one side {apart:.2g}"
-    )
+    print(f"mean difference {usual:.2g} nats; float32 head {closer:.2g}, on one side alone {apart:.2g}")
     assert closer < 0.95 * usual and closer < apart
 
 
