@@ -1,13 +1,15 @@
-"""scripts/gpu: each check stands alone, and a machine without a GPU is told so."""
+"""Checks of a GPU: each stands alone, and a machine without one is told so."""
 
-import importlib.util
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from antiphon.runs.gpu.checks import CHECKS, Check
+from antiphon.runs.gpu.conformance import conform, run_apart, run_one
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,26 +24,19 @@ def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return told
 
 
-@pytest.fixture(scope="module")
-def checks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_checks", ROOT / "scripts" / "gpu_checks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("name", ["merge", "samplers", "loss", "attention"])
-def test_a_check_runs_small_on_a_cpu(checks: ModuleType, name: str, capsys: Any) -> None:
-    code = checks.run_one(name, "cpu")
+@pytest.mark.parametrize("name", ["merge", "samplers", "loss", "attention", "memory"])
+def test_a_check_runs_small_on_a_cpu(name: str, capsys: Any) -> None:
+    code = run_one(name, "cpu")
     said = capsys.readouterr().out
     found = json.loads(said.splitlines()[-1])
     assert code == 0 and not found["failures"] and found["figures"], said
 
 
-def test_the_last_line_tells_all() -> None:
-    done = run("--device", "cpu", "--only", "copies", "merge")
+def test_the_last_line_tells_all(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    done = run("--device", "cpu", "--only", "copies", "merge", "--out", str(out))
     told = summary(done)
+    assert told == json.loads(out.read_text())
     assert done.returncode == 0 and told["failed"] == [], done.stdout + done.stderr
     assert list(told["checks"]) == ["copies", "merge"]
     assert told["skipped"] == {"copies: 0": "there is no device to copy to"}
@@ -62,20 +57,31 @@ def test_what_finds_no_time_is_skipped_and_named() -> None:
     assert told["skipped"] == {"merge": "no time is left"} and told["checks"] == {}
 
 
-def test_a_check_that_fails_or_hangs_stops_no_other(
-    checks: ModuleType, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = checks.run_apart("merge", "cpu", 0.01)
+def test_a_check_that_fails_or_hangs_stops_no_other(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_apart("merge", "cpu", 0.01)
     assert found["failures"] == ["it took more than 0 s"]
 
     def broken(device: Any, found: Any) -> None:
         found.note("before", 1)
         raise ValueError("it broke")
 
-    monkeypatch.setitem(checks.CHECKS, "merge", (broken, ()))
-    assert checks.run_one("merge", "cpu") == 1
+    monkeypatch.setitem(CHECKS, "merge", Check("it breaks", broken))
+    assert run_one("merge", "cpu") == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {
         "figures": {"before": 1},
         "failures": ["ValueError: it broke"],
         "skipped": [],
     }
+
+
+def test_each_check_has_a_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CHECKS, "merge", replace(CHECKS["merge"], limit_s=0.01))
+    told = conform("cpu", ["merge", "copies", "graphs"])
+    assert told["failed"] == ["merge"] and told["checks"]["copies"]["failures"] == []
+    assert told["checks"]["merge"]["failures"] == ["it took more than 0 s"]
+    assert "vLLM" in told["skipped"]["graphs"]
+
+
+def test_two_ranks_sum_the_numbers_of_both() -> None:
+    found = run_apart("pairs", "cpu", 120.0)
+    assert not found["failures"] and found["figures"].keys() == {"0 and 1: sum of 2 MiB, GB/s"}
