@@ -1,6 +1,8 @@
 """Checks of a GPU: each stands alone, and a machine without one is told so."""
 
+import importlib.util
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -85,3 +87,22 @@ def test_each_check_has_a_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 def test_two_ranks_sum_the_numbers_of_both() -> None:
     found = run_apart("pairs", "cpu", 120.0)
     assert not found["failures"] and found["figures"].keys() == {"0 and 1: sum of 2 MiB, GB/s"}
+
+
+def test_a_page_of_a_record_without_figures_says_so() -> None:
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "scripts" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    kept = json.loads((ROOT / "docs" / "data" / "gpu.json").read_text())
+    samplers = {"inverse_cdf plain, 256 rows, ms": 0.00012345}
+    sums = {"0 and 1: sum of 1024 MiB, GB/s": 301.5}
+    checks = {"samplers": {"figures": samplers}, "pairs": {"figures": sums}}
+    skipped = {"loss": "this Python has no liger_kernel"}
+    page = pages.gpu_page({**kept, "failed": ["samplers"], "skipped": skipped, "checks": checks})
+    assert "- `inverse_cdf`: 256 rows 0.000123 ms, with top-p 0.95 not run;" in page
+    assert "- 0 and 1: 301.5" in page and "Failed: samplers." in page
+    assert "not run to not run" not in page
+    named = dict(re.findall(r"^- `(\w+)`, .*: (.*)\.$", page, re.MULTILINE))
+    assert named.keys() == CHECKS.keys() - checks.keys()
+    assert named["loss"] == skipped["loss"] and named["merge"] == "not run" and "vLLM" in named["swap"]
