@@ -238,9 +238,7 @@ def gpu_page(record: Mapping[str, Any]) -> str:
 
     def figure(check: str, name: str, mode: str | None = None) -> str:
         found = figures(check).get(name)
-        if (
-            mode is not None
-        ):  # milliseconds, or why there are none; plain products in both precisions are alike
+        if mode is not None:  # milliseconds, of both precisions where a name is without one
             both = [figures(check).get(f"{name} {dtype}") for dtype in ("float32", "bfloat16")]
             times = [one[mode]["ms"] for one in both if one and not isinstance(one[mode], str)]
             one = found and found.get(mode)
