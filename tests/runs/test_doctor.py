@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,6 +103,23 @@ def test_what_a_maker_has_mapped_stays_until_it_is_killed(tmp_path: Path) -> Non
         assert not list(remove_leftovers(tmp_path))
         maker.kill()
     assert list(remove_leftovers(tmp_path)) == [file] and not file.exists()
+
+
+def test_the_option_that_removes_says_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "remove_leftovers", partial(remove_leftovers, tmp_path))
+    file = tmp_path / "psm_1a2b"
+    for options in ({"as_json": True}, {"as_json": True, "fix": True}, {"fix": True}):
+        file.touch()
+        os.utime(file, (0, 0))
+        verb(**options)
+        said = capsys.readouterr().out
+        assert file.exists() is not options.get("fix", False)
+        if "as_json" in options:
+            assert json.loads(said).get("removed") == ([str(file)] if "fix" in options else None)
+        else:
+            assert f"fixed shared memory  {file} removed" in said
 
 
 def test_without_a_gpu_each_of_its_checks_is_named_as_skipped(
