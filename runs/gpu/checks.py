@@ -736,7 +736,7 @@ def check_memory(device: Device, found: Found) -> None:
         found.note("free and all, GiB", [round(size / 2**30, 2) for size in torch.cuda.mem_get_info()])
     else:
         found.skip("what a step takes: torch counts the memory of a GPU alone")
-    budget = device.sizes.pairs
+    budget = max(64, device.sizes.pairs)
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder, "model"), device.sizes)
         tensors, shape = known_tensors(str(model), model)

@@ -26,7 +26,7 @@ def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("name", ["merge", "samplers", "loss", "attention", "memory"])
+@pytest.mark.parametrize("name", ["merge", "samplers", "loss", "attention"])
 def test_a_check_runs_small_on_a_cpu(name: str, capsys: Any) -> None:
     code = run_one(name, "cpu")
     said = capsys.readouterr().out
@@ -84,9 +84,17 @@ def test_each_check_has_a_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     assert "vLLM" in told["skipped"]["graphs"]
 
 
-def test_two_ranks_sum_the_numbers_of_both() -> None:
-    found = run_apart("pairs", "cpu", 120.0)
-    assert not found["failures"] and found["figures"].keys() == {"0 and 1: sum of 2 MiB, GB/s"}
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("pairs", ["0 and 1: sum of 2 MiB, GB/s"]),
+        ("memory", [f"stage {x}: planned, GiB" for x in ("0, bfloat16", "2, bfloat16", "0, float32")]),
+    ],
+)
+def test_a_check_of_several_processes_or_engines_runs_apart(name: str, figures: list[str]) -> None:
+    found = run_apart(name, "cpu", 120.0)
+    assert not found["failures"] and list(found["figures"]) == figures
+    assert all(value > 0 for value in found["figures"].values())
 
 
 def test_a_page_of_a_record_without_figures_says_so() -> None:
