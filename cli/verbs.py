@@ -90,7 +90,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         ),
     },
     "Maintenance": {
-        "doctor": Verb("[OPTIONS]", ("", "--json")),
+        "doctor": Verb("[OPTIONS]", ("", "--gpu --out gpu.json", "--fix")),
         "skip": Verb("--reason TEXT [OPTIONS] RUN STEP", ('RUN 12 --reason "the scorer was wrong"',)),
         "gc": Verb("[OPTIONS]", ("--dry-run", "--run RUN")),
         "simulate": Verb(

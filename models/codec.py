@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import IntArray
 from antiphon.models.directory import end_tokens, read_json
+from antiphon.system.memory import give_back
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """owner/name, as a model hub spells it."""
@@ -128,7 +129,9 @@ class TextCodec:
             return _load_from_hub(model_path)
         config = read_json(folder / "config.json", required=True)
         tokenizer = _read_tokenizer(folder / "tokenizer.json", model_path)
-        return _checked(model_path, tokenizer, config, end_tokens(folder))
+        codec = _checked(model_path, tokenizer, config, end_tokens(folder))
+        give_back()  # 130 MB of Qwen3's, whose file is large
+        return codec
 
     def shielded(self, text: str) -> str:
         """Return text in which special tokens that are spelt out are text."""
@@ -160,7 +163,10 @@ class TextCodec:
             model["vocab"] = [[names.get(word, word), score] for word, score in model["vocab"]]
         if model.get("unk_token"):
             model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-        return Tokenizer.from_str(json.dumps(tree))
+        renamed = Tokenizer.from_str(json.dumps(tree))
+        del tree, model, added
+        give_back()
+        return renamed
 
     def lost_characters(self, text: str) -> list[int]:
         """Return where in a text the tokenizer loses characters: no token, or the unknown one, has them.

@@ -1,17 +1,21 @@
 """Writes the generated pages under docs/; with --check only tells whether they are current.
 
 docs/configuration.md comes from the configuration's own words. docs/catalogue.md lists metrics, journal
-events, alarms, verbs and errors from their own declarations, so that none is left out.
+events, alarms, verbs and errors from their own declarations, so that none is left out. docs/gpu.md is a
+template with the figures that `antiphon doctor --gpu --out docs/data/gpu.json` kept.
 """
 
 import dataclasses
 import inspect
+import json
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import jinja2
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -38,6 +42,10 @@ from antiphon.core.metrics import (
 from antiphon.core.reporting.alarms import ALARMS
 from antiphon.core.reporting.figures import FIGURES
 from antiphon.lineage.tracking.charts import SECTIONS
+from antiphon.runs.gpu.checks import CHECKS
+from antiphon.runs.gpu.conformance import ENGINE
+
+ROOT = Path(__file__).resolve().parents[1]
 
 CATALOGUE = """\
 # Catalogue
@@ -214,10 +222,71 @@ def _type_words(annotation: Any) -> str:
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
+NOT_RUN = "not run"
+
+
+def gpu_page(record: Mapping[str, Any]) -> str:
+    """Return the page as Markdown; a figure that the record lacks is "not run".
+
+    Args:
+        record: as `conform` returned it.
+    """
+
+    def figures(check: str) -> dict[str, Any]:
+        found: dict[str, Any] = record["checks"].get(check, {}).get("figures", {})
+        return found
+
+    def figure(check: str, name: str, mode: str | None = None) -> str:
+        found = figures(check).get(name)
+        if mode is not None:  # milliseconds, of both precisions where a name is without one
+            both = [figures(check).get(f"{name} {dtype}") for dtype in ("float32", "bfloat16")]
+            times = [one[mode]["ms"] for one in both if one and not isinstance(one[mode], str)]
+            one = found and found.get(mode)
+            found = sorted(times) if times else one["ms"] if isinstance(one, dict) else one and "refused"
+        if isinstance(found, list):
+            return " to ".join(map(_number, (found[0], found[-1])))
+        return NOT_RUN if found is None else found if isinstance(found, str) else _number(found)
+
+    def most(check: str, part: str) -> str:
+        return _number(max((x for name, x in figures(check).items() if part in name), default=None))
+
+    lock = (ROOT / "requirements" / "cuda.lock").read_text(encoding="utf-8")
+    locked = dict(re.findall(r"^([\w-]+)==([\w.]+)", lock, re.MULTILINE))
+    versions = {name: told for name, told in record.items() if isinstance(told, str)}
+    without = [
+        (name, check.shows, ENGINE if check.work is None else record["skipped"].get(name, NOT_RUN))
+        for name, check in CHECKS.items()
+        if not figures(name)
+    ]
+    template = (ROOT / "docs" / "data" / "gpu.md.j2").read_text(encoding="utf-8")
+    strict = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return strict.from_string(template).render(
+        {name.replace("-", "_"): told for name, told in versions.items()},
+        vllm=versions.get("vllm"),
+        moved=[
+            name for name, told in versions.items() if locked.get(name) not in (None, told.partition("+")[0])
+        ],
+        failed=record["failed"],
+        without=without,
+        figures=figures,
+        f=figure,
+        most=most,
+    )
+
+
+def _number(value: float | None) -> str:
+    return NOT_RUN if value is None else f"{value:.3g}".replace("e-0", "e-")
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Write both pages, or with --check name the one that is not current."""
-    docs = Path(__file__).resolve().parents[1] / "docs"
-    for name, page in (("configuration.md", configuration_page()), ("catalogue.md", catalogue_page())):
+    """Write the pages, or with --check name the first one that is not current."""
+    docs = ROOT / "docs"
+    record = json.loads((docs / "data" / "gpu.json").read_text(encoding="utf-8"))
+    for name, page in (
+        ("configuration.md", configuration_page()),
+        ("catalogue.md", catalogue_page()),
+        ("gpu.md", gpu_page(record)),
+    ):
         if list(arguments) != ["--check"]:
             (docs / name).write_text(page, encoding="utf-8")
         elif (docs / name).read_text(encoding="utf-8") != page:

@@ -194,7 +194,9 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
     arguments = arguments if outlive else tied_command(arguments)
     # uvicorn and alembic import from the folder that they are started in, which is not the user's.
     folder = home / "prefect"
-    return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive, folder=folder))
+    server = PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive, folder=folder))
+    server.process.come_last()  # worker and learner, which start beside it, are what a run waits for
+    return server
 
 
 def begin_with_empty_database(folder: Path) -> None:

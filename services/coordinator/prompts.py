@@ -19,6 +19,7 @@ from antiphon.models.codec import resolve_model_path
 from antiphon.models.directory import end_tokens
 from antiphon.models.rendering import Renderer
 from antiphon.services.coordinator.journal.pinned import input_files
+from antiphon.system.memory import give_back
 
 MOST_KNOWN = 16_384
 """Prompts that are remembered; those that were asked for first are forgotten first."""
@@ -162,4 +163,5 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     rules = TokenRules(renderer.codec.vocabulary_size, ends, stop)
     prompts = prompts_of(config, environment, renderer, rules, input_files(config))
     prompts.check_all(config.environment.train_size, config.evaluation.prompts)
+    give_back()  # a large tokenizer takes twice its size while it is made
     return prompts

@@ -41,6 +41,7 @@ from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.system.clock import wall_clock
 from antiphon.system.collecting import collect_as_usual, collect_seldom
+from antiphon.system.memory import give_back
 from antiphon.system.processes import StopRequest
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 from antiphon.weights.rpc import SERVICE_NAME, register_broadcast
@@ -215,6 +216,7 @@ def _check_engine(engine: "VllmEngine", config: RunConfig) -> None:
     settings = engine.settings
     begun, cpu = time.perf_counter(), time.thread_time()
     report = run_startup_check(engine)
+    give_back()  # serving takes less
     worst = max(report.distributions, key=lambda check: (not check.holds, check.z))
     _log.info(
         "engine.tested",

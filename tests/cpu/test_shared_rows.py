@@ -1,16 +1,20 @@
 """Shared rows on a transformer: loss, gradients and logprobs are those of whole, padded rows."""
 
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional
 
 from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, padded_batches
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.cpu import chunks, shared_rows
 from antiphon.cpu.layers import quicken_norms
-from antiphon.cpu.shared_rows import ATTENTION
+from antiphon.cpu.shared_rows import ATTENTION, common_lengths, share_rows
 from antiphon.services.learner import policy as policy_module
 from antiphon.services.learner.objective import Objective
 from antiphon.services.learner.packing import make_micro_batches
@@ -59,6 +63,34 @@ def test_packed_sequences_are_those_of_whole_padded_rows(monkeypatch: pytest.Mon
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
     _, found = summed(Policy(make_model(), objective), make_micro_batches(rows, 0, 100), False)
     assert called and float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=90), min_size=1, max_size=12))
+def test_the_layout_of_a_micro_batch_has_each_sequence_once(sequences: list[list[int]]) -> None:
+    rows = [np.array(row, dtype=np.int64) for row in sorted(sequences)]
+    lengths = [len(row) for row in rows]
+    shared, positions = share_rows(lengths, common_lengths(rows))
+    starts = {tuple(row[: at + 1]) for row in rows for at in range(len(row))}
+    assert len(shared.position_ids) == len(starts)  # each beginning is computed once
+    for row, where in zip(rows, positions, strict=True):
+        assert shared.position_ids[where].tolist() == list(range(len(row)))
+    # What the kernel of packed rows takes: where each begins and ends, and the longest.
+    bounds, index = shared.ends.tolist(), shared.slots.index.numpy()
+    widths = [width for count, width in shared.blocks for _ in range(count)]
+    assert shared.ends.dtype == torch.int32 and bounds[0] == 0 and bounds[-1] == len(index)
+    assert np.diff(bounds).tolist() == widths and max(widths) == max(lengths)
+    left = [where.tolist() for where in positions]
+    for start, stop in itertools.pairwise(bounds):
+        (found,) = [row for row in left if index[start : start + len(row)].tolist() == row][-1:]
+        left.remove(found)
+        assert not index[start + len(found) : stop].any()
+    assert not left and shared.real_slots == sum(lengths)
+    assert index[shared.first.numpy()].tolist() == list(range(len(shared.position_ids)))
+    at = 0
+    for count, width in shared.blocks:
+        assert count * width <= sum(sorted(lengths)[::-1][at : at + count]) + shared_rows.BLOCK_PADDING
+        at += count
 
 
 def test_keys_that_are_repeated_for_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

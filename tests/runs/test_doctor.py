@@ -4,14 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from antiphon.cli.doctor import doctor as verb
+from antiphon.core.errors import ConfigError
 from antiphon.runs import doctor
-from antiphon.runs.doctor import Finding, examine, leftovers
+from antiphon.runs.doctor import Finding, examine, leftovers, remove_leftovers
+from antiphon.runs.gpu.checks import CHECKS
 
 
 def finding(name: str, home: Path, **places: Path) -> Finding:
@@ -58,6 +62,87 @@ def test_a_segment_is_left_over_once_no_process_has_it() -> None:
     assert not found.ok and not found.needed and found.figures["leftovers"] >= 1
     segment.unlink()
     assert own not in set(leftovers(Path("/dev/shm")))
+
+
+def test_only_segments_of_runs_whose_maker_is_gone_are_removed(tmp_path: Path) -> None:
+    shared, gone = tmp_path / "shm", subprocess.Popen(["true"])
+    gone.wait()
+    shared.mkdir()
+    own, now = os.getpid(), doctor.wall_clock()
+    removed = {
+        "psm_1a2b",
+        "sem.mp-x",
+        "a1-b2-cpushm",
+        f"torch_{gone.pid}_7_0",
+        f"__KMP_REGISTERED_LIB_{gone.pid}_0",
+    }
+    kept = {
+        f"torch_{own}_7_0",
+        f"__KMP_REGISTERED_LIB_{own}_0",
+        "notes.txt",
+        "psm_young",
+        "psm_open",
+        "torch_x_1",
+    }
+    for name in removed | kept:
+        (shared / name).write_bytes(b"x")
+        os.utime(shared / name, (now, now if name == "psm_young" else now - 2 * doctor.SETTLED_S))
+    with (shared / "psm_open").open("rb"):
+        assert {path.name for path in remove_leftovers(shared)} == removed
+    assert {path.name for path in shared.iterdir()} == kept
+
+
+def test_what_a_maker_has_mapped_stays_until_it_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "psm_1a2b"
+    file.write_bytes(bytes(4096))
+    code = f"import mmap; f = open({str(file)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0); "
+    code += "print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-P", "-c", code], stdin=-1, stdout=-1) as maker:
+        assert maker.stdout is not None and maker.stdout.readline()
+        os.utime(file, (0, 0))
+        assert not list(remove_leftovers(tmp_path))
+        maker.kill()
+    assert list(remove_leftovers(tmp_path)) == [file] and not file.exists()
+
+
+def test_the_option_that_removes_says_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "remove_leftovers", partial(remove_leftovers, tmp_path))
+    file = tmp_path / "psm_1a2b"
+    for options in ({"as_json": True}, {"as_json": True, "fix": True}, {"fix": True}):
+        file.touch()
+        os.utime(file, (0, 0))
+        verb(**options)
+        said = capsys.readouterr().out
+        assert file.exists() is not options.get("fix", False)
+        if "as_json" in options:
+            assert json.loads(said).get("removed") == ([str(file)] if "fix" in options else None)
+        else:
+            assert f"fixed shared memory  {file} removed" in said
+
+
+def test_without_a_gpu_each_of_its_checks_is_named_as_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    out = tmp_path / "gpu.json"
+    code = verb(gpu=True, out=out, as_json=True)
+    said, noted = capsys.readouterr()
+    told = json.loads(said)
+    assert code == any(row["needed"] and not row["ok"] for row in told["findings"])
+    assert told["gpu"] == json.loads(out.read_text())
+    assert told["gpu"]["skipped"].keys() == CHECKS.keys() and not told["gpu"]["checks"]
+    assert all(f"{name}: skipped, {why}" in noted for name, why in told["gpu"]["skipped"].items())
+    assert told["gpu"]["skipped"]["samplers"] == "torch sees no GPU here"
+    assert "vLLM" in told["gpu"]["skipped"]["swap"]
+
+
+@pytest.mark.parametrize(("gpu", "fix"), [(False, "give --gpu too"), (True, "make the folder")])
+def test_a_file_for_no_figures_is_refused_before_anything_starts(tmp_path: Path, gpu: bool, fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        verb(gpu=gpu, out=tmp_path / "none" / "gpu.json")
 
 
 @pytest.mark.parametrize(

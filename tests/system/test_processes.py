@@ -267,3 +267,23 @@ def test_who_left_because_of_another_is_not_blamed(ranks: ChildGroup, tmp_path: 
         (tmp_path / f"end-{rank}").write_text(str(status))
     until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in pids_of(tmp_path)))
     assert ranks.poll() == 3 and ranks.last_words() == "rank 2 ends"
+
+
+def test_a_process_that_comes_last_is_nicer_and_none_is_made_less_nice(tmp_path: Path) -> None:
+    sleeping = [sys.executable, "-P", "-c", "import time; time.sleep(60)"]
+    usual, nicest = (
+        ChildProcess(words, tmp_path / "log") for words in (sleeping, ["nice", "-19", *sleeping])
+    )
+    try:
+        until(lambda: os.getpriority(os.PRIO_PROCESS, nicest.pid) == 19)
+        before = os.getpriority(os.PRIO_PROCESS, usual.pid)
+        for child in (usual, nicest):
+            child.come_last()
+        assert os.getpriority(os.PRIO_PROCESS, usual.pid) > before
+        assert os.getpriority(os.PRIO_PROCESS, nicest.pid) == 19
+        group = Path(f"/proc/{usual.pid}/autogroup")
+        if group.exists():
+            niceness = int(group.read_text().split("nice")[1])
+            assert niceness == os.getpriority(os.PRIO_PROCESS, usual.pid)
+    finally:
+        stop_groups([usual, nicest], 5.0)

@@ -48,8 +48,8 @@ NEAR, GROSS = 0.01, 10.0
 """A token is near, or gross, that is off by more than this many of these."""
 GROSS_DRIFT = {"float32": 0.05, "bfloat16": 2.0}
 """Most nats by which one logprob may differ: float32 engines show 3e-5, bfloat16 ones 0.13."""
-LOGITS_AT_ONCE = 1 << 26
-"""Most logits in memory, 256 MiB; with what the rules make of them six times that."""
+LOGITS_AT_ONCE = 1 << 22
+"""Most logits in memory, 16 MiB; with what the rules make of them six times that."""
 
 _log = structlog.get_logger(__name__)
 

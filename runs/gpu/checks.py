@@ -1,47 +1,27 @@
-"""Checks on a GPU what of Antiphon only a GPU can show: numerics, memory and speed of its CUDA paths.
+"""Checks of what only a GPU can show: numerics, memory and speed of the CUDA paths, each with its figures.
 
-    stages        one step at ZeRO stages 0 to 3 in float32 and bfloat16: finite, alike, the same bits again
-                  and from a checkpoint
-    determinism   which attention kernels and models give the same gradient twice, in torch's strict mode and
-                  in others
-    loss          the loss at 152k tokens of vocabulary x 16k positions: memory, time, error of its gradient
-    samplers      both keyed samplers at 152k, plain and drafted: time, memory, the CPU's tokens
-    attention     attention over rows of mixed length, packed without padding against padded
-    copies        pinned and pageable copies between host and device
-    probe         log-probabilities of 64 tokens, the learner against a plain forward pass
-    merge         an adapter merged into its base: the CPU's bits
-
-Each check is a process of its own, so one that fails stops no other. With `--device cpu` sizes are tiny;
-that shows that the program runs, and nothing about speed. The last line is one JSON object, and the exit code
-1 when a check failed.
+`conformance` runs each in a process of its own. With the sizes of a CPU they show that they run, and nothing
+about speed.
 """
 
-import argparse
 import contextlib
 import gc
 import hashlib
-import importlib.util
 import inspect
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
-ROOT = Path(__file__).resolve().parents[1]
-EXAMPLE = ROOT / "examples" / "models" / "chain-sum"
-LIMIT_S = 480.0
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 QWEN3_VOCABULARY = 151_936
 REPEATS = 5
 """Times that a gradient is computed; one that differs in a run of them is not deterministic."""
@@ -260,7 +240,7 @@ def check_stages(device: Device, found: Found) -> None:
                         },
                     )
                 except (AntiphonError, RuntimeError, ValueError, AttributeError, TypeError) as error:
-                    found.expect(False, f"{where}: {_short(error)}")
+                    found.expect(False, f"{where}: {short(error)}")
                 finally:
                     with contextlib.suppress(Exception):
                         trainer.stop()
@@ -277,13 +257,13 @@ MODES = {"strict": (True, False), "warn only": (True, True), "free": (False, Fal
 def check_determinism(device: Device, found: Found) -> None:
     """Repeat backward passes: of each attention kernel, then of the learner's whole policy."""
     import torch
+    from torch.nn import functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
 
     from antiphon.services.learner.deepspeed_engine import pin_numerics
 
     pin_numerics(1)
-    sizes = device.sizes
+    sizes, attention = device.sizes, cast(Any, functional.scaled_dot_product_attention)
     kernels = {
         "math": SDPBackend.MATH,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -299,7 +279,7 @@ def check_determinism(device: Device, found: Found) -> None:
 
             def gradients(parts: Any = parts, above: Any = above, backend: Any = backend) -> list[Any]:
                 with sdpa_kernel([backend]):
-                    out = scaled_dot_product_attention(*parts, is_causal=True)
+                    out = attention(*parts, is_causal=True)
                 return list(torch.autograd.grad(out, parts, above))
 
             _repeat(device, found, f"attention {name} {_name(dtype)}", gradients, refusal_is_failure=False)
@@ -309,11 +289,11 @@ def check_determinism(device: Device, found: Found) -> None:
             for dtype in ("float32", "bfloat16"):
                 what = f"{'mixture' if mixture else 'dense'} policy {dtype}"
                 try:
-                    gradients = _policy_gradients(device, model, dtype)
+                    of_policy = _policy_gradients(device, model, dtype)
                 except (RuntimeError, ValueError, TypeError) as error:
-                    found.expect(False, f"{what}: {_short(error)}")
+                    found.expect(False, f"{what}: {short(error)}")
                     continue
-                _repeat(device, found, what, gradients, refusal_is_failure=True)
+                _repeat(device, found, what, of_policy, refusal_is_failure=True)
 
 
 def _policy_gradients(device: Device, model: Path, dtype: str) -> Callable[[], list[Any]]:
@@ -357,7 +337,7 @@ def _repeat(
             differ = sum(not all(map(_same, first, other)) for other in others)
             noted[mode] = {"differ": differ, "of": REPEATS - 1, "ms": round(ms, 2)}
         except RuntimeError as error:
-            noted[mode] = _short(error)
+            noted[mode] = short(error)
     torch.use_deterministic_algorithms(True)
     found.note(what, noted)
     strict = noted["strict"]
@@ -384,7 +364,7 @@ def check_loss(device: Device, found: Found) -> None:
     from antiphon.services.learner.packing import make_micro_batches
 
     class Plain(Objective):
-        def logprobs(self, hidden: Any, head: Any, batch: Any) -> Any:
+        def logprobs(self, hidden: Any, head: Any, batch: Any, temperature: float | None = None) -> Any:
             def part(states: Any, ids: Any) -> Any:
                 return -cross_entropy(states @ head.T, ids, reduction="none")
 
@@ -404,10 +384,10 @@ def check_loss(device: Device, found: Found) -> None:
     batch = batch.to(device.torch)
 
     def gradients(kind: type[Objective], dtype: Any) -> list[Any]:
-        leaves = [part.to(torch.bfloat16).to(dtype).requires_grad_() for part in (hidden, head)]
+        states, weights = (part.to(torch.bfloat16).to(dtype).requires_grad_() for part in (hidden, head))
         objective = kind(config.algorithm, config.sampling.max_tokens, 1.0)
-        loss, _ = objective.loss(*leaves, batch, totals, None)
-        return list(torch.autograd.grad(loss, leaves))
+        loss, _ = objective.loss(states, weights, batch, totals, None)
+        return list(torch.autograd.grad(loss, (states, weights)))
 
     with device.peak(found, "plain float32 peak, GiB"):
         wanted = gradients(Plain, torch.float32)
@@ -470,9 +450,9 @@ def check_samplers(device: Device, found: Found) -> None:
             for one, (drawn, log) in zip(some, alone, strict=True)
         )
         found.expect(same, f"{name}: a row drawn alone differs from the same row in a batch")
-        heat = RowSampling(temperature=torch.linspace(0.5, 1.5, sizes.requests, dtype=torch.float64))
+        heats = torch.linspace(0.5, 1.5, sizes.requests, dtype=torch.float64)
         few = min(64, sizes.requests)
-        on_device = RowSampling(temperature=heat.temperature.to(device.torch))
+        heat, on_device = RowSampling(temperature=heats), RowSampling(temperature=heats.to(device.torch))
         for how, here, there in (("temperature 1", PLAIN, PLAIN), ("mixed temperatures", on_device, heat)):
             drawn = [part[:few].cpu() for part in rule.draw(logits, keys, lengths, here)]
             wanted = rule.draw(logits[:few].cpu(), keys[:few], lengths[:few], there.part(0, few))
@@ -487,12 +467,12 @@ def check_samplers(device: Device, found: Found) -> None:
 def check_attention(device: Device, found: Found) -> None:
     """Compare one call over packed rows with calls over padded ones, and float32 with and without groups."""
     import torch
-    from torch.nn.functional import scaled_dot_product_attention
+    from torch.nn import functional
 
     from antiphon.services.learner.deepspeed_engine import pin_numerics
 
     pin_numerics(1)
-    sizes = device.sizes
+    sizes, attention = device.sizes, cast(Any, functional.scaled_dot_product_attention)
     torch.manual_seed(0)
     lengths = [max(1, sizes.row * (place + 1) // sizes.rows) for place in range(sizes.rows)]
     shape = (1, 16, sizes.row, 64)
@@ -504,17 +484,17 @@ def check_attention(device: Device, found: Found) -> None:
         ]
         parts = [part.requires_grad_() for part in parts]
 
-        def work(parts: Any = parts, grouped: bool = grouped) -> None:
-            out = scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=grouped)
+        def one_row(parts: Any = parts, grouped: bool = grouped) -> None:
+            out = attention(*parts, is_causal=True, enable_gqa=grouped)
             torch.autograd.grad(out.sum(), parts)
 
         name = f"float32, one row of {sizes.row}, {'4 key heads' if grouped else '16 key heads'}"
         try:
             with device.peak(found, f"{name}: peak, GiB"):
-                work()
-            found.note(f"{name}: forward and backward, ms", round(1000 * device.seconds(work), 3))
+                one_row()
+            found.note(f"{name}: forward and backward, ms", round(1000 * device.seconds(one_row), 3))
         except RuntimeError as error:
-            found.expect(False, f"{name}: {_short(error)}")
+            found.expect(False, f"{name}: {short(error)}")
     _check_shared_rows(device, found)
     if device.kind == "cpu":
         found.skip("packed rows: torch.nn.attention.varlen has no kernel for CPUs")
@@ -539,22 +519,19 @@ def check_attention(device: Device, found: Found) -> None:
 
     def padded() -> list[Any]:
         rows = [torch.nn.utils.rnn.pad_sequence(part.split(lengths), True).transpose(1, 2) for part in packed]
-        out = scaled_dot_product_attention(*rows, is_causal=True).transpose(1, 2)
+        out = attention(*rows, is_causal=True).transpose(1, 2)
         out = torch.cat([row[:length] for row, length in zip(out, lengths, strict=True)])
         return [out, *torch.autograd.grad(out, packed, above)]
 
     def by_row() -> list[Any]:
         rows = zip(*(part.split(lengths) for part in packed), strict=True)
-        outs = [
-            scaled_dot_product_attention(*(part[None].transpose(1, 2) for part in row), is_causal=True)
-            for row in rows
-        ]
+        outs = [attention(*(part[None].transpose(1, 2) for part in row), is_causal=True) for row in rows]
         out = torch.cat([one.transpose(1, 2)[0] for one in outs])
         return [out, *torch.autograd.grad(out, packed, above)]
 
     exact = [part.detach().float().requires_grad_() for part in packed]
     outs = [
-        scaled_dot_product_attention(*(part[None].transpose(1, 2) for part in row), is_causal=True)
+        attention(*(part[None].transpose(1, 2) for part in row), is_causal=True)
         for row in zip(*(part.split(lengths) for part in exact), strict=True)
     ]
     out = torch.cat([one.transpose(1, 2)[0] for one in outs])
@@ -564,7 +541,7 @@ def check_attention(device: Device, found: Found) -> None:
             with device.peak(found, f"{name}: peak, GiB"):
                 made = work()
         except RuntimeError as error:
-            found.expect(False, f"{name}: {_short(error)}")
+            found.expect(False, f"{name}: {short(error)}")
             continue
         apart = max(
             float(((one.float() - other).norm() / other.norm()).detach())
@@ -591,6 +568,7 @@ def _check_shared_rows(device: Device, found: Found) -> None:
     shared, _ = rows.share_rows(lengths, [0] * len(lengths))
     shared = shared.to(device.torch)
     count = sum(lengths) + shared.padding
+    attend = cast(Any, rows.attend)
     leaves = [torch.randn(1, heads, count, 64, device=device.torch) for heads in (16, 4, 4)]
     above = torch.randn(1, count, 16, 64, device=device.torch)
     above[:, sum(lengths) :] = 0.0  # of padding
@@ -598,7 +576,7 @@ def _check_shared_rows(device: Device, found: Found) -> None:
     def work(dtype: Any, packs: bool) -> list[Any]:
         parts = [part.to(dtype).requires_grad_() for part in leaves]
         with patch.object(rows, "_packs", rows._packs if packs else lambda query: False):
-            out, _ = rows.attend(torch.nn.Identity(), *parts, None, shared_rows=shared)
+            out, _ = attend(torch.nn.Identity(), *parts, None, shared_rows=shared)
         gradients = torch.autograd.grad(out, parts, above.to(dtype))
         return [out.detach()[:, : sum(lengths)], *gradients]
 
@@ -611,7 +589,7 @@ def _check_shared_rows(device: Device, found: Found) -> None:
     long = [part.requires_grad_() for part in long]
     peak = f"float32, one row of {device.sizes.row}, 4 key heads, through the learner's attention: peak, GiB"
     with device.peak(found, peak):
-        out, _ = rows.attend(torch.nn.Identity(), *long, None, shared_rows=row)
+        out, _ = attend(torch.nn.Identity(), *long, None, shared_rows=row)
         torch.autograd.grad(out.sum(), long)
     found.expect(
         found.figures.get(peak, 0.0) <= 1.0, "the learner's attention holds the scores of a long row"
@@ -656,7 +634,7 @@ def check_copies(device: Device, found: Found) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         entries = published_entries({"weight": (dtype, (count // 4,))})
         weights = Weights(entries, lambda name: contextlib.nullcontext(tensor), _check_numbers)
-        read = device.seconds(lambda weights=weights: weights.read(lambda length: None))
+        read = device.seconds(partial(weights.read, lambda length: None))
         found.note(
             f"weights read to publish as {_name(dtype)}, GB/s", round(entries[0].length / read / 1e9, 2)
         )
@@ -744,141 +722,138 @@ def check_merge(device: Device, found: Found) -> None:
     found.note("weights that one matrix product changes besides", int((product != there).sum()))
 
 
-CHECKS: dict[str, tuple[Callable[[Device, Found], None], tuple[str, ...]]] = {
-    "copies": (check_copies, ("liger_kernel", "transformers")),
-    "merge": (check_merge, ()),
-    "samplers": (check_samplers, ()),
-    "stages": (check_stages, ("deepspeed", "liger_kernel", "transformers", "cryptography")),
-    "determinism": (check_determinism, ("liger_kernel", "transformers")),
-    "loss": (check_loss, ("liger_kernel", "transformers")),
-    "attention": (check_attention, ("liger_kernel", "transformers")),
-    "probe": (check_probe, ("deepspeed", "liger_kernel", "transformers")),
+def check_memory(device: Device, found: Found) -> None:
+    """Compare the most memory that a step takes with what `antiphon plan --memory` says of it."""
+    from antiphon.core.ranks.memory import plan_memory
+    from antiphon.lineage.rollout_table import encode_batch
+    from antiphon.models.directory import known_tensors
+    from antiphon.services.learner.checkpoints import CheckpointStore
+    from antiphon.services.learner.step import Trainer
+
+    if device.kind == "cuda":
+        import torch
+
+        found.note("free and all, GiB", [round(size / 2**30, 2) for size in torch.cuda.mem_get_info()])
+    else:
+        found.skip("what a step takes: torch counts the memory of a GPU alone")
+    budget = max(64, device.sizes.pairs)
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder, "model"), device.sizes)
+        tensors, shape = known_tensors(str(model), model)
+        batch = encode_batch(made_rows(4, 8, 4, budget // 16, 60, 7, even=True))
+        for number, (dtype, stage) in enumerate((("bfloat16", 0), ("bfloat16", 2), ("float32", 0))):
+            config, where = run_config(dtype, stage, model, budget), f"stage {stage}, {dtype}"
+            uses = plan_memory(config, tensors, shape).rank
+            planned = sum(size for use, size in uses.items() if use != "process") / 2**30
+            found.note(f"{where}: planned, GiB", round(planned, 3))
+            trainer = Trainer(config, CheckpointStore(Path(folder, str(number)), 2))
+            try:
+                with device.peak(found, f"{where}: peak, GiB"):
+                    trainer.start(0)
+                    trainer.train(0, batch)
+            finally:
+                trainer.stop()
+            peak = found.figures.get(f"{where}: peak, GiB", 0.0)
+            found.expect(
+                peak <= 1.1 * planned, f"{where}: {peak} GiB are more than the planned {planned:.3f}"
+            )
+
+
+def check_pairs(device: Device, found: Found) -> None:
+    """Sum the numbers of each pair of GPUs, and of all: NCCL, or gloo between two processes of a CPU."""
+    import torch
+    from torch.multiprocessing.spawn import spawn
+
+    count = torch.cuda.device_count() if device.kind == "cuda" else 2
+    if count < 2:
+        found.skip("NCCL between GPUs: there is one")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_sum_over_ranks, (count, device, folder), nprocs=count)
+        for file in sorted(Path(folder).glob("*.json")):
+            told = json.loads(file.read_text())
+            found.note(f"{file.stem}: sum of {device.sizes.copy_mib} MiB, GB/s", told["rate"])
+            found.expect(told["right"], f"{file.stem}: the sum is wrong")
+
+
+def _sum_over_ranks(rank: int, count: int, device: Device, folder: str) -> None:
+    import torch
+    from torch import distributed
+
+    if device.kind == "cuda":
+        torch.cuda.set_device(rank)
+    backend, limit = "nccl" if device.kind == "cuda" else "gloo", timedelta(seconds=60)
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group(backend, meeting, limit, count, rank)
+    numbers = torch.full((device.sizes.copy_mib << 18,), float(rank + 1), device=device.torch)
+    for ranks in sorted({*combinations(range(count), 2), tuple(range(count))}):
+        group = distributed.new_group(ranks)
+        if rank in ranks:
+            own = numbers.clone()
+            distributed.all_reduce(own, group=group)
+            right = bool((own == sum(ranks) + len(ranks)).all())
+            seconds = device.seconds(partial(distributed.all_reduce, own.zero_(), group=group))
+            sent = 2 * (len(ranks) - 1) / len(ranks) * numbers.nbytes  # by each in a ring
+            name = "all" if len(ranks) > 2 else " and ".join(map(str, ranks))
+            if rank == ranks[0] or not right:
+                told = {"rate": round(sent / seconds / 1e9, 3), "right": right}
+                Path(folder, f"{name}.json").write_text(json.dumps(told))
+    distributed.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One entry of the list."""
+
+    shows: str
+    work: Callable[[Device, Found], None] | None
+    """None where it is for an engine on a GPU, which nothing here starts."""
+    needs: tuple[str, ...] = ()
+    """Modules besides torch."""
+    limit_s: float = 180.0
+
+
+_LEARNER = ("liger_kernel", "transformers")
+_TRAINER = ("deepspeed", *_LEARNER, "cryptography")
+CHECKS: dict[str, Check] = {
+    "copies": Check("pinned and pageable copies, and weights read to publish", check_copies, _LEARNER),
+    "merge": Check("an adapter merged into its base has the CPU's bits", check_merge),
+    "samplers": Check(
+        "both keyed samplers at 152k tokens, plain and drafted: time, memory, the CPU's tokens",
+        check_samplers,
+    ),
+    "stages": Check(
+        "a step at ZeRO stages 0 to 3: alike, the same bits again and from a checkpoint",
+        check_stages,
+        _TRAINER,
+    ),
+    "determinism": Check(
+        "the same gradient twice, of each attention kernel and of models, in torch's strict mode and others",
+        check_determinism,
+        _LEARNER,
+    ),
+    "loss": Check(
+        "the loss at 152k tokens x 16k positions: memory, time, error of its gradient", check_loss, _LEARNER
+    ),
+    "attention": Check(
+        "rows of mixed length packed without padding, against padded ones", check_attention, _LEARNER
+    ),
+    "probe": Check(
+        "log-probabilities of 64 tokens, learner against a plain forward pass", check_probe, _TRAINER[:-1]
+    ),
+    "memory": Check("the most that a step holds, against `antiphon plan --memory`", check_memory, _TRAINER),
+    "pairs": Check("NCCL between each two GPUs, and between all", check_pairs),
+    "version": Check("log-probabilities of a version in vLLM's engine, against the learner's", None),
+    "graphs": Check("the same tokens from vLLM with CUDA graphs and without", None),
+    "swap": Check("seconds to swap the weights of a version into vLLM", None),
 }
-"""By name: the check and what it needs besides torch."""
+"""By name, in the order in which they run."""
 
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _short(error: BaseException) -> str:
+def short(error: BaseException) -> str:
+    """Return what an error says, in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def run_one(name: str, kind: str) -> int:
-    """Run a check in this process; its last line is what it found."""
-    found = Found()
-    warnings.simplefilter("ignore")  # torch says at length why a kernel was not taken
-    try:
-        CHECKS[name][0](Device(kind, SIZES[kind]), found)
-    except Exception as error:  # noqa: BLE001 - the other checks run all the same, and this one's figures stay
-        import traceback
-
-        traceback.print_exc()
-        found.expect(False, _short(error))
-    print(json.dumps(vars(found)), flush=True)
-    return bool(found.failures)
-
-
-def run_apart(name: str, kind: str, limit_s: float) -> dict[str, Any]:
-    """Run a check in a process of its own, and return what it found."""
-    command = [sys.executable, "-P", __file__, "--device", kind, "--inside", name]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        os.killpg(child.pid, signal.SIGKILL)
-
-    timer = threading.Timer(limit_s, end)
-    timer.start()
-    said = [""]
-    assert child.stdout is not None
-    for line in child.stdout:
-        said.append(line)
-        if not line.startswith("{"):
-            print(line, end="", flush=True)
-    code = child.wait()
-    timer.cancel()
-    try:
-        found: dict[str, Any] = json.loads(said[-1])
-    except ValueError:
-        reason = f"it took more than {limit_s:.0f} s" if late.is_set() else f"it ended with code {code}"
-        heard = [line.strip() for line in said[1:] if line.startswith("  ")]
-        found = {"figures": {"printed": heard}, "failures": [reason], "skipped": []}
-    return found
-
-
-def describe(kind: str) -> dict[str, Any]:
-    """Return what this machine's device and libraries are called."""
-    import torch
-
-    told: dict[str, Any] = {"python": sys.version.split()[0], "torch": torch.__version__, "device": "CPU"}
-    if kind == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        with contextlib.suppress(OSError):
-            done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-            told["device"], _, told["driver"] = done.stdout.strip().splitlines()[0].partition(", ")
-        told |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-    from importlib.metadata import PackageNotFoundError, version
-
-    for package in ("triton", "transformers", "deepspeed", "liger-kernel"):
-        with contextlib.suppress(PackageNotFoundError):
-            told[package] = version(package)
-    return told
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks that are asked for and can be run."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), metavar="CHECK")
-    parser.add_argument(
-        "--seconds", type=float, default=LIMIT_S, help="no check starts or goes on after them"
-    )
-    parser.add_argument("--inside", choices=list(CHECKS), help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    begun = time.monotonic()
-    if given.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the learner takes a GPU where there is one
-    if importlib.util.find_spec("torch") is None:
-        print("scripts/gpu: this Python has no torch; name another in PYTHON", file=sys.stderr)
-        return 2
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if given.inside:
-        return run_one(given.inside, given.device)
-    if given.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            print(
-                "scripts/gpu: torch sees no GPU here; --device cpu tries the program itself", file=sys.stderr
-            )
-            return 2
-    told = describe(given.device)
-    print(" ".join(f"{name} {value}" for name, value in told.items()), flush=True)
-    checks, skipped = {}, {}
-    for name in given.only:
-        left = given.seconds - (time.monotonic() - begun)
-        lacking = [module for module in CHECKS[name][1] if importlib.util.find_spec(module) is None]
-        if lacking or left < 5:
-            reason = f"this Python has no {', '.join(lacking)}" if lacking else "no time is left"
-            skipped[name] = reason
-            print(f"{name}: skipped, {reason}", flush=True)
-            continue
-        print(f"{name} ({time.monotonic() - begun:.0f} s)", flush=True)
-        at = time.monotonic()
-        found = checks[name] = run_apart(name, given.device, left)
-        found["seconds"] = round(time.monotonic() - at, 1)
-        skipped |= {f"{name}: {number}": part for number, part in enumerate(found.pop("skipped"))}
-        print(f"{name}: {'FAILED' if found['failures'] else 'passed'}, {found['seconds']} s", flush=True)
-    failed = [name for name, found in checks.items() if found["failures"]]
-    seconds = round(time.monotonic() - begun, 1)
-    print(json.dumps({**told, "seconds": seconds, "failed": failed, "skipped": skipped, "checks": checks}))
-    return bool(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
