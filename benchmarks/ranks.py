@@ -28,13 +28,17 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer
 
 from antiphon.benchmarks.parts import thin_model as thin
 from antiphon.benchmarks.parts.ranks.program import MODEL
 from antiphon.benchmarks.parts.results import above, benchmark_parser, execute, finish
-from antiphon.benchmarks.parts.warmstart.tiny_model import build_model, save_tiny_model
-from antiphon.core.capacity.model_shape import ModelShape
+from antiphon.benchmarks.parts.warmstart.tiny_model import (
+    MixtureShape,
+    ModelShape,
+    build_model,
+    save_tiny_model,
+)
 from antiphon.system.rank_places import rank_environment
 
 OBJECTIVES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo")
@@ -60,7 +64,9 @@ LEAST_SPEED = {"speed_zero1": 0.9, "speed_zero2": 1.0, "speed_zero3": 0.8}
 """Of one rank with two threads, that 2 of one must reach on an idle machine."""
 LEAST_MEMORY = 0.9
 """Of the formula that a cell holds: one that plans far too much refuses what would run."""
-SHAPE = ModelShape(1024, 512, 2048, 12, 8, 4, 64, tied=True)
+MIXTURE = MixtureShape(layers=2, mlp_size=64)
+"""Of the mixture that is trained: 2 of 4 experts."""
+LOADED = ModelShape(512, 12, 8, 4, 64, 2048, 1024)
 """Of the model that is loaded whole and in parts: 200 MB in float32."""
 
 
@@ -72,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
     parser.add_argument("--bfloat16", type=int, default=1, help="0 leaves bfloat16 out")
     parser.add_argument("--adapters", type=int, default=16, help="rank of adapters; 0 leaves them out")
+    parser.add_argument("--moe", action="store_true", help="cells of a mixture of experts")
     parser.add_argument("--speed", type=int, default=1, help="rounds of the timed steps; 0 leaves them out")
     parser.add_argument("--load", type=int, default=1, help="0 leaves the memory of loading out")
     parser.add_argument("--kills", type=int, default=60)
@@ -79,9 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {}
     if options.ranks:
-        result |= compare(
-            options.ranks, options.stages, options.objectives, bool(options.bfloat16), options.adapters
-        )
+        kinds = options.objectives, bool(options.bfloat16), options.adapters
+        with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as name:
+            given = {"model": str(saved_model(MIXTURE, Path(name)))} if options.moe else {}
+            result |= compare(options.ranks, options.stages, *kinds, **given)
     if options.load:
         result["load_peak_share"] = load_share()
     if options.speed:
@@ -148,7 +156,7 @@ def load_share() -> float:
     peaks = []
     with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as name:
         folder = Path(name)
-        make_model(folder / "model")
+        saved_model(LOADED, folder / "model")
         for whole in (True, False):
             (folder / "load.json").write_text(json.dumps({"ranks": 2, "whole": whole}))
             run_ranks("load", folder, 2)
@@ -157,37 +165,30 @@ def load_share() -> float:
     return round(peaks[1] / peaks[0], 3)
 
 
-def make_model(folder: Path) -> None:
-    """Save a model of SHAPE, its weights at random."""
-    config = Qwen3Config(
-        vocab_size=SHAPE.vocabulary,
-        hidden_size=SHAPE.hidden,
-        intermediate_size=SHAPE.intermediate,
-        num_hidden_layers=SHAPE.layers,
-        num_attention_heads=SHAPE.heads,
-        num_key_value_heads=SHAPE.cached_heads,
-        head_dim=SHAPE.head_size,
-        tie_word_embeddings=SHAPE.tied,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
 def compare(
-    worlds: Sequence[int], stages: Sequence[int], objectives: Sequence[str], bfloat16: bool, lora: int
+    worlds: Sequence[int],
+    stages: Sequence[int],
+    objectives: Sequence[str],
+    bfloat16: bool,
+    lora: int,
+    **given: Any,
 ) -> dict[str, Any]:
-    """Compare every cell with one rank."""
+    """Compare every cell, in which `given` is the same, with one rank."""
     kinds = [("float32", objective, 0) for objective in objectives]
     kinds += [("float32", objectives[0], lora)] if lora else []
     kinds += [("bfloat16", objectives[0], 0)] if bfloat16 else []
-    found = run_cells([cell(1, 0, objective, dtype=dtype, lora=lora) for dtype, objective, lora in kinds])
+    found = run_cells(
+        [cell(1, 0, objective, dtype=dtype, lora=lora, **given) for dtype, objective, lora in kinds]
+    )
     bases = {kind: base for kind, base in zip(kinds, found, strict=True)}
     worst = dict.fromkeys([*LIMITS][:4], 0.0)
     same, cosine, count, least = True, 1.0, 0, math.inf
     for world in worlds:
         cells = [
-            cell(world, stage, objective, dtype=dtype, lora=lora, again=(dtype, objective) == kinds[0][:2])
+            cell(world, stage, objective, dtype=dtype, lora=lora, **given) | {"again": kind == kinds[0][:2]}
             for stage in stages
             for dtype, objective, lora in kinds
+            for kind in [(dtype, objective)]
         ]
         for found_one in run_cells(cells):
             count += 1
@@ -226,7 +227,10 @@ def speeds(rounds: int) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as name:
-        for stages, groups, model in ((1,), 32, {}), ((2, 3), 8, {"model": str(thin_model(Path(name)))}):
+        for stages, groups, model in (
+            ((1,), 32, {}),
+            ((2, 3), 8, {"model": str(saved_model(thin.SHAPE, Path(name)))}),
+        ):
             given = {"groups": groups, "tokens": 2048, **model}  # as learner.micro_batch_tokens has it
             sums: dict[int, float] = dict.fromkeys(stages, 0.0)
             alone, control = 0.0, 0.0
@@ -241,9 +245,9 @@ def speeds(rounds: int) -> dict[str, Any]:
     return found
 
 
-def thin_model(folder: Path) -> Path:
-    """Make the model of benchmarks/parts/thin_model.py with the demo's tokenizer, which is not needed."""
-    save_tiny_model(build_model(thin.SHAPE, 0), AutoTokenizer.from_pretrained(MODEL), folder)
+def saved_model(shape: ModelShape, folder: Path) -> Path:
+    """Make a model with the demo's tokenizer, which is not needed."""
+    save_tiny_model(build_model(shape, 0), AutoTokenizer.from_pretrained(MODEL), folder)
     return folder
 
 

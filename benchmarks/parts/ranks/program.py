@@ -188,6 +188,7 @@ def load(folder: Path) -> None:
 
     Measured(config)
     (folder / f"peak-{os.environ['RANK']}").write_text(str(peaks[0]))
+    torch.distributed.destroy_process_group()  # its threads are at work when the process ends otherwise
 
 
 def cells(folder: Path) -> None:
