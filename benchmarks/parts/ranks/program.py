@@ -186,9 +186,10 @@ def load(folder: Path) -> None:
             peaks.append(1024 * int(mark[1]) - before)
             return model
 
-    Measured(config)
+    ranks = Measured(config)._ranks
+    gc.collect()
+    ranks.close()
     (folder / f"peak-{os.environ['RANK']}").write_text(str(peaks[0]))
-    torch.distributed.destroy_process_group()  # its threads are at work when the process ends otherwise
 
 
 def cells(folder: Path) -> None:
