@@ -86,6 +86,8 @@ def compare(folder: Path, drafts: int) -> dict[str, Any]:
     (one,), (lead, *others) = play(folder, 1, drafts), play(folder, RANKS, drafts)
     differences, equal, positions = [0.0], 0, 0
     assert lead.keys() == one.keys(), "the engines completed other requests"
+    assert any(key.endswith("+") for key in lead), "nothing was handed over"
+    assert any(len(output["spans"]) > 1 for output in lead.values()), "nothing was swapped"
     for key, ours in lead.items():
         if drafts and key.startswith("swapped"):
             continue  # which token the swap comes before depends on what drafts brought until then

@@ -29,8 +29,8 @@ from antiphon.weights.snapshot import VerifiedWeights, open_snapshot, weights_of
 
 PROJECT = Path(__file__).resolve().parents[3]
 MODEL = PROJECT / "examples" / "models" / "chain-sum"
-GROUPS, SAMPLES, TOKENS = 6, 4, 48
-ABORT, HAND_OVER, SWAP = 8, 12, 16
+GROUPS, SAMPLES, TOKENS = 6, 4, 96
+ABORT, HAND_OVER, SWAP = 2, 4, 6
 """Steps of a pass before which a request is given up, one goes on as another, and weights are swapped."""
 PATIENCE_S = 240.0
 
@@ -117,7 +117,7 @@ def play(folder: Path, parts: int, drafts: int) -> None:
 
     settings = EngineSettings(
         MODEL, max_model_len=128, max_num_seqs=16, kv_cache_bytes=16 << 20, draft_tokens=drafts,
-        tensor_parallel=parts,
+        tensor_parallel=parts, stop_token_ids=(),  # so that all are long
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
     engine = VllmEngine(settings) if parts == 1 else Noting(settings, join(settings, PATIENCE_S))
