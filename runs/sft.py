@@ -31,7 +31,7 @@ from antiphon.lineage.tracking.tracked_run import TrackedRun, open_run
 from antiphon.models.chat_template import ChatTemplate, chat_templates
 from antiphon.models.codec import TextCodec, local_model_directory
 from antiphon.models.directory import count_parameters, end_tokens, model_digest, most_positions
-from antiphon.models.supervised import SupervisedReader, SupervisedRow
+from antiphon.models.supervised import SupervisedReader, SupervisedRows
 from antiphon.runs.directory import lock
 from antiphon.services.learner.training import TrainedStep
 from antiphon.system.clock import wall_clock
@@ -55,8 +55,8 @@ class SftPlan:
 
     config: SftConfig
     model: Path
-    rows: tuple[SupervisedRow, ...]
-    heldout: tuple[SupervisedRow, ...]
+    rows: SupervisedRows
+    heldout: SupervisedRows
     learning_rate: float
     folder: Path
 
@@ -67,7 +67,7 @@ class SftPlan:
     @property
     def tokens(self) -> int:
         """Return the learned tokens of all epochs."""
-        return self.config.data.epochs * sum(row.learned_tokens for row in self.rows)
+        return self.config.data.epochs * self.rows.learned_tokens
 
     def batch(self, step: int) -> list[BatchRow]:
         """Return the rows of a step, in an order that each epoch draws again."""
@@ -75,7 +75,7 @@ class SftPlan:
         places = range(step * size, min((step + 1) * size, count * self.config.data.epochs))
         orders = {epoch: self.order(epoch) for epoch in {place // count for place in places}}
         # The same row twice in a step is two: the last one of an epoch, and the first of the next.
-        return [self.rows[orders[at // count][at % count]].batch_row(at, step) for at in places]
+        return [self.rows[int(orders[at // count][at % count])].batch_row(at, step) for at in places]
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the rows in an epoch's order."""
@@ -99,19 +99,21 @@ def plan_sft(config: SftConfig, home: Path) -> SftPlan:
         data = data.model_copy(update={"max_tokens": most})
     reader = SupervisedReader(codec, template, end_tokens(model), data.turns, data.max_tokens)
     read = {
-        field: tuple(reader.read(Rows(named_files(files, f"data.{field}", field)), f"data.{field}"))
+        field: SupervisedRows(
+            reader.read(Rows(named_files(files, f"data.{field}", field), ()), f"data.{field}")
+            if files
+            else ()
+        )
         for field, files in (("train", data.train), ("heldout", data.heldout))
-        if files
     }
     rate = config.learner.learning_rate
     if rate is None:
         adapters = bool(config.learner.lora.rank)
         rate = rate_by_size(count_parameters(model), adapters=adapters) * (1.0 if adapters else SFT_TIMES)
     told = config.model_dump_json(exclude={"data": {"train", "heldout", "heldout_interval"}})
-    learned = encode_batch([row.batch_row(number, 0) for number, row in enumerate(read["train"])])
-    facts = [told, model_digest(model), f"{rate!r}", digest_bytes(learned)]
+    facts = [told, model_digest(model), f"{rate!r}", read["train"].digest()]
     name = f"{config.run.name}-s{config.run.seed}-{digest_bytes('|'.join(facts).encode())[:8]}"
-    return SftPlan(config, model, read["train"], read.get("heldout", ()), rate, home / "sft" / name)
+    return SftPlan(config, model, read["train"], read["heldout"], rate, home / "sft" / name)
 
 
 def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]:
