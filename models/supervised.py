@@ -88,11 +88,6 @@ class SupervisedRows:
     def learned_tokens(self) -> int:
         return int((self._turns[:, 1] - self._turns[:, 0]).sum())
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes that they take."""
-        return self._tokens.nbytes + self._turns.nbytes + self._ends.nbytes
-
     def digest(self) -> str:
         """Return the digest of all tokens, and of which are learned."""
         arrays = (self._tokens, self._turns, self._ends)

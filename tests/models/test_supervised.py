@@ -250,11 +250,11 @@ def test_rows_of_a_file_take_few_bytes_a_token(
     tracemalloc.start()
     try:
         held = SupervisedRows(made.read(files, "data.train"))
-        _, most = tracemalloc.get_traced_memory()
+        now, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     tokens = sum(len(row.token_ids) for row in held)
-    print(f"{tokens} tokens, {held.nbytes / tokens:.2f} bytes each held, {most / tokens:.2f} at most")
+    print(f"{tokens} tokens, {now / tokens:.2f} bytes each held, {most / tokens:.2f} at most")
     assert len(held) == 300 and tokens > 140_000
-    assert held.nbytes / tokens < 4.2 and most / tokens < 9
+    assert now / tokens < 4.5 and most / tokens < 9
     assert pa.total_allocated_bytes() - arrow < 1 << 20
