@@ -88,7 +88,7 @@ class SftPlan:
         return [self.rows[int(orders[at // count][at % count])].batch_row(at, step) for at in places]
 
     def due(self, step: int, interval: int) -> bool:
-        """Return whether what happens each so many steps happens after this one; after the last it does."""
+        """Return whether what happens every `interval` steps, and after the last, happens after this one."""
         return step + 1 == self.steps or (interval > 0 and (step + 1) % interval == 0)
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
