@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from antiphon.api.engine import EngineRequest
+from antiphon.cli.replay import replay
+from antiphon.cli.report import report
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import ConfigError, IntegrityError
@@ -22,7 +24,6 @@ from antiphon.lineage.kept import Kept
 from antiphon.lineage.tracking.mlflow_client import client_at
 from antiphon.lineage.tracking.tracked_run import TrackedRun
 from antiphon.models.codec import TextCodec
-from antiphon.report.sft_page import build_sft_page
 from antiphon.runs.finding import RECORD
 from antiphon.runs.heldout_task import HeldoutTask
 from antiphon.runs.preflight import check_methods
@@ -187,7 +188,7 @@ def test_a_replay_repeats_every_bit_and_names_what_differs(tmp_path: Path) -> No
         replay_sft(plan.folder, tmp_path, 1, said.append)
 
 
-def test_the_page_shows_curves_and_settings(tmp_path: Path) -> None:
+def test_the_page_shows_curves_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         {"step": step, "tokens": 8.0, "loss": 2.0 / step, "gradient_norm": 1.0, "learning_rate": 0.1}
         for step in (1.0, 2.0, 3.0)
@@ -199,13 +200,22 @@ def test_the_page_shows_curves_and_settings(tmp_path: Path) -> None:
         "rows": {"train": "ab" * 32, "heldout": "cd" * 32},
         "weights": "",
     }
-    build_sft_page("sums-s0", record, lines, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    folder = tmp_path / "sft" / "sums-s0"
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text(json.dumps(record))
+    (folder / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report("sums-s0")
+    page = (folder / "report.html").read_text()
     for words in ("3 of 4 steps", "24 tokens learned", "0.75", "ab" * 32, "&lt;sums&gt;"):
         assert words in page
     charts = json.loads(page.split('id="charts">')[1].split("</script>")[0])
     assert sorted(charts) == ["gradient_norm", "heldout_loss", "heldout_score", "learning_rate", "loss"]
     assert charts["loss"]["drawn"][0]["series"][0]["points"] == [[1, 2], [2, 1], [3, 0.6666667]]
+    with pytest.raises(
+        ConfigError, match="sums-s0 is a supervised training, whose replay takes --from alone"
+    ):
+        replay("sums-s0", step=2)
 
 
 class Answers:
