@@ -75,6 +75,10 @@ class SftConfig(Section):
     def _check(self) -> "SftConfig":
         if not self.data.train:
             raise ValueError("data.train names no file; give files of JSON lines or Parquet")
+        fields = type(self).model_fields
+        unused = [name for name in SCORING if getattr(self, name) != fields[name].default]
+        if self.environment is None and unused:
+            raise ValueError(f"{unused[0]} has no effect without environment; name a task, or leave it out")
         return self
 
     def steps(self, rows: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +18,7 @@ from antiphon.cli.replay import replay
 from antiphon.cli.report import report
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
-from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.sft_config import SftConfig, load_sft_config
 from antiphon.environments.registry import environment_of
 from antiphon.lineage.kept import Kept
@@ -92,12 +93,15 @@ def test_two_ranks_learn_what_one_does_and_continue_to_the_same_bits(tmp_path: P
     for line, single in zip(lines, alone, strict=True):
         assert line == pytest.approx(single, rel=1e-4)
 
-    def interrupt(line: Line) -> None:
+    def kill(line: Line) -> None:
         if line["step"] == 3:
-            raise KeyboardInterrupt
+            (other,) = (
+                one for one in psutil.Process().children() if "ranks.follower" in " ".join(one.cmdline())
+            )
+            other.kill()
 
-    with pytest.raises(KeyboardInterrupt):
-        train(parted, tmp_path / "parted", interrupt)
+    with pytest.raises(UnavailableError, match="rank 1 of the learner was ended by SIGKILL"):
+        train(parted, tmp_path / "parted", kill)
     assert train(parted, tmp_path / "parted", lambda line: None) == lines
     assert weights(parted) == weights(whole)
 
@@ -274,6 +278,10 @@ def test_the_weights_are_scored_on_a_task_while_they_train(tmp_path: Path) -> No
     ("tree", "said"),
     [
         ({}, "data.train names no file"),
+        (
+            {"data": {"train": "x"}, "sampling": {"max_tokens": 9}},
+            "sampling has no effect without environment",
+        ),
         ({"data": {"train": "nowhere.jsonl"}}, "data.train: there is no file nowhere.jsonl"),
         ({"data": {"train": "x", "rows": 2}}, "unknown key data.rows"),
         ({"model": {"path": "nowhere"}, "data": {"train": "x"}}, "model.path='nowhere' is no folder"),
