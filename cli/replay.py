@@ -1,6 +1,7 @@
 """replay: execute recorded steps again, from a run's artifacts alone, and compare every bit."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.reporting.replay_checks import choose_steps
 from antiphon.runs.directory import home_directory
-from antiphon.runs.finding import find_artifacts
+from antiphon.runs.finding import find_artifacts, find_sft
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 
@@ -33,7 +34,8 @@ def replay(
     The first difference is named.
 
     Args:
-        run: the run's id; by default the newest finished one, or the only one of the copy.
+        run: the run's id; by default the newest finished one, or the only one of the copy. Or the name of a
+            supervised training's folder, which repeats with the rows' files, and takes --from alone.
         step: the one step to replay; by default all.
         first: the first step to replay.
         last: the last step to replay.
@@ -47,7 +49,14 @@ def replay(
     configure_logs("warning")
     if step is not None and (first is not None or last is not None):
         raise ConfigError("--step means one step, --from and --to a range; give one or the other")
-    artifacts, own = find_artifacts(home_directory(), run, copy)
+    home = home_directory()
+    if (folder := find_sft(home, run)) is not None:
+        if rollouts or any(one is not None for one in (step, last, copy, model, threads, ranks, results)):
+            raise ConfigError(f"{run} is a supervised training, whose replay takes --from alone")
+        from antiphon.runs.sft_replay import replay_sft
+
+        return replay_sft(folder, home, 1 if first is None else first, partial(print, flush=True))
+    artifacts, own = find_artifacts(home, run, copy)
     begin, end = (step, step) if step is not None else (first, last)
     steps = choose_steps(len(artifacts.steps), artifacts.config.run.steps, begin, end)
     artifacts.require(steps)

@@ -14,7 +14,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.report.comparison import SEED_HEAD, Comparison, build_comparison_page, read_run, seed_rows
 from antiphon.runs.attach import attached, read_events
 from antiphon.runs.directory import home_directory, store_directory
-from antiphon.runs.finding import find_run
+from antiphon.runs.finding import RECORD, find_run, find_sft
 from antiphon.runs.samples import explainer
 
 MOST_IN_A_NAME = 3
@@ -28,7 +28,7 @@ def report(*runs: str, out: Path | None = None, as_json: Json = False) -> None:
     parameters differ, their figures side by side, and their rewards.
 
     Args:
-        runs: ids of runs; by default the newest one.
+        runs: ids of runs; by default the newest one. One may be the folder's name of a supervised training.
         out: file to write; by default report.html in the run's folder, or compare-RUN1-RUN2.html in the home
             directory.
         as_json: of several runs, print one JSON document.
@@ -46,6 +46,14 @@ def _one_page(run: str | None, out: Path | None) -> None:
     from antiphon.report.page import build_report
 
     home = home_directory()
+    if (folder := find_sft(home, run)) is not None:
+        from antiphon.report.sft_page import build_sft_page
+        from antiphon.runs.sft import read_lines
+
+        target = out or folder / "report.html"
+        build_sft_page(folder.name, json.loads((folder / RECORD).read_bytes()), read_lines(folder), target)
+        print(target)
+        return
     directory = find_run(home, run)
 
     async def read() -> tuple[RunView, RunStatus]:

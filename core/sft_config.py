@@ -9,10 +9,21 @@ from pydantic import Field, ValidationError, model_validator
 from antiphon.core.algorithm import CROSS_ENTROPY
 from antiphon.core.config import RunConfig, build_config, read_tree
 from antiphon.core.config_errors import sentences
-from antiphon.core.config_sections import MOST_TOKENS, LearnerSection, ModelSection, Section
+from antiphon.core.config_sections import (
+    MOST_TOKENS,
+    EnvironmentSection,
+    LearnerSection,
+    ModelSection,
+    RewardSection,
+    RolloutSection,
+    Section,
+)
 from antiphon.core.errors import ConfigError
+from antiphon.core.sampling_config import EvaluationSection, SamplingSection
 
 MOST_ROWS = 1 << 16
+SCORING = ("environment", "evaluation", "sampling", "rollout", "reward")
+"""Sections that only say how weights are scored on a task, as a run's do."""
 _NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 
@@ -52,16 +63,22 @@ class SftConfig(Section):
     model: ModelSection = ModelSection()
     learner: LearnerSection = LearnerSection()
     data: SftDataSection = SftDataSection()
+    environment: EnvironmentSection | None = None
+    """A task of one turn whose held-out prompts the weights are scored on every evaluation.interval steps and
+    after the last; none by default. It and the next four are as a run's."""
+    evaluation: EvaluationSection = EvaluationSection()
+    sampling: SamplingSection = SamplingSection()
+    rollout: RolloutSection = RolloutSection()
+    reward: RewardSection = RewardSection()
 
     @model_validator(mode="after")
     def _check(self) -> "SftConfig":
         if not self.data.train:
             raise ValueError("data.train names no file; give files of JSON lines or Parquet")
-        if self.learner.ranks > 1:
-            raise ValueError(
-                f"learner.ranks={self.learner.ranks} is not possible: antiphon sft trains on one rank; leave "
-                "it out"
-            )
+        fields = type(self).model_fields
+        unused = [name for name in SCORING if getattr(self, name) != fields[name].default]
+        if self.environment is None and unused:
+            raise ValueError(f"{unused[0]} has no effect without environment; name a task, or leave it out")
         return self
 
     def steps(self, rows: int) -> int:
@@ -71,13 +88,18 @@ class SftConfig(Section):
     def as_run(self, steps: int, learning_rate: float) -> RunConfig:
         """Return what the learner is told: a run of this many steps with this objective."""
         learner: dict[str, Any] = self.learner.model_dump(mode="json") | {"learning_rate": learning_rate}
+        run = {"name": self.run.name, "seed": self.run.seed, "steps": steps}
+        model = self.model.model_dump(mode="json")
         return build_config(
-            {
-                "run": {"name": self.run.name, "seed": self.run.seed, "steps": steps},
-                "model": self.model.model_dump(mode="json"),
-                "learner": learner,
-                "algorithm": {"objective": CROSS_ENTROPY},
-            }
+            {"run": run, "model": model, "learner": learner, "algorithm": {"objective": CROSS_ENTROPY}}
+        )
+
+    def as_evaluation(self) -> RunConfig:
+        """Return what says how weights are scored on `environment`, which is given."""
+        tree: dict[str, Any] = {name: getattr(self, name).model_dump(mode="json") for name in SCORING}
+        run = {"name": self.run.name, "seed": self.run.seed}
+        return build_config(
+            tree | {"run": run, "model": self.model.model_dump(mode="json"), "loop": {"prompts_per_step": 1}}
         )
 
 

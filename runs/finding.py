@@ -30,6 +30,9 @@ from antiphon.services.coordinator.journal.journal import JOURNAL_NAME
 from antiphon.services.coordinator.journal.reading import make_journal
 from antiphon.system.files import flush_folder, write_atomically
 
+RECORD = "record.json"
+"""In the folder of a supervised training: what it was, for its report and its replay."""
+
 
 def find_run(home: Path, run_id: str | None) -> Path:
     """Return the directory of a run, or of the newest one; a run that was pulled gets one first.
@@ -50,6 +53,12 @@ def find_run(home: Path, run_id: str | None) -> Path:
             raise ConfigError(f"there are no runs under {home / 'runs'}{what}{start}")
         (run_id,) = pulled
     return take_in(home, store_directory(home), run_id)
+
+
+def find_sft(home: Path, name: str | None) -> Path | None:
+    """Return the folder of a supervised training of this name, where there is one that has trained."""
+    folder = home / "sft" / (name or "").removeprefix("sft/")
+    return folder if name and (folder / RECORD).is_file() else None
 
 
 def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[ReplayCopy, Path | None]:

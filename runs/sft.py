@@ -7,10 +7,12 @@ them; at the end a Hugging Face folder stands in it, which `model.path` of a run
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,22 +24,28 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.core.records import BatchRow
 from antiphon.core.seeds import generator
-from antiphon.core.sft_config import SftConfig
+from antiphon.core.sft_config import SCORING, SftConfig
 from antiphon.lineage.export import WEIGHTS, whole_folder
 from antiphon.lineage.names import MODEL_FILES
 from antiphon.lineage.rollout_table import encode_batch
+from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.mlflow_client import explained
 from antiphon.lineage.tracking.tracked_run import TrackedRun, open_run
 from antiphon.models.chat_template import ChatTemplate, chat_templates
 from antiphon.models.codec import TextCodec, local_model_directory
 from antiphon.models.directory import count_parameters, end_tokens, model_digest, most_positions
-from antiphon.models.supervised import SupervisedReader, SupervisedRow
+from antiphon.models.supervised import SupervisedReader, SupervisedRows
 from antiphon.runs.directory import lock
+from antiphon.runs.finding import RECORD
 from antiphon.services.learner.training import TrainedStep
 from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
 from antiphon.system.rows import Rows, named_files
 from antiphon.weights.payload_store import PayloadStore
+
+if TYPE_CHECKING:
+    from antiphon.runs.heldout_task import HeldoutTask
+    from antiphon.services.learner.step import Trainer
 
 LOG, MODEL = "steps.jsonl", "model"
 _log = structlog.get_logger(__name__)
@@ -46,7 +54,8 @@ SFT_TIMES = 10.0
 
 Line = dict[str, float]
 """A step's figures: step, loss (nats per learned token), gradient_norm, learning_rate, tokens; at some of
-them heldout_loss."""
+them heldout_loss and heldout_score, the mean reward on a task."""
+StepOf = Callable[[int], tuple[TrainedStep, Line]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +64,11 @@ class SftPlan:
 
     config: SftConfig
     model: Path
-    rows: tuple[SupervisedRow, ...]
-    heldout: tuple[SupervisedRow, ...]
+    rows: SupervisedRows
+    heldout: SupervisedRows
     learning_rate: float
     folder: Path
+    task: "HeldoutTask | None" = None
 
     @property
     def steps(self) -> int:
@@ -67,7 +77,7 @@ class SftPlan:
     @property
     def tokens(self) -> int:
         """Return the learned tokens of all epochs."""
-        return self.config.data.epochs * sum(row.learned_tokens for row in self.rows)
+        return self.config.data.epochs * self.rows.learned_tokens
 
     def batch(self, step: int) -> list[BatchRow]:
         """Return the rows of a step, in an order that each epoch draws again."""
@@ -75,7 +85,11 @@ class SftPlan:
         places = range(step * size, min((step + 1) * size, count * self.config.data.epochs))
         orders = {epoch: self.order(epoch) for epoch in {place // count for place in places}}
         # The same row twice in a step is two: the last one of an epoch, and the first of the next.
-        return [self.rows[orders[at // count][at % count]].batch_row(at, step) for at in places]
+        return [self.rows[int(orders[at // count][at % count])].batch_row(at, step) for at in places]
+
+    def due(self, step: int, interval: int) -> bool:
+        """Return whether what happens every `interval` steps, and after the last, happens after this one."""
+        return step + 1 == self.steps or (interval > 0 and (step + 1) % interval == 0)
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the rows in an epoch's order."""
@@ -99,19 +113,27 @@ def plan_sft(config: SftConfig, home: Path) -> SftPlan:
         data = data.model_copy(update={"max_tokens": most})
     reader = SupervisedReader(codec, template, end_tokens(model), data.turns, data.max_tokens)
     read = {
-        field: tuple(reader.read(Rows(named_files(files, f"data.{field}", field)), f"data.{field}"))
+        field: SupervisedRows(
+            reader.read(Rows(named_files(files, f"data.{field}", field), ()), f"data.{field}")
+            if files
+            else ()
+        )
         for field, files in (("train", data.train), ("heldout", data.heldout))
-        if files
     }
     rate = config.learner.learning_rate
     if rate is None:
         adapters = bool(config.learner.lora.rank)
         rate = rate_by_size(count_parameters(model), adapters=adapters) * (1.0 if adapters else SFT_TIMES)
-    told = config.model_dump_json(exclude={"data": {"train", "heldout", "heldout_interval"}})
-    learned = encode_batch([row.batch_row(number, 0) for number, row in enumerate(read["train"])])
-    facts = [told, model_digest(model), f"{rate!r}", digest_bytes(learned)]
+    task = None
+    if config.environment is not None:
+        from antiphon.runs.heldout_task import HeldoutTask  # its judges are slow to import
+
+        task = HeldoutTask(config.as_evaluation(), model)
+    measured = {name: True for name in SCORING}
+    told = config.model_dump_json(exclude={"data": {"train", "heldout", "heldout_interval"}, **measured})
+    facts = [told, model_digest(model), f"{rate!r}", read["train"].digest()]
     name = f"{config.run.name}-s{config.run.seed}-{digest_bytes('|'.join(facts).encode())[:8]}"
-    return SftPlan(config, model, read["train"], read.get("heldout", ()), rate, home / "sft" / name)
+    return SftPlan(config, model, read["train"], read["heldout"], rate, home / "sft" / name, task)
 
 
 def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]:
@@ -124,53 +146,98 @@ def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]
 
     Raises:
         ConfigError: when the model cannot be trained, or another process trains it.
-        UnavailableError: when the disk is full.
+        UnavailableError: when the disk is full, or a rank ends.
     """
-    from antiphon.services.learner.checkpoints import CheckpointStore
-    from antiphon.services.learner.step import Trainer
-
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        stack.enter_context(lock(plan.folder))
-        log, learner = plan.folder / LOG, plan.config.learner
-        lines: list[Line] = (
-            [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
-        )
+    with lock(plan.folder):
+        log, learner, lines = plan.folder / LOG, plan.config.learner, read_lines(plan.folder)
         if len(lines) == plan.steps and (plan.folder / MODEL).is_dir():
             return lines
-        checkpoints = CheckpointStore(plan.folder / "checkpoints", learner.checkpoints_kept)
-        trainer = Trainer(plan.config.as_run(plan.steps, plan.learning_rate), checkpoints)
-        held = trainer.start(plan.steps)
-        stack.callback(trainer.stop)
-        lines = lines[: held.version]
-        told_of = {"kind": "sft", "rows": str(len(plan.rows)), "model.path": plan.config.model.path}
-        tracked = open_run(
-            home, plan.folder / "mlflow.json", plan.config.run.name, plan.folder.name, told_of, {}
-        )
-        untold: list[tuple[Line, float]] = []
-        heldout = [row.batch_row(number, 0) for number, row in enumerate(plan.heldout)]
-        for step in range(held.version, plan.steps):
-            rows = plan.batch(step)
-            held = trainer.train(step, encode_batch(rows))
-            line = {
-                "step": float(step + 1),
-                "loss": held.metrics["loss"],
-                "tokens": held.metrics["completion_tokens"],
-            }
-            line |= {name: held.metrics[name] for name in ("gradient_norm", "learning_rate")}
-            last = step + 1 == plan.steps
-            if heldout and (last or (step + 1) % plan.config.data.heldout_interval == 0):
-                line["heldout_loss"] = -trainer.mean_logprob(heldout)
-            lines.append(line)
-            if last or (step + 1) % learner.checkpoint_interval == 0:
-                write_atomically(log, "".join(json.dumps(one) + "\n" for one in lines).encode())
-                trainer.save()
-            untold.append((line, wall_clock()))
-            _log_curves(tracked, untold)
-            told(line)
-        whole_folder(plan.folder / MODEL, lambda begun: _fill(begun, plan, held))
+        with learning(plan, plan.steps) as (trainer, held, step_of):
+            lines = lines[: held.version]
+            told_of = {"kind": "sft", "rows": str(len(plan.rows)), "model.path": plan.config.model.path}
+            tracked = open_run(
+                home, plan.folder / "mlflow.json", plan.config.run.name, plan.folder.name, told_of, {}
+            )
+            write_record(plan)
+            untold: list[tuple[Line, float]] = []
+            for step in range(held.version, plan.steps):
+                held, line = step_of(step)
+                if plan.task is not None and plan.due(step, plan.config.evaluation.interval):
+                    with TemporaryDirectory(prefix="scored-", dir=plan.folder) as model:
+                        _fill(Path(model), plan, held)
+                        line["heldout_score"] = plan.task.score(Path(model))
+                lines.append(line)
+                if plan.due(step, learner.checkpoint_interval):
+                    write_atomically(log, "".join(json.dumps(one) + "\n" for one in lines).encode())
+                    trainer.save()
+                untold.append((line, wall_clock()))
+                _log_curves(tracked, untold)
+                told(line)
+            write_record(plan, held.weights.digest())
+            whole_folder(plan.folder / MODEL, lambda begun: _fill(begun, plan, held))
         _log_curves(tracked, untold, ended=True)
     return lines
+
+
+def read_lines(folder: Path) -> list[Line]:
+    """Return the figures of the steps that a training's folder records, up to its newest checkpoint."""
+    log = folder / LOG
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+
+
+def write_record(plan: SftPlan, weights: str = "") -> None:
+    """Write what a replay needs besides the figures; `weights`: digest of the last version, "" before it."""
+    record = {
+        "config": plan.config.model_dump(mode="json"),
+        "steps": plan.steps,
+        "rows": {"train": plan.rows.digest(), "heldout": plan.heldout.digest()},
+        "weights": weights,
+    }
+    write_atomically(plan.folder / RECORD, json.dumps(record, indent=2).encode())
+
+
+@contextmanager
+def learning(plan: SftPlan, at_most: int) -> "Iterator[tuple[Trainer, TrainedStep, StepOf]]":
+    """Start the ranks of a training, this process the first, and end them.
+
+    Gives the trainer, the newest version up to `at_most` that there is, and what makes the next step with its
+    figures.
+
+    Raises:
+        ConfigError: when the model cannot be trained.
+        UnavailableError: when a rank does not come.
+    """
+    from antiphon.services.learner.checkpoints import CheckpointStore
+    from antiphon.services.learner.ranks.followers import Followers
+    from antiphon.services.learner.step import Trainer
+
+    run = plan.config.as_run(plan.steps, plan.learning_rate)
+    checkpoints = CheckpointStore(plan.folder / "checkpoints", run.learner.checkpoints_kept)
+    trainer, heldout = Trainer(run, checkpoints), b""
+    with ExitStack() as stack:
+        store = ArtifactStore(Path(stack.enter_context(TemporaryDirectory(prefix="antiphon-sft-"))))
+        if run.learner.ranks > 1:
+            stack.callback(Followers(run, checkpoints.root, store.root).close)
+        if plan.heldout:
+            heldout = encode_batch([row.batch_row(number, 0) for number, row in enumerate(plan.heldout)])
+            store.put(heldout)
+        stack.callback(trainer.stop)
+        held = trainer.start(at_most)
+
+        def step_of(step: int) -> tuple[TrainedStep, Line]:
+            payload = encode_batch(plan.batch(step))
+            digest = store.put(payload)  # where the other ranks look for it
+            held = trainer.train(step, payload)
+            store.discard(digest)
+            named = ("loss", "gradient_norm", "learning_rate")
+            line = {"step": float(step + 1), "tokens": held.metrics["completion_tokens"]}
+            line |= {name: held.metrics[name] for name in named}
+            if heldout and plan.due(step, plan.config.data.heldout_interval):
+                line["heldout_loss"] = -trainer.mean_logprob(heldout)
+            return held, line
+
+        yield trainer, held, step_of
 
 
 def _log_curves(tracked: TrackedRun, untold: list[tuple[Line, float]], ended: bool = False) -> None:

@@ -27,6 +27,7 @@ from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.reporting.suite_scores import ItemSamples, SuiteResult, suite_scores
 from antiphon.core.sampling_config import decide_rule
 from antiphon.core.seeds import derive_seed
+from antiphon.environments.environment import Environment
 from antiphon.environments.file import FileEnvironment
 from antiphon.environments.registry import environment_of, with_sizes
 from antiphon.environments.scoring.messages import Failed, Verdict
@@ -341,8 +342,9 @@ def _scored(
         assert len(found) == len(digests), "workers end in order when all is sampled"
         texts.append([decode(np.frombuffer(sample.tokens, np.int32)) for sample in found])
         cut += sum(sample.finish == "length" for sample in found)
-    verdicts = asyncio.run(_judged(one, texts, folder))
     answers, config = sum(map(len, texts)), one.config
+    keys = [one.environment.problem("heldout", item).key for item in range(len(texts))]
+    verdicts = asyncio.run(judged(config, one.environment, keys, texts, folder))
     failed = [
         (item, found.reason)
         for item, row in enumerate(verdicts)
@@ -401,18 +403,22 @@ def _scored(
     return result
 
 
-async def _judged(
-    one: _Prepared, texts: Sequence[Sequence[str]], folder: Path
+async def judged(
+    config: RunConfig,
+    environment: Environment,
+    keys: Sequence[str],
+    texts: Sequence[Sequence[str]],
+    folder: Path,
 ) -> Sequence[Sequence[Verdict]]:
-    """Return the verdict on each answer; those of a model that judges are kept in a folder."""
-    room = asyncio.Semaphore(2 * one.config.reward.processes)
+    """Return the verdict on each answer to the problems `keys`; those of a model are kept in a folder."""
+    room = asyncio.Semaphore(2 * config.reward.processes)
 
-    async def judge(item: int) -> list[Verdict]:
+    async def judge(key: str, answers: Sequence[str]) -> list[Verdict]:
         async with room:
-            return await scorer.score(one.environment.problem("heldout", item).key, texts[item])
+            return await scorer.score(key, answers)
 
-    async with scorer_of(one.config, one.environment, folder) as scorer:
-        return await asyncio.gather(*map(judge, range(len(texts))))
+    async with scorer_of(config, environment, folder) as scorer:
+        return await asyncio.gather(*map(judge, keys, texts))
 
 
 def _contaminated(

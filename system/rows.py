@@ -11,7 +11,7 @@ import os
 import shutil
 import zlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,8 @@ from antiphon.core.errors import ConfigError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
 BLOCK_BYTES = 16 << 20
+FEW_ROWS = 256
+"""Rows of a table that are held while it is iterated over."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -50,6 +52,8 @@ class Rows:
 
     def __init__(self, files: Sequence[Path], columns: Sequence[str] | None = None) -> None:
         """Open the files; of tables only `columns` are held, where they are given.
+
+        With no columns at all, tables are only iterated over.
 
         Raises:
             ConfigError: when a file cannot be read or lacks a column, or all are empty.
@@ -80,6 +84,15 @@ class Rows:
         """
         part, place = self._place(index)
         return part[place]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows in their order with all their columns; of a table a few are held at a time.
+
+        Raises:
+            ConfigError: as for one row, or when a table is damaged.
+        """
+        for part in self._parts:
+            yield from part
 
     def where(self, index: int) -> str:
         """Return a row's number, from 1, and its file."""
@@ -137,6 +150,9 @@ class _Lines:
             raise ConfigError(f"row {index + 1} of {self.path} is no JSON object with keys")
         return row
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.__getitem__, range(len(self)))
+
     def most_bytes(self, column: str) -> npt.NDArray[np.int64]:
         return self._stops - self._starts  # JSON writes no character with fewer bytes than UTF-8
 
@@ -162,13 +178,21 @@ class _Table:
         wanted = names if columns is None else [*dict.fromkeys(columns)]
         table = file.select(wanted) if arrow else file.read(wanted)
         self._columns = dict(zip(wanted, table.columns, strict=True))
-        self._rows = int(table.num_rows)
+        self._rows = int(file.num_rows if arrow else file.metadata.num_rows)
+        self._batches = file.to_batches if arrow else file.iter_batches
 
     def __len__(self) -> int:
         return self._rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {name: column[index].as_py() for name, column in self._columns.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            for batch in self._batches(FEW_ROWS):
+                yield from batch.to_pylist()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path} is damaged: {' '.join(str(error).split())[:200]}") from error
 
     def most_bytes(self, column: str) -> npt.NDArray[np.int64]:
         import pyarrow as pa

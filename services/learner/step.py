@@ -23,7 +23,6 @@ from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.learning_rate import rate_share
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.ranks.plan import PLAN_VERSION
-from antiphon.core.records import BatchRow
 from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
@@ -33,7 +32,7 @@ from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.figures import REFERRED, Figures, gather_figures
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
-from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups, make_micro_batches
+from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.ranks.group import ALONE, Order, join
 from antiphon.services.learner.training import TrainedStep, Training
@@ -116,6 +115,8 @@ class Trainer(Training):
                         self._train(number, partial(batch, given.digest))
                     elif order is Order.READ:
                         self._held().gather()
+                    elif order is Order.SCORE:
+                        self._mean_logprob(partial(batch, given.digest))
                     elif order is Order.SAVE:
                         self._save(self._checkpoints.incoming(number))
                     else:
@@ -205,13 +206,23 @@ class Trainer(Training):
         exactness = "" if said == exact_on(CPU, 1) else said
         return TrainedStep(self.version, engine.weights(), metrics, apart, exactness)
 
-    def mean_logprob(self, rows: Sequence[BatchRow]) -> float:
-        """Return the mean logprob, nats, of what the rows have as sampled, under the version held."""
-        engine, total, tokens = self._held(), 0.0, 0
-        for batch in make_micro_batches(rows, self.version, self._config.learner.micro_batch_tokens):
-            total += float((engine.logprobs(batch).double() * batch.mask).sum())
-            tokens += batch.completion_tokens
-        return total / tokens
+    def mean_logprob(self, payload: bytes) -> float:
+        """Return the mean logprob, nats, of what a batch file has as sampled, under the version held."""
+        self.ranks.order(Order.SCORE, self.version, digest_bytes(payload))
+        with self.ranks.running():
+            return self._mean_logprob(lambda: payload)
+
+    def _mean_logprob(self, read: Callable[[], bytes]) -> float:
+        with self.ranks.together():
+            engine, (rows, _) = self._held(), read_batch(read())
+            budget = self._config.learner.micro_batch_tokens
+            packing = Packing(rows, self.version, budget, self.ranks.world)
+        own = 0.0
+        for batch in packing.of_rank(self.ranks.rank):
+            found = float((engine.logprobs(batch).double() * batch.mask).sum())
+            own += found if batch.rows else 0.0  # a dummy is of no row
+        every = self.ranks.collect(np.array([own]), [1] * self.ranks.world)
+        return sum(float(one[0]) for one in every) / packing.completion_tokens
 
     def save(self) -> int:
         def save(folder: Path) -> dict[str, str]:

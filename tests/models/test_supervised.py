@@ -1,9 +1,13 @@
 """Supervised rows: what the assistant wrote, and nothing else, is learned, in the form of ten templates."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from antiphon.core.errors import ConfigError
 from antiphon.models.chat_template import ChatTemplate
 from antiphon.models.codec import TextCodec
-from antiphon.models.supervised import SupervisedReader
+from antiphon.models.supervised import SupervisedReader, SupervisedRow, SupervisedRows
 from antiphon.system.rows import Rows
 
 WORDS = ("<|im_end|>", "</s>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<eos>")
@@ -203,6 +207,54 @@ def test_without_a_template_prompts_with_completions_are_plain_text(
     codec = TextCodec(tokenizer.backend_tokenizer, ends, len(tokenizer))
     made = SupervisedReader(codec, None, ends)
     row = made.row({"prompt": "1 + 2 = ", "completion": "3"})
-    assert tokenizer.decode(list(row.token_ids)) == "1 + 2 = 3</s>" and row.learned == ((8, 10),)
+    assert tokenizer.decode(row.token_ids) == "1 + 2 = 3</s>" and row.learned == ((8, 10),)
     with pytest.raises(ConfigError, match="has no chat template"):
         made.row({"messages": CONVERSATIONS[0]})
+
+
+TURN_LENGTHS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3)
+"""Of a row's turns: tokens that are only read, and those that are learned then."""
+
+
+@given(lengths=st.lists(TURN_LENGTHS, max_size=6))
+def test_rows_come_out_of_flat_arrays_as_they_went_in(lengths: list[list[tuple[int, int]]]) -> None:
+    rows = []
+    for turns in lengths:
+        ends = np.cumsum(turns).reshape(-1, 2)
+        learned = tuple((int(start), int(stop)) for start, stop in ends)
+        rows.append(SupervisedRow(np.arange(int(ends[-1, 1]), dtype=np.int32), learned))
+    held = SupervisedRows(rows)
+    assert [(row.token_ids.tolist(), row.learned) for row in held] == [
+        (row.token_ids.tolist(), row.learned) for row in rows
+    ]
+    assert held.learned_tokens == sum(row.learned_tokens for row in rows)
+    assert held.digest() == SupervisedRows(rows).digest()
+    assert not rows or held.digest() != SupervisedRows(rows[1:]).digest()
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_of_a_file_take_few_bytes_a_token(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, suffix: str
+) -> None:
+    """What is held is tokens, not Python's numbers; reading holds no file and no second copy of them."""
+    rows = [{"prompt": f"{number}? " * 60, "completion": "yes " * 60} for number in range(300)]
+    file = tmp_path / f"rows{suffix}"
+    if suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    del rows
+    made = reader(tokenizer, TEMPLATES["chatml"])
+    made.row({"prompt": "1", "completion": "2"})  # what is made once is there
+    files, arrow = Rows([file], ()), pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        held = SupervisedRows(made.read(files, "data.train"))
+        now, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tokens = sum(len(row.token_ids) for row in held)
+    print(f"{tokens} tokens, {now / tokens:.2f} bytes each held, {most / tokens:.2f} at most")
+    assert len(held) == 300 and tokens > 140_000
+    assert now / tokens < 4.5 and most / tokens < 9
+    assert pa.total_allocated_bytes() - arrow < 1 << 20

@@ -23,6 +23,8 @@ class Order(IntEnum):
     """Gather the weights, tensor by tensor."""
     SAVE = 4
     STOP = 5
+    SCORE = 6
+    """Compute the log-probabilities of rows that nothing is learned from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Ordered:
 
     order: Order
     number: int
-    """The step of TRAIN, the version of START and SAVE."""
+    """The step of TRAIN, the version of START, SAVE and SCORE."""
     digest: str
     """Of the batch; zeros for other orders."""
 
