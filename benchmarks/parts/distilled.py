@@ -1,0 +1,64 @@
+"""Distilled: a student that a teacher's log-probabilities alone have taught, beside that teacher.
+
+The teacher is the export of a run that learned from rewards. The student begins where that run began, takes
+as many rows in each of a quarter of the steps, and is given no reward.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home
+
+CONFIG = PROJECT / "examples" / "quickstart.yaml"
+FEWER = 4
+"""The teacher has this many times the student's steps."""
+RUN_S = 1800.0
+"""Longest run."""
+SCORED = ("evaluation.interval=0", "evaluation.samples=2", "record.mlflow=false")
+"""Held-out prompts are answered before and after, each twice: one answer of each is 0.02 off by chance."""
+TAUGHT = (
+    "reference.distillation=1.0",
+    "reference.keep_reward=false",
+    "loop.filter=none",
+    "learner.learning_rate=1e-3",
+)
+"""Of the student. Adam divides by the size of the gradient, so the weight alone decides nothing; a quarter of
+the steps takes about four times the teacher's rate."""
+
+
+def distil(steps: int, overrides: Sequence[str] = ()) -> dict[str, float]:
+    """Train teacher and student; return the held-out scores, and the student's over the teacher's.
+
+    Args:
+        steps: of the teacher.
+        overrides: key=value pairs for both.
+    """
+    with scratch_home() as home:
+        words = [*SCORED, *overrides]
+        job = run_job(home, CONFIG, [f"run.steps={steps}", *words], "teacher", RUN_S, untaught=True)
+        teacher = home / "teacher"
+        _export(home, str(job.timings()["run_id"]), steps, teacher)
+        words += [f"run.steps={max(1, steps // FEWER)}", f"reference.model={teacher}", *TAUGHT]
+        taught = run_job(home, CONFIG, [*words, "run.name=student"], "student", RUN_S)
+        base, scores = job.metrics()["pass_before"], [one.metrics()["pass_after"] for one in (job, taught)]
+    return {
+        "distillation_base": base,
+        "distillation_teacher": scores[0],
+        "distillation_student": scores[1],
+        "distillation_share": scores[1] / scores[0],
+        "distillation_teacher_s": job.seconds,
+        "distillation_student_s": taught.seconds,
+    }
+
+
+def _export(home: Path, run_id: str, version: int, folder: Path) -> None:
+    words = [sys.executable, "-P", "-m", "antiphon.cli.app", "export", run_id, f"v{version}", str(folder)]
+    environment = {**os.environ, "ANTIPHON_HOME": str(home)}
+    done = subprocess.run(
+        words, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{words[3:]}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
