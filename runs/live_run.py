@@ -397,7 +397,7 @@ class LiveRun(ServiceCalls):
         service = partial(service_spec, self.run_id, self.run_dir, self.store_root, host)
         workers = [worker(f"worker-{i}") for i in range(config.rollout.workers)]
         scorers, scorer_address = list[ServiceSpec](), ""
-        if config.reference.used:
+        if config.reference.own_process:
             scorer_port = free_port("0.0.0.0")
             scorers, scorer_address = [service("scorer", "", scorer_port)], f"{dialled}:{scorer_port}"
         reward = service("reward", address, scorer=scorer_address)
