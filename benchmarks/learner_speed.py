@@ -178,7 +178,7 @@ def measure(
 def _pairs(
     sides: Sequence[Side], rows: Sequence[Sequence[BatchRow]], pairs: int
 ) -> list[tuple[float, float]]:
-    """Return the CPU-seconds of two sides, each with its rows, in so many pairs after one to warm up."""
+    """Return the CPU-seconds of two sides, each with its rows, in pairs after one to warm up."""
     found = []
     for place in range(-1, pairs):
         took = {side: sides[side].step(rows[side]) for side in ((1, 0) if place % 2 else (0, 1))}

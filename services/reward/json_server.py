@@ -56,7 +56,7 @@ class JsonServer:
         await self._session.close()
 
     async def post(self, url: str, body: dict[str, Any], most: int = ANSWER_BYTES) -> Any:
-        """Return the JSON of an answer of at most so many bytes.
+        """Return the JSON of an answer of at most `most` bytes.
 
         Raises:
             UnavailableError: when asking again may help.
