@@ -4,13 +4,9 @@ The teacher is the export of a run that learned from rewards. The student begins
 as many rows in each of a quarter of the steps, and is given no reward.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from antiphon.benchmarks.parts.measure import PROJECT, run_job, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, antiphon, run_job, scratch_home
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 FEWER = 4
@@ -40,7 +36,7 @@ def distil(steps: int, overrides: Sequence[str] = ()) -> dict[str, float]:
         words = [*SCORED, *overrides]
         job = run_job(home, CONFIG, [f"run.steps={steps}", *words], "teacher", RUN_S, untaught=True)
         teacher = home / "teacher"
-        _export(home, str(job.timings()["run_id"]), steps, teacher)
+        antiphon(home, "export", str(job.timings()["run_id"]), f"v{steps}", str(teacher))
         words += [f"run.steps={max(1, steps // FEWER)}", f"reference.model={teacher}", *TAUGHT]
         taught = run_job(home, CONFIG, [*words, "run.name=student"], "student", RUN_S)
         base, scores = job.metrics()["pass_before"], [one.metrics()["pass_after"] for one in (job, taught)]
@@ -48,17 +44,7 @@ def distil(steps: int, overrides: Sequence[str] = ()) -> dict[str, float]:
         "distillation_base": base,
         "distillation_teacher": scores[0],
         "distillation_student": scores[1],
-        "distillation_share": scores[1] / scores[0],
+        "distillation_share": scores[1] / scores[0] if scores[0] else 0.0,
         "distillation_teacher_s": job.seconds,
         "distillation_student_s": taught.seconds,
     }
-
-
-def _export(home: Path, run_id: str, version: int, folder: Path) -> None:
-    words = [sys.executable, "-P", "-m", "antiphon.cli.app", "export", run_id, f"v{version}", str(folder)]
-    environment = {**os.environ, "ANTIPHON_HOME": str(home)}
-    done = subprocess.run(
-        words, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{words[3:]}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
