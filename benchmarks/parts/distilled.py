@@ -22,9 +22,10 @@ TAUGHT = (
     "loop.max_staleness=0",
     "learner.learning_rate=5e-4",
 )
-"""Of the student. Adam divides by the size of the gradient, so the weight alone decides nothing. By trial with
-a teacher of 60 steps (0.887; 512 answers, standard error 0.017): rates of 3e-4, 5e-4 and 1e-3 end at 0.79, 0.83
-and 0.79; with S=2, where a step of such a rate is too large for what is two versions old, 5e-4 at 0.41."""
+"""Of the student. Adam divides by the size of the gradient, so the weight alone decides nothing. By trial
+with a teacher of 60 steps (0.887; 512 answers, standard error 0.017): rates of 3e-4, 5e-4 and 1e-3 end at
+0.79, 0.83 and 0.79; with S=2, where a step of such a rate is too large for what is two versions old, 5e-4 at
+0.41."""
 
 
 def distil(steps: int, overrides: Sequence[str] = ()) -> dict[str, float]:
