@@ -25,7 +25,8 @@ TAUGHT = (
 """Of the student. Adam divides by the size of the gradient, so the weight alone decides nothing. By trial
 with a teacher of 60 steps (0.887; 512 answers, standard error 0.017): rates of 3e-4, 5e-4 and 1e-3 end at
 0.79, 0.83 and 0.79; with S=2, where a step of such a rate is too large for what is two versions old, 5e-4 at
-0.41."""
+0.41. Several updates a step, more momentum, other clips of the gradient, cosine, and a KL in the loss besides
+end at 0.77 to 0.82; a student of 25 steps at 0.83 of a teacher's 0.89. A KL of 0.007 nats a token is left."""
 
 
 def distil(steps: int, overrides: Sequence[str] = ()) -> dict[str, float]:
