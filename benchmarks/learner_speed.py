@@ -7,7 +7,11 @@ optimizer. Batches are those of the demo, on its real model as it learns (`learn
 with the same prompts and log-normal lengths, whose completions have nothing in common
 (`learner_ratio_long_tails`). Ratios are medians over all pairs. `gradient_error` is the distance of the two
 gradients over the norm of the reference's, the largest of all batches. Asks for ratios of at least 1.5 and
-an error of at most 1e-5. The last line is JSON.
+an error of at most 1e-5.
+
+`kl_step_ratio_*`: CPU-seconds of the learner's step with a KL to a reference model in the loss (k3), whose
+log-probabilities are a column of the batch, over those without; in pairs as above. Asks for at most 1.15. The
+last line is JSON.
 
     .venv/bin/python benchmarks/learner_speed.py [--steps 0 20 40] [--pairs N] [--record] [OVERRIDES...]
 """
@@ -16,6 +20,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +29,18 @@ import torch
 
 from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, padded_batches
 from antiphon.benchmarks.parts.learning.experiment import Experiment
-from antiphon.benchmarks.parts.results import PROJECT, benchmark_parser, execute, finish, medians
+from antiphon.benchmarks.parts.results import PROJECT, above, benchmark_parser, execute, finish, medians
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
+from antiphon.core.reference_config import ReferenceSection
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.policy import Policy, load_causal_model
 
+KL = ReferenceSection(kl=0.05)
+"""In the loss, k3."""
 MEDIAN_TOKENS, SIGMA = 40, 1.0
 """Long-tailed completions: median, tokens, and deviation of the lengths' logarithm."""
 
@@ -82,7 +90,7 @@ def long_tailed_batch(like: list[BatchRow], vocabulary: int, longest: int, seed:
     return rows
 
 
-RATIO, ERROR = 1.5, 1e-5
+RATIO, ERROR, KL_RATIO = 1.5, 1e-5, 1.15
 """What is asked for."""
 Cut = Callable[[Sequence[BatchRow], int, int], list[Any]]
 
@@ -123,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, ratio in medians(samples).items()
         if name.startswith("learner_ratio") and ratio < RATIO
     ]
+    most = {name: KL_RATIO for name in samples if name.startswith("kl_step_ratio")}
+    at_size += above(medians(samples), most)
     return finish(result, record=options.record, samples=samples, violated=violated, at_size=at_size)
 
 
@@ -146,19 +156,41 @@ def measure(
             rates = samples[f"tokens_{name}_per_cpu_s"] = []
             for rows in batches:
                 tokens = sum(len(row.prompt_token_ids) + len(row.token_ids) for row in rows)
-                took = [_pair(sides, rows, place % 2) for place in range(-1, pairs)][1:]  # one to warm up
+                took = _pairs(sides, (rows, rows), pairs)
                 ratios += [reference / now for reference, now in took]
                 rates += [tokens / now for _, now in took]
             print(f"{name}: {min(ratios):.2f} to {max(ratios):.2f} times the tokens per CPU-second")
-        for side in sides:
+        sides[0].close()
+        learner, referred = (
+            sides[1],
+            Side(config.model_copy(update={"reference": KL}), Policy, make_micro_batches),
+        )
+        for name, batches in kinds.items():
+            took = [
+                one for rows in batches for one in _pairs((learner, referred), (rows, with_kl(rows)), pairs)
+            ]
+            samples[f"kl_step_ratio_{name}"] = [with_kl_s / without_s for without_s, with_kl_s in took]
+        for side in (learner, referred):
             side.close()
     return {"gradient_error": error}, samples
 
 
-def _pair(sides: Sequence[Side], rows: Sequence[BatchRow], turned: int) -> tuple[float, float]:
-    """Return the CPU-seconds of the reference and of the learner, one after the other."""
-    took = {place: sides[place].step(rows) for place in ((1, 0) if turned else (0, 1))}
-    return took[0], took[1]
+def _pairs(
+    sides: Sequence[Side], rows: Sequence[Sequence[BatchRow]], pairs: int
+) -> list[tuple[float, float]]:
+    """Return the CPU-seconds of two sides, each with its rows, in pairs after one to warm up."""
+    found = []
+    for place in range(-1, pairs):
+        took = {side: sides[side].step(rows[side]) for side in ((1, 0) if place % 2 else (0, 1))}
+        found.append((took[0], took[1]))
+    return found[1:]
+
+
+def with_kl(rows: Sequence[BatchRow]) -> list[BatchRow]:
+    """Return a batch with a column of a reference's logprobs, some way from the behaviour policy's."""
+    rng = np.random.default_rng(0)
+    apart = [rng.normal(0.0, 0.3, len(row.logprobs)).astype(np.float32) for row in rows]
+    return [replace(row, reference_logprobs=row.logprobs + one) for row, one in zip(rows, apart, strict=True)]
 
 
 def gradient_error(config: RunConfig, rows: Sequence[BatchRow]) -> float:

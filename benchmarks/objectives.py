@@ -10,9 +10,15 @@ step can be asked for. `clipped_cases` and `altered_cases` are those where a cli
 `loss_error_worst`: relative to the sum of absolute parts, since the parts of a loss nearly cancel. Both are
 of the learner's own policy with these weights in float64, `float32_*` of the step as it was trained and
 reported. `kl_error_worst`: of both KL estimates (k1, k3) that the step reports, relative to the mean distance
-of log-probabilities. Asks for at most 1e-6 of each, and 4e-6 of `float32_*`. The last line is JSON.
+of log-probabilities. Asks for at most 1e-6 of each, and 4e-6 of `float32_*`.
 
-    .venv/bin/python benchmarks/objectives.py [--every N] [--record]
+`masks_equal`: of ten chat templates, the share whose masks of two conversations (what supervised fine-tuning
+learns) are the templates' own (`parts/chat_masks.py`); 1 is asked. `distillation_share`: the demo is trained,
+and is then the teacher of a student that begins with the demo's base, gets no reward, and has a quarter of
+the steps with as many rows in each (`parts/distilled.py`). The share is the student's held-out score over the
+teacher's; at least 0.95 is asked. The last line is JSON.
+
+    .venv/bin/python benchmarks/objectives.py [--every N] [--distillation STEPS] [--record]
 """
 
 import copy
@@ -28,11 +34,14 @@ import numpy as np
 import torch
 
 from antiphon.benchmarks.parts import second_objective as second
+from antiphon.benchmarks.parts.chat_masks import masks_equal_share
+from antiphon.benchmarks.parts.distilled import distil
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.group_state import GroupPhase, GroupState, Tally
-from antiphon.core.records import FinishReason, GroupSubmission, Prompt, Trajectory, VersionSpan
+from antiphon.core.records import FinishReason, FloatArray, GroupSubmission, Prompt, Trajectory, VersionSpan
+from antiphon.core.reference_config import ReferenceSection
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.sealing import Sampled, seal_batch
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -49,6 +58,8 @@ REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.3, 0.0, 1.0, 0.9), (1.0, 1.0, 1.0, 1.0), (0.
 RATE = 3e-3
 """Learning rate: later updates of a step meet their clips."""
 LIMIT = 1e-6
+SHARE = 0.95
+"""Of a teacher's held-out score that its student is asked for."""
 LIMITS = {"float32_loss_error": 4e-6, "float32_gradient_error": 4e-6}
 """Where another one holds: after two layers in float32, and a product over a sequence, one of seven digits is
 lost."""
@@ -89,6 +100,15 @@ def cases() -> Iterator[dict[str, Any]]:
         yield {"objective": name, "overlong_margin_tokens": 10, "overlong_penalty": 0.7}
         for truncated in ("mask", "mask_loss"):
             yield {"objective": name, "truncated_completions": truncated}
+        for estimator, updates in itertools.product(("k1", "k3"), (1, 2)):
+            yield {"objective": name, "kl": 0.3, "kl_estimator": estimator, "updates_per_step": updates}
+        for estimator in ("k1", "k3"):
+            yield {"objective": name, "kl": 0.1, "kl_estimator": estimator, "kl_place": "reward"}
+        for keeps, updates in itertools.product((True, False), (1, 2)):
+            taught = {"distillation": 0.5, "keep_reward": keeps, "filter": "none"}
+            yield {"objective": name, **taught, "updates_per_step": updates}
+        both = {"distillation": 1.0, "kl": 0.1, "filter": "none", "temperature": 0.7}
+        yield {"objective": name, **both, "correction": "mask", "updates_per_step": 2}
         for base, deviation in (("mean", "batch"), ("leave_one_out", "batch"), ("leave_one_out", None)):
             over = {"normalise_advantages": False} if deviation is None else {"deviation": deviation}
             yield {"objective": name, "baseline": base, **over}
@@ -113,13 +133,17 @@ def make_model(folder: Path) -> second.Weights:
     return {name: one.detach().double() for name, one in model.named_parameters()}
 
 
-def make_groups(weights: second.Weights) -> list[tuple[GroupState, Sampled]]:
-    """Make the groups of a step up; a worker's logprobs are some way from those of the weights."""
-    random = np.random.default_rng(0)
+Given = tuple[GroupState, Sampled, tuple[FloatArray, ...]]
+"""A group, what was sampled, and a reference model's logprobs [T] of each trajectory."""
+
+
+def make_groups(weights: second.Weights) -> list[Given]:
+    """Make the groups of a step up; worker and reference have logprobs some way from those of the weights."""
+    random, other = np.random.default_rng(0), np.random.default_rng(1)
     found = []
     for number, rewards in enumerate(REWARDS):
         prompt = tuple(random.integers(0, VOCABULARY, int(random.integers(2, 9))).tolist())
-        trajectories = []
+        trajectories, references = [], []
         for index in range(len(rewards)):
             length = int(random.integers(2, LONGEST)) if index else LONGEST
             tokens = random.integers(0, VOCABULARY, length)
@@ -133,12 +157,14 @@ def make_groups(weights: second.Weights) -> list[tuple[GroupState, Sampled]]:
                     sample_index=index, seed=index,
                 )
             )  # fmt: skip
+            apart = other.normal(0.0, 0.6, length)
+            references.append(np.minimum(own + apart, 0.0).astype(np.float32))
         name = f"g{number}"
         group = GroupState(name, number, "train", 0, 0, len(rewards), phase=GroupPhase.REWARDED)
         group.token_counts = tuple(len(one.token_ids) for one in trajectories)
         group.rewards = rewards
         submission = GroupSubmission("lease", name, "worker", tuple(trajectories), 0.0)
-        found.append((group, (submission, Prompt(name, prompt))))
+        found.append((group, (submission, Prompt(name, prompt)), tuple(references)))
     return found
 
 
@@ -203,15 +229,19 @@ def _published(name: str) -> str:
 
 
 def compare(
-    case: dict[str, Any], model: Path, groups: Sequence[tuple[GroupState, Sampled]], folder: Path
+    case: dict[str, Any], model: Path, groups: Sequence[Given], folder: Path
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Train a step as a case asks; return its errors, and the shares of tokens that a bound acted on."""
-    choice = {name: value for name, value in case.items() if name not in ("filter", "temperature")}
+    reference = {name: value for name, value in case.items() if name in ReferenceSection.model_fields}
+    choice = {
+        name: value for name, value in case.items() if name not in {"filter", "temperature", *reference}
+    }
     method = second.Method(**case)
     config = build_config(
         {
             "model": {"path": str(model)},
             "algorithm": choice,
+            "reference": reference,
             "learner": {
                 "learning_rate": RATE, "warmup_steps": 0, "zero_stage": 0, "micro_batch_tokens": 64,
             },
@@ -222,11 +252,12 @@ def compare(
     store = ArtifactStore(folder / "store")
     plan = SealPlan(
         0,
-        tuple(group for group, _ in groups if group.varied or method.filter == "none"),
-        tuple(group for group, _ in groups if not group.varied and method.filter == "drop"),
+        tuple(group for group, *_ in groups if group.varied or method.filter == "none"),
+        tuple(group for group, *_ in groups if not group.varied and method.filter == "drop"),
     )
-    sampled = {group.group_id: given for group, given in groups}
-    payload = store.get(seal_batch(plan, sampled, Tally(), config, store).digest)
+    sampled = {group.group_id: given for group, given, _ in groups}
+    references = {group.group_id: one for group, _, one in groups} if config.reference.used else None
+    payload = store.get(seal_batch(plan, sampled, Tally(), config, store, references=references).digest)
     engines: list[Watched] = []
 
     def make_engine(config: RunConfig) -> Watched:
@@ -243,7 +274,7 @@ def compare(
 
 def errors(
     method: second.Method,
-    groups: Sequence[tuple[GroupState, Sampled]],
+    groups: Sequence[Given],
     seen: Sequence[Seen],
     metrics: dict[str, float],
 ) -> dict[str, float]:
@@ -252,11 +283,11 @@ def errors(
         [
             second.Trajectory(
                 list(prompt.token_ids), one.token_ids.tolist(), torch.from_numpy(one.logprobs).double(),
-                reward, one.finish_reason.cut_off,
+                reward, one.finish_reason.cut_off, torch.from_numpy(reference).double(),
             )
-            for one, reward in zip(submission.trajectories, group.rewards, strict=True)
+            for one, reward, reference in zip(submission.trajectories, group.rewards, references, strict=True)
         ]
-        for group, (submission, prompt) in groups
+        for group, (submission, prompt), references in groups
     ]  # fmt: skip
     given = list(zip(rows, second.advantages(method, rows, LONGEST), strict=True))
     losses, magnitudes, gaps = [], [], []
@@ -292,6 +323,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, check and print; return the exit status."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--every", type=int, default=1, help="of the cases, one in so many")
+    parser.add_argument(
+        "--distillation", type=int, default=60, metavar="STEPS", help="of the teacher; 0: no distillation"
+    )
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for teacher and student")
     options = parser.parse_args(arguments)
     worst: dict[str, tuple[float, dict[str, Any]]] = {}
     counts = Counter[str](clipped_cases=0, altered_cases=0)
@@ -315,7 +350,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not value <= LIMITS.get(key, LIMIT)
     ]
     violated += [f"{key} is 0: that bound was not tried" for key, count in counts.items() if not count]
-    return finish(result, record=options.record, violated=violated)
+    result["masks_equal"] = masks_equal_share()
+    if result["masks_equal"] != 1.0:
+        violated.append(f"masks_equal is {result['masks_equal']}: masks are not those of their templates")
+    at_size = []
+    if options.distillation:
+        result |= distil(options.distillation, options.overrides)
+        if (share := result["distillation_share"]) < SHARE:
+            at_size.append(f"distillation_share is {share:.3f}, below {SHARE}")
+    return finish(result, record=options.record, violated=violated, at_size=at_size)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from antiphon.benchmarks.parts.measure import PROJECT, JobRun, read_rows, run_job, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, JobRun, antiphon, read_rows, run_job, scratch_home
 from antiphon.benchmarks.parts.own_environment import MissingToolError
 from antiphon.benchmarks.parts.results import above, benchmark_parser, execute, finish
 from antiphon.core.config import load_config
@@ -150,21 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     at_size = above(result, MIXTURE_LIMITS if options.moe else LIMITS)
     named = "real_model_moe" if options.moe else None
     return finish(result, record=options.record, violated=violated, at_size=at_size, name=named)
-
-
-def antiphon(home: Path, *words: str, leaves: Path | None = None) -> None:
-    """Run a command in a home.
-
-    Raises:
-        SystemExit: when it fails, with what it said, and does not leave what it is to leave.
-    """
-    command = [sys.executable, "-P", "-m", "antiphon.cli.app", *words]
-    environment = {**os.environ, "ANTIPHON_HOME": str(home)}
-    done = subprocess.run(
-        command, cwd=home, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
-    )
-    if done.returncode and not (leaves is not None and leaves.is_file()):
-        raise SystemExit(f"antiphon {' '.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def start_of(run: Path) -> dict[str, float]:

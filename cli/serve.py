@@ -66,7 +66,7 @@ def serve(
             check_address(coordinator, "--coordinator")
         if scorer:
             check_address(scorer, "--scorer")
-        elif service == "reward" and resolved.reference.used:
+        elif service == "reward" and resolved.reference.own_process:
             raise ConfigError(
                 "serve reward needs --scorer HOST:PORT, the address of the run's scorer, since reference.kl "
                 "or reference.distillation is set"

@@ -234,6 +234,11 @@ class RunConfig(Section):
                 f"algorithm.objective={self.algorithm.objective} takes one advantage of a trajectory, and "
                 "reference.distillation makes one of each token; leave either out"
             )
+        if section.url and self.sampling.temperature not in (0.0, 1.0):
+            raise ValueError(
+                f"sampling.temperature={self.sampling.temperature:g}, but the server of reference.url "
+                "answers at temperature 1; sample at 1, or give reference.model a folder without a url"
+            )
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,8 @@ _STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
 _NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
+URL = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~-]+)*/?")
+"""Address of a server; a key has no place in it."""
 VARIABLE = re.compile(r"(?!PYTHON|LD_|ANTIPHON_|PATH$|HOME$|TMPDIR$)[A-Z][A-Z0-9_]{0,63}")
 """Names of variables that may hold a secret."""
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from antiphon.core.config_sections import MOST_TOKENS, VARIABLE, Section
+from antiphon.core.config_sections import MOST_TOKENS, URL, VARIABLE, Section
 from antiphon.core.digests import digest_bytes
 
 RUBRIC = """\
@@ -29,7 +29,6 @@ CHECKED_TWICE = 32
 REPLY_CHARS = 20_000
 """Characters at the end of a reply in which the score is looked for, and which are kept."""
 
-_URL = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~-]+)*/?")
 _PLACE = re.compile(r"\{(question|reference|response|low|high)\}")
 _SCORE = re.compile(
     r"(?im)(?P<begins>^[^\w\n]*(?:(?:final|overall)[^\w\n]+)?)?score(?:\s*\([^()\n]{0,40}\))?[^\w+()-]{0,8}"
@@ -87,7 +86,7 @@ class JudgeSection(Section):
         # What stands in url and key is not repeated: it may be the key itself.
         for wrong, sentence in (
             (
-                self.url and not _URL.fullmatch(self.url),
+                self.url and not URL.fullmatch(self.url),
                 "judge.url is no address such as http://127.0.0.1:8000/v1; a key belongs in a variable that "
                 "judge.key names",
             ),

@@ -6,15 +6,25 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from antiphon.core.config_sections import MOST_THREADS, Section
+from antiphon.core.config_sections import MOST_THREADS, URL, VARIABLE, Section
+
+WHO_SCORES = frozenset({"model", "url", "key", "timeout_s", "threads"})
+"""Fields of the section that say who scores; the others say what is made of it."""
 
 
 class ReferenceSection(Section):
     """A model that never changes, as KL reference or as teacher; see docs/guides/teachers.md."""
 
-    model: str = ""
+    model: str = Field(default="", max_length=1024)
     """Its directory, with the vocabulary and the tokenizer of model.path; empty: model.path itself, before
-    any training."""
+    any training. With `url`, what that server calls it."""
+    url: str = ""
+    """Base of an OpenAI-compatible server that answers `prompt_logprobs`, as vLLM does, such as
+    `http://127.0.0.1:8000/v1`; it scores in place of a process of this run."""
+    key: str | None = None
+    """Name of a variable, such as TEACHER_KEY, whose value is sent to `url` as the API key."""
+    timeout_s: float = Field(default=60.0, gt=0.0, le=3600.0)
+    """Seconds that one request to `url` may take; it asks for all completions of a prompt."""
     kl: float = Field(default=0.0, ge=0.0, le=1000.0)
     """Weight of the estimate of KL(policy || reference). With 0 here and in `distillation` no reference model
     is started."""
@@ -34,6 +44,18 @@ class ReferenceSection(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         fields = type(self).model_fields
+        # What stands in url and key is not repeated: it may be the key itself.
+        if self.url and not URL.fullmatch(self.url):
+            raise ValueError(
+                "reference.url is no address such as http://127.0.0.1:8000/v1; a key belongs in a variable "
+                "that reference.key names"
+            )
+        if self.key is not None and not VARIABLE.fullmatch(self.key):
+            raise ValueError(
+                "reference.key is no name of a variable for secrets; name one, as TEACHER_KEY, and export it"
+            )
+        if self.url and not self.model:
+            raise ValueError("reference.url needs reference.model, as its server calls the model")
         changed = [name for name in fields if getattr(self, name) != fields[name].default]
         if changed and not self.used:
             raise ValueError(
@@ -50,12 +72,23 @@ class ReferenceSection(Section):
                 raise ValueError(
                     f"reference.{name} has no effect without reference.kl; set that, or leave it out"
                 )
+        for name in ("threads",) if self.url else ("key", "timeout_s"):
+            if name in changed:
+                raise ValueError(
+                    f"reference.{name} has no effect {'with' if self.url else 'without'} reference.url; "
+                    f"{'leave either out' if self.url else 'set that, or leave it out'}"
+                )
         return self
 
     @property
     def used(self) -> bool:
         """Return whether there is a reference model."""
         return self.kl > 0.0 or self.distillation > 0.0
+
+    @property
+    def own_process(self) -> bool:
+        """Return whether a process of the run scores, and no server elsewhere."""
+        return self.used and not self.url
 
     @property
     def in_loss(self) -> bool:

@@ -402,7 +402,7 @@ class LiveRun(ServiceCalls):
             shown_alone = {**workers[place].environment, **visible(taken, gpus)}
             workers[place] = replace(workers[place], environment=shown_alone)
         scorers, scorer_address = list[ServiceSpec](), ""
-        if config.reference.used:
+        if config.reference.own_process:
             scorer_port = free_port("0.0.0.0")
             scorers, scorer_address = [service("scorer", "", scorer_port)], f"{dialled}:{scorer_port}"
         reward = service("reward", address, scorer=scorer_address)

@@ -149,7 +149,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     if model.is_dir():
         check_pointers(model)
     check_methods(config.algorithm)
-    check_reference(config.model.path, config.reference.model)
+    if not config.reference.url:
+        check_reference(config.model.path, config.reference.model)
     section = config.environment
     secret_values(section.secrets)
     environment: AnyEnvironment = environment_of(section)
@@ -189,6 +190,10 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
             )
         check_answering(config, environment)
     else:
+        if config.reference.url:
+            from antiphon.services.reward.prompt_logprobs import check_server  # brings an HTTP client along
+
+            check_server(config, renderer.codec, environment.problem("train", 0).text)
         notes += check_scoring(config, environment)
         if isinstance(environment, FileEnvironment) and environment.runs_programs:
             notes += check_solutions(config, environment)

@@ -34,6 +34,8 @@ PR_SET_CHILD_SUBREAPER = 36
 """From <sys/prctl.h>."""
 ORPHAN_S = 30.0
 """Longest wait for processes that outlive the command that started them."""
+COMMAND_S = 1200.0
+"""Longest command that is no run."""
 SAMPLE_S = 1.0
 """Seconds between two looks at memory."""
 
@@ -214,6 +216,21 @@ def run_module(
     cpu = cpu_of_ended_children() - before
     peak_gb = max((sum(look.memory.values()) for look in looks), default=0.0) * 2**20 / 1e9
     return JobRun(seconds, cpu, peak_gb, results, looks)
+
+
+def antiphon(home: Path, *words: str, leaves: Path | None = None) -> None:
+    """Run a command in a home.
+
+    Raises:
+        SystemExit: when it fails, with what it said, and does not leave what it is to leave.
+    """
+    command = [sys.executable, "-P", "-m", "antiphon.cli.app", *words]
+    environment = {**os.environ, "ANTIPHON_HOME": str(home)}
+    done = subprocess.run(
+        command, cwd=home, env=environment, capture_output=True, text=True, timeout=COMMAND_S, check=False
+    )
+    if done.returncode and not (leaves is not None and leaves.is_file()):
+        raise SystemExit(f"antiphon {' '.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def adopt_orphans() -> None:

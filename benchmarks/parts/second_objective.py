@@ -4,8 +4,8 @@ It imports nothing of Antiphon. What it is compared with are the batch, the weig
 benchmarks/objectives.py. Sources: PPO's clip (arXiv 1707.06347), GRPO (2402.03300), DAPO (2503.14476,
 equations 8, 12 and 13), Dr. GRPO (2503.20783), GSPO (2507.18071, equations 5 to 7), CISPO (2506.13585,
 equations 4 and 5), dual clip (1912.09729), RLOO (2402.14740), REINFORCE++ (2501.03262), the decoupled
-objective (2110.00641), truncated importance sampling (Ionides 2008), and the estimators k1 and k3 of
-Schulman's note on KL.
+objective (2110.00641), truncated importance sampling (Ionides 2008), the estimators k1, k2 and k3 of
+Schulman's note on KL, and on-policy distillation (2306.13649; the reverse KL of each token as its advantage).
 
 Legend: S positions of a sequence, T completion tokens, V vocabulary, G trajectories of a group.
 """
@@ -59,6 +59,11 @@ class Method:
     updates_per_step: int = 1
     filter: str = "drop"
     temperature: float = 1.0
+    kl: float = 0.0
+    kl_estimator: str = "k3"
+    kl_place: str = "loss"
+    distillation: float = 0.0
+    keep_reward: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +76,8 @@ class Trajectory:
     """[T] float64, nats."""
     reward: float
     cut_off: bool
+    reference: torch.Tensor
+    """[T] float64, nats, under a reference model."""
 
 
 @dataclass(slots=True)
@@ -88,12 +95,15 @@ def advantages(method: Method, groups: Sequence[Sequence[Trajectory]], longest: 
     """Return the advantage of each trajectory of all groups of a step; `longest` completion, in tokens."""
 
     def shaped(one: Trajectory) -> float:
+        reward = one.reward
+        if method.kl_place == "reward":
+            apart = one.reference - one.behaviour
+            kl = -apart if method.kl_estimator == "k1" else apart.exp() - 1 - apart
+            reward -= method.kl * float(kl.sum())
         if method.overlong_margin_tokens is None:
-            return one.reward
+            return reward
         beyond = len(one.tokens) - (longest - method.overlong_margin_tokens)
-        return one.reward - method.overlong_penalty * min(
-            1.0, max(0.0, beyond / method.overlong_margin_tokens)
-        )
+        return reward - method.overlong_penalty * min(1.0, max(0.0, beyond / method.overlong_margin_tokens))
 
     rewards = [[shaped(one) for one in group if _sampled(method, one)] for group in groups]
     everything = [reward for own in rewards for reward in own]
@@ -165,8 +175,13 @@ def update(
             with torch.no_grad():
                 before = logprobs(begun, one, method.temperature)
             proximal = before.gather(1, torch.tensor(one.tokens)[:, None])[:, 0]
-        losses = token_losses(method, learner, proximal, one.behaviour, advantage)
+        taught = method.distillation * (one.reference - one.behaviour)
+        if method.keep_reward:
+            taught = taught + advantage
+        losses = token_losses(method, learner, proximal, one.behaviour, taught)
         losses = losses + method.entropy_bonus * (rows.exp() * rows).sum(1)
+        if method.kl_place == "loss":
+            losses = losses + method.kl * reference_kl(method, learner, one.reference)
         by: float = tokens
         if method.objective in ("grpo", "gspo"):
             by = len(one.tokens) * counted
@@ -179,9 +194,13 @@ def update(
 
 
 def token_losses(
-    method: Method, learner: torch.Tensor, proximal: torch.Tensor, behaviour: torch.Tensor, advantage: float
+    method: Method,
+    learner: torch.Tensor,
+    proximal: torch.Tensor,
+    behaviour: torch.Tensor,
+    advantage: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the losses [T] of one trajectory's tokens from their log-probabilities [T], nats."""
+    """Return the losses [T] of one trajectory's tokens from log-probabilities and advantages [T]."""
     low, high = CLIPS[method.objective]
     low = low if method.clip_low is None else method.clip_low
     high = high if method.clip_high is None else method.clip_high
@@ -192,9 +211,22 @@ def token_losses(
         surrogate = ratio.clamp(max=1 + high).detach() * advantage * learner
     else:
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-        if method.dual_clip is not None and advantage < 0:
-            surrogate = surrogate.clamp(min=method.dual_clip * advantage)
+        if method.dual_clip is not None:
+            least = torch.maximum(surrogate, method.dual_clip * advantage)
+            surrogate = torch.where(advantage < 0, least, surrogate)
     return -surrogate * importance(method, proximal - behaviour)
+
+
+def reference_kl(method: Method, learner: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return the estimates [T] of KL(learner || reference), whose gradients have the mean of the KL's.
+
+    Of k1 that is not its derivative, whose mean is 0, but the one of k2 = k1^2 / 2.
+    """
+    apart = reference - learner
+    if method.kl_estimator == "k3":
+        return apart.exp() - 1 - apart
+    k2 = apart.square() / 2
+    return -apart.detach() + k2 - k2.detach()
 
 
 def importance(method: Method, gap: torch.Tensor) -> torch.Tensor:

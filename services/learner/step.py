@@ -23,6 +23,7 @@ from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.learning_rate import rate_share
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.ranks.plan import PLAN_VERSION
+from antiphon.core.reference_config import WHO_SCORES
 from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
@@ -310,7 +311,7 @@ def config_digest(config: RunConfig) -> str:
             config.algorithm.model_dump_json(exclude=beside),
             config.learner.model_dump_json(exclude=left_out),
             *(
-                [config.reference.model_dump_json(exclude={"model", "threads"})]
+                [config.reference.model_dump_json(exclude=set(WHO_SCORES))]
                 if config.reference.in_loss
                 else []
             ),

@@ -6,33 +6,23 @@ a request up for longer than `judge.timeout_s`, or fill the memory: an answer th
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-import aiohttp
 import structlog
 
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.judge_config import Judged, JudgeSection
-from antiphon.core.reporting.plain_text import plain
 from antiphon.environments.environment import Environment, reward_range_of
-from antiphon.environments.outside import secret_values
-from antiphon.environments.scoring.messages import REASON_CHARS, Failed, Verdict, checked_reward
+from antiphon.environments.scoring.messages import Failed, Verdict, checked_reward
 from antiphon.lineage.judgements import JUDGEMENTS, Judgement
 from antiphon.lineage.kept import Kept
+from antiphon.services.reward.json_server import JsonServer
 
-ANSWER_BYTES = 1 << 20
-"""Longest answer that is read."""
-SAID_CHARS = 100
-"""Characters of a refusal that are repeated."""
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 """Pause before the second request for an answer, which doubles for each further one, and the longest."""
-PASSING = (408, 425, 429)
-"""Statuses below 500 after which it is worth asking again."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -52,7 +42,7 @@ class ModelJudge:
             ConfigError: when the variable with the API key is not set.
         """
         self._section, self._environment, self._path, self._sleep = section, environment, path, sleep
-        self._secrets = secret_values([section.key] if section.key else [], "judge.key")
+        self._server = JsonServer("judge", section.key, section.timeout_s, section.at_once)
         self._within = reward_range_of(environment)
         self._places = asyncio.Semaphore(section.at_once)
         self._judging: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -60,19 +50,11 @@ class ModelJudge:
 
     async def __aenter__(self) -> Self:
         self._kept = Kept(self._path, JUDGEMENTS, Judgement)
-        key = self._secrets.get(self._section.key or "")
-        keys = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._session = aiohttp.ClientSession(
-            headers={"Accept-Encoding": "identity", **keys},
-            timeout=aiohttp.ClientTimeout(total=self._section.timeout_s),
-            connector=aiohttp.TCPConnector(limit=self._section.at_once),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # few bytes would become many
-        )
+        await self._server.__aenter__()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._session.close()
+        await self._server.__aexit__()
         self._kept.close()
 
     async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
@@ -117,7 +99,7 @@ class ModelJudge:
             async with self._places:
                 begun = clock()
                 try:
-                    tree = await self._post(url, body)
+                    tree = await self._server.post(url, body)
                     requests, seconds = requests + 1, seconds + clock() - begun
                     tokens_in += _tokens(tree, "prompt")
                     tokens_out += _tokens(tree, "completion")
@@ -125,49 +107,14 @@ class ModelJudge:
                     share, failure = section.share_in(reply), ""
                     break
                 except (UnavailableError, ContractError, ValueError) as error:
-                    failure = self._plain(f"judge: {error}")
+                    failure = self._server.plain(f"judge: {error}")
                     _log.warning("judge.failed", attempt=attempt + 1, reason=failure)
                     if isinstance(error, ContractError):
                         break
         of_prompts, of_replies = section.price_per_million
         usd = (tokens_in * of_prompts + tokens_out * of_replies) / 1e6
-        reply = self._plain(reply, keep="\n", most=None)
+        reply = self._server.plain(reply, keep="\n", most=None)
         return Judgement(share, reply, failure, tokens_in, tokens_out, requests, seconds, usd)
-
-    async def _post(self, url: str, body: dict[str, Any]) -> Any:
-        """Return the JSON of an answer.
-
-        Raises:
-            UnavailableError: when asking again may help.
-            ContractError: when it will not.
-        """
-        found = bytearray()
-        try:
-            async with self._session.post(url, json=body, allow_redirects=False) as answer:
-                async for chunk in answer.content.iter_any():
-                    found += chunk
-                    if len(found) > ANSWER_BYTES:
-                        raise UnavailableError(f"its answer has more than {ANSWER_BYTES >> 20} MiB")
-        except TimeoutError:
-            raise UnavailableError(f"it did not answer within {self._section.timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnavailableError(f"it cannot be asked: {type(error).__name__}: {error}") from error
-        status, said = answer.status, self._plain(found.decode(errors="replace"), most=SAID_CHARS)
-        if status != 200:
-            if 300 <= status < 400:
-                said = f"go to {answer.headers.get('Location', '')}; give the final address in judge.url"
-            kind = UnavailableError if status >= 500 or status in PASSING else ContractError
-            raise kind(f"it answered with status {status}: {said}")
-        try:
-            return json.loads(found)
-        except (ValueError, RecursionError):
-            raise UnavailableError(f"its answer is no JSON: {said}") from None
-
-    def _plain(self, text: str, keep: str = "", most: int | None = REASON_CHARS) -> str:
-        """Return a text of the other side without orders and without the key."""
-        for name, value in self._secrets.items():
-            text = text.replace(value, f"${name}")
-        return plain(text, keep)[:most]
 
 
 def _tokens(tree: Any, of: str) -> int:

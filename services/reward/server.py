@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from antiphon.api import scorer as scorer_api
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import FILE
 from antiphon.core.errors import ConfigError
@@ -131,8 +132,8 @@ async def serve_reward(
     Port 0 picks a free one; `ready` is called with it. `reward_with` stands in for the environment and
     the decoder that `config` names. Without `credentials`, the services' bundle, it serves without
     encryption, on loopback alone. Where the run has a reference model its scorer is at
-    `scorer_address`. Where hosts hold the environment they are served in the scorer's place, and
-    `run_dir` keeps what is known of them, and a model's judgements.
+    `scorer_address`; without one, the server of reference.url is asked. Where hosts hold the environment they
+    are served in the scorer's place, and `run_dir` keeps what is known of them, and a model's judgements.
 
     Raises:
         ConfigError: when the environment, the sandbox, the tokenizer or the port cannot be used, or the
@@ -167,11 +168,16 @@ async def serve_reward(
         else:
             scorer = await running.enter_async_context(scorer_of(config, environment, run_dir))
         processes = config.reward.processes if isinstance(scorer, ScoringPool) else 1
-        reference: ScorerClient | None = None
+        reference: scorer_api.Scorer | None = None
         if scorer_address:
             limit_s = config.services.stall_timeout_s
             client = ScorerClient(scorer_address, limit_s, credentials=credentials)
             reference = await running.enter_async_context(client)
+        elif config.reference.used:
+            from antiphon.services.reward.prompt_logprobs import AT_ONCE, ServedScorer  # an HTTP client
+
+            reference = await running.enter_async_context(ServedScorer(config))
+            processes = max(processes, AT_ONCE)
         service = RewardService(
             coordinator,
             scorer,

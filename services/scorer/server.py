@@ -6,6 +6,7 @@ from typing import Any
 
 from antiphon.api.scorer import Scorer
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
 from antiphon.models.codec import check_reference
 from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.net.rpc.calls import serve_contract
@@ -29,8 +30,13 @@ def open_scorer(config: RunConfig) -> Scorer:
     """Load the reference model of a run and return what scores with it.
 
     Raises:
-        ConfigError: when it has another vocabulary than the policy, or cannot be loaded.
+        ConfigError: when it has another vocabulary than the policy, cannot be loaded, or is served elsewhere.
     """
+    if config.reference.url:
+        raise ConfigError(
+            "reference.url names the server that scores, so this service has nothing to do; leave "
+            "reference.url out, or do not start it"
+        )
     check_reference(config.model.path, config.reference.model)
     spare_unused_libraries()
     import torch  # only for who computes with it

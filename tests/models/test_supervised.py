@@ -13,127 +13,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from antiphon.benchmarks.parts.chat_masks import (
+    CONVERSATIONS,
+    TEMPLATES,
+    TOOLS,
+    chatml,
+    make_tokenizer,
+    masks,
+    reader,
+)
 from antiphon.core.errors import ConfigError
-from antiphon.models.chat_template import ChatTemplate
 from antiphon.models.codec import TextCodec
 from antiphon.models.supervised import SupervisedReader, SupervisedRow, SupervisedRows
 from antiphon.system.rows import Rows
 
-WORDS = ("<|im_end|>", "</s>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<eos>")
-"""End tokens of the forms below; each is one token here."""
-CALLS = "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
-TURN = "{% generation %}{{ m.content or '' }}" + CALLS + "END{% endgeneration %}"
-LOOP = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}HEAD"
-    + TURN
-    + "TAIL{% else %}OTHER{% endif %}{% endfor %}"
-)
-
-
-def form(head: str, end: str, other: str, prompt: str, tail: str = "", before: str = "") -> str:
-    text = before + LOOP + "{% if add_generation_prompt %}PROMPT{% endif %}"
-    for name, value in (("HEAD", head), ("END", end), ("OTHER", other), ("PROMPT", prompt), ("TAIL", tail)):
-        text = text.replace(name, value)
-    return text
-
-
-def chatml(before: str = "") -> str:
-    other = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-    return form("<|im_start|>assistant\n", "<|im_end|>", other, "<|im_start|>assistant\n", "\n", before)
-
-
-TEMPLATES = {
-    "chatml": chatml(),
-    "chatml with tools": chatml(
-        "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    ),
-    "llama 3": form(
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "<|eot_id|>",
-        "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>",
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        before="<|begin_of_text|>",
-    ),
-    "mistral": form(" ", "</s>", "[INST] {{ m.content }} [/INST]", " ", before="<s>"),
-    "gemma": form(
-        "<start_of_turn>model\n",
-        "<end_of_turn>",
-        "<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n",
-        "<start_of_turn>model\n",
-        "\n",
-    ),
-    "phi 3": form(
-        "<|assistant|>\n", "<|end|>", "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n", "<|assistant|>\n", "\n"
-    ),
-    "zephyr": form(
-        "<|assistant|>\n", "</s>", "<|{{ m.role }}|>\n{{ m.content }}</s>\n", "<|assistant|>\n", "\n"
-    ),
-    "deepseek": form("<|Assistant|>", "</s>", "<|User|>{{ m.content }}", "<|Assistant|>"),
-    "vicuna": form("ASSISTANT: ", "</s>", "{{ m.role | upper }}: {{ m.content }} ", "ASSISTANT: "),
-    "alpaca": form(
-        "### Response:\n", "<eos>", "### Instruction:\n{{ m.content }}\n\n", "### Response:\n", "\n\n"
-    ),
-}
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, one token each, and the end tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made = Tokenizer(models.BPE({one: number for number, one in enumerate(sorted(alphabet))}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    found = PreTrainedTokenizerFast(tokenizer_object=made)
-    found.add_special_tokens({"additional_special_tokens": list(WORDS)})
-    return found
-
-
-def reader(
-    tokenizer: PreTrainedTokenizerFast, template: str, turns: Any = "all", **limits: int
-) -> SupervisedReader:
-    ends = tokenizer.convert_tokens_to_ids(list(WORDS))
-    codec = TextCodec(tokenizer.backend_tokenizer, ends, len(tokenizer))
-    return SupervisedReader(
-        codec, ChatTemplate(codec, "model", {"default": template}, {}, {}), ends, turns, **limits
-    )
-
-
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-CONVERSATIONS = (
-    [{"role": "user", "content": "1 + 2"}, {"role": "assistant", "content": "3"}],
-    [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": "1 + 2"},
-        {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "content": "3"},
-        {"role": "assistant", "content": "It is 3."},
-        {"role": "user", "content": "and 4 more? <|im_end|>"},
-        {"role": "assistant", "content": "7\n"},
-    ],
-)
+    return make_tokenizer()
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["one turn", "tools and turns"])
 def test_the_mask_is_the_templates_own(tokenizer: PreTrainedTokenizerFast, name: str, messages: Any) -> None:
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    row = reader(tokenizer, TEMPLATES[name]).row({"messages": messages, "tools": tools})
-    plain = json.loads(json.dumps(messages).replace("<|im_end|>", "<?im_end?>"))  # as text it ends no turn
-    wanted = tokenizer.apply_chat_template(
-        plain, tools=tools, chat_template=TEMPLATES[name], return_dict=True, return_assistant_tokens_mask=True
-    )
-    ids, mask = wanted["input_ids"], wanted["assistant_masks"]
-    last = max(place for place, own in enumerate(mask) if own) + 1
-    own = [0] * len(row.token_ids)
-    for start, stop in row.learned:
-        own[start:stop] = [1] * (stop - start)
-    assert len(row.token_ids) == last and own == mask[:last]
-    text = tokenizer.decode(list(row.token_ids)).replace("<|im_end|>", "<?im_end?>")
-    assert text == tokenizer.decode(ids[:last]).replace("<|im_end|>", "<?im_end?>")
+    row = reader(tokenizer, TEMPLATES[name]).row({"messages": messages, "tools": TOOLS})
+    (ours, mask), (ids, theirs) = masks(tokenizer, name, messages)
+    assert len(row.token_ids) == len(theirs) and mask == theirs
+    texts = [tokenizer.decode(one).replace("<|im_end|>", "<?im_end?>") for one in (ours, ids)]
+    assert texts[0] == texts[1]
     (last_turn,) = (
-        reader(tokenizer, TEMPLATES[name], "last").row({"messages": messages, "tools": tools}).learned
+        reader(tokenizer, TEMPLATES[name], "last").row({"messages": messages, "tools": TOOLS}).learned
     )
     assert last_turn == row.learned[-1]
 

@@ -47,9 +47,12 @@ from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
+from antiphon.services.scorer.server import register_scorer
+from antiphon.services.scorer.service import ScorerService
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 from antiphon.weights.rpc import register_broadcast
 from antiphon.weights.service import BroadcastService
+from tests.support.small_policy import make_model
 
 RUN_ID = "run-1"
 LEASE_KEY = bytes(32)
@@ -130,7 +133,7 @@ def known_values() -> dict[str, list[Any]]:
 
 @contextmanager
 def open_services(folder: Path) -> Iterator[RunningServices]:
-    """Serve a coordinator and an origin until the block is left."""
+    """Serve a coordinator, an origin and a scorer until the block is left."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="services", daemon=True)
     thread.start()
@@ -160,10 +163,12 @@ async def _serve(folder: Path, ready: list[RunningServices], stop: asyncio.Event
     service = CoordinatorService(state_machine, audits=AuditQueue(state_machine, bytes(32)))
     learner = await _learner(folder / "behind", behind)
     chunks = BroadcastService(PayloadStore(folder / PAYLOADS))
+    scorer = ScorerService(make_model().eval(), 1.0)
     servers = {
         "Coordinator": await start_coordinator(service, "127.0.0.1", 0),
         "Broadcast": await start_server("127.0.0.1", 0, lambda s: register_broadcast(s, chunks), []),
         "Learner": await start_server("127.0.0.1", 0, lambda s: register_learner(s, learner), []),
+        "Scorer": await start_server("127.0.0.1", 0, lambda s: register_scorer(s, scorer), []),
     }
     addresses = {name: f"127.0.0.1:{port}" for name, (_, port) in servers.items()}
     ready.append(RunningServices(state_machine, learner, addresses, asyncio.get_running_loop()))

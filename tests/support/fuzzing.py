@@ -51,7 +51,15 @@ from antiphon.net.security.access_tokens import load_claims, make_token
 from antiphon.net.security.credentials import load_credentials
 from antiphon.net.security.keys import signing_key
 from antiphon.net.wire import FLOAT32
-from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
+from antiphon.protos import (
+    broadcast_pb2,
+    coordinator_pb2,
+    learner_pb2,
+    records_pb2,
+    reward_pb2,
+    rollout_pb2,
+    scorer_pb2,
+)
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
@@ -292,6 +300,9 @@ def damaged(sound: Sequence[bytes]) -> st.SearchStrategy[bytes]:
     return near() | st.binary(max_size=200)
 
 
+TOKENS = b"\x01\x00\x00\x00\x07\x00\x00\x00"
+SCORED = {"prompt_token_ids": [TOKENS], "completions": [TOKENS, b""]}
+"""Of the scorer, whose tokens are bytes: two of its model's."""
 DEADLINE_S = 0.2
 """Of each call; a long poll that outlives it was held open as asked, which is no crash."""
 ENDINGS = frozenset({"Finish", "Pause"})
@@ -378,11 +389,11 @@ def claim_targets(run: ClaimedRun) -> Iterator[Target]:
 def rpc_targets(services: RunningServices, tally: Tally) -> Iterator[Target]:
     """Yield two targets for each method of every service."""
     known = known_values()
-    for module in (coordinator_pb2, broadcast_pb2, learner_pb2, reward_pb2):
+    for module in (coordinator_pb2, broadcast_pb2, learner_pb2, reward_pb2, scorer_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             channel = grpc.insecure_channel(services.addresses[service.name])
             for method in service.methods:
-                sound = messages(method.input_type, known)
+                sound = messages(method.input_type, known | SCORED if module is scorer_pb2 else known)
                 raw = st.binary(max_size=60) | st.builds(_cut, sound, st.integers(0, 80))
                 call = _caller(channel, service, method)
                 feeder = _rpc_feeder(services, call, method, tally)

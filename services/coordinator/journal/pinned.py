@@ -8,7 +8,7 @@ from antiphon.core.digests import digest_bytes, digest_file
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.loop.run_state import ENVIRONMENT_FILES, REWARD_RANGE, RunState
 from antiphon.core.messages import UNIT_RANGE, RewardRange
-from antiphon.core.reference_config import ReferenceSection
+from antiphon.core.reference_config import WHO_SCORES, ReferenceSection
 from antiphon.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, start_folder
 from antiphon.models.codec import model_folder
 from antiphon.models.directory import model_digest
@@ -20,6 +20,7 @@ MODEL_FILES = "the digest of model.path's files"
 START, A_FOLDER = "learner.lora.start", '"a folder"'
 START_FILES = f"the digest of {START}'s files"
 REFERENCE_FILES = "the digest of reference.model's files"
+TEACHER = "reference.model"
 METHOD_FILES = {name: f"the digest of algorithm.{name}'s files" for name in ("objective", "advantage")}
 """The same of the user's own functions, by their fields."""
 UNPINNED = {
@@ -35,9 +36,10 @@ UNPINNED = {
     "judge.kind": '"chat"',
     "judge.prompt": "null",
     "judge.scale": "[0.0, 10.0]",
+    TEACHER: '""',
     **{
         f"reference.{name}": json.dumps(value)
-        for name, value in ReferenceSection().model_dump(mode="json", exclude={"model", "threads"}).items()
+        for name, value in ReferenceSection().model_dump(mode="json", exclude=set(WHO_SCORES)).items()
     },
 }
 """What runs keep only where it has another value than this."""
@@ -56,7 +58,8 @@ def input_files(config: RunConfig) -> dict[str, str]:
         files = [start_folder(start) / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
         if all(path.is_file() for path in files):
             found[START_FILES] = digest_bytes("".join(map(digest_file, files)).encode())
-    teacher = model_folder(config.reference.model) if config.reference.model else None
+    here = config.reference.model and not config.reference.url
+    teacher = model_folder(config.reference.model) if here else None
     if teacher is not None:
         found[REFERENCE_FILES] = model_digest(teacher)
     for field, facts in method_facts(config.algorithm).items():
@@ -83,10 +86,10 @@ def pinned_values(
         found[f"algorithm.{name}"] = tree["algorithm"][name]
     found |= {f"judge.{name}": tree["judge"][name] for name in ("model", "kind", "prompt", "scale")}
     found |= {
-        f"reference.{name}": value
-        for name, value in tree["reference"].items()
-        if name not in ("model", "threads")
+        f"reference.{name}": value for name, value in tree["reference"].items() if name not in WHO_SCORES
     }
+    if config.reference.url:  # of a folder the files are compared
+        found[TEACHER] = config.reference.model
     found |= {f"evaluation.{name}": tree["evaluation"][name] for name in ("prompts", "samples")}
     found[REWARD_RANGE] = reward_range
     texts = {name: json.dumps(value, sort_keys=True) for name, value in found.items()}

@@ -56,6 +56,12 @@ def rows_of(seed: int, count: int = 12) -> list[BatchRow]:
     ]
 
 
+def referred(rows: list[BatchRow]) -> list[BatchRow]:
+    rng = np.random.default_rng(7)
+    apart = [0.5 * rng.standard_normal(row.logprobs.size).astype(np.float32) for row in rows]
+    return [replace(row, reference_logprobs=row.logprobs + one) for row, one in zip(rows, apart, strict=True)]
+
+
 def weights(held: TrainedStep) -> torch.Tensor:
     return torch.cat([tensor.flatten().double() for tensor in held.weights.copies().values()])
 
@@ -122,6 +128,30 @@ def test_two_ranks_do_the_step_of_one_and_go_on_from_their_checkpoint_bit_for_bi
             assert metrics["trajectories"] == 12 and set(drifts) == set(held.drifts)
     with pytest.raises(ConfigError, match=r"made by 2 ranks, but learner.ranks is 1; continue with .*=2"):
         Trainer(config_of(model), two.trainer._checkpoints).start(2)
+
+
+@pytest.mark.parametrize("lora", [{}, {"rank": 4}], ids=["whole", "adapters"])
+def test_two_ranks_make_the_same_of_a_reference_models_column_as_one(
+    model: Path, tmp_path: Path, lora: dict[str, Any]
+) -> None:
+    changes = {
+        "reference__kl": 0.3,
+        "reference__distillation": 0.5,
+        "loop__filter": "none",
+        "learner__lora": lora,
+    }
+    found: list[tuple[TrainedStep, torch.Tensor]] = []
+    for ranks in (1, 2):
+        config = config_of(model, learner__ranks=ranks, learner__zero_stage=2, **changes)
+        with RankGroup(tmp_path / str(ranks), config) as group:
+            group.trainer.start(0)
+            held = group.train(0, referred(rows_of(0)))
+            found.append((held, weights(held)))
+    (one, ours), (two, theirs) = found
+    assert float((ours - theirs).norm() / ours.norm()) <= 2e-5
+    for name in ("gradient_norm", "loss", "reference_kl_k1", "reference_kl_k3"):
+        assert one.metrics[name] == pytest.approx(two.metrics[name], rel=1e-5, abs=1e-5)
+    assert one.metrics["reference_kl_k3"] > 0.01
 
 
 def test_a_rank_of_stage_3_that_finds_too_little_says_so(model: Path, tmp_path: Path) -> None:
