@@ -88,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.ranks:
         kinds = options.objectives, bool(options.bfloat16), options.adapters
         with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as name:
-            given = {"model": str(saved_model(MIXTURE, Path(name)))} if options.moe else {}
-            result |= compare(options.ranks, options.stages, *kinds, **given)
+            model = str(saved_model(MIXTURE, Path(name)) if options.moe else MODEL)
+            result |= compare(options.ranks, options.stages, *kinds, model)
     if options.load:
         result["load_peak_share"] = load_share()
     if options.speed:
@@ -171,21 +171,22 @@ def compare(
     objectives: Sequence[str],
     bfloat16: bool,
     lora: int,
-    **given: Any,
+    model: str,
 ) -> dict[str, Any]:
-    """Compare every cell, in which `given` is the same, with one rank."""
+    """Compare every cell, all of one model, with one rank."""
     kinds = [("float32", objective, 0) for objective in objectives]
     kinds += [("float32", objectives[0], lora)] if lora else []
     kinds += [("bfloat16", objectives[0], 0)] if bfloat16 else []
     found = run_cells(
-        [cell(1, 0, objective, dtype=dtype, lora=lora, **given) for dtype, objective, lora in kinds]
+        [cell(1, 0, objective, dtype=dtype, lora=lora, model=model) for dtype, objective, lora in kinds]
     )
     bases = {kind: base for kind, base in zip(kinds, found, strict=True)}
     worst = dict.fromkeys([*LIMITS][:4], 0.0)
     same, cosine, count, least = True, 1.0, 0, math.inf
     for world in worlds:
         cells = [
-            cell(world, stage, objective, dtype=dtype, lora=lora, **given) | {"again": kind == kinds[0][:2]}
+            cell(world, stage, objective, dtype=dtype, lora=lora, model=model)
+            | {"again": kind == kinds[0][:2]}
             for stage in stages
             for dtype, objective, lora in kinds
             for kind in [(dtype, objective)]
