@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from antiphon.runs.servers.prefect_server import answers
 from tests.support.main_job import (
     PROJECT,
     QUICKSTART,
@@ -56,7 +57,7 @@ def test_a_run_without_workers_is_cancelled_or_waits_as_long_as_it_was_told(tmp_
     job = Job(home, overrides)
     try:
         job.reach(0)
-        job.when(lambda: job.journal.events("snapshot.announced") and "\n  prefect: " in job.said)
+        job.when(lambda: job.journal.events("snapshot.announced") and page_answers(job))
         cancel_as_the_page_does(job)
         assert job.wait() == 1, job.everything()
         (complaint,) = job.complaints()
@@ -170,9 +171,18 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(standing: Standin
     assert all_gone(home)
 
 
+def page_of(job: Job) -> str:
+    return next((line.split()[-1] for line in job.said.splitlines() if line.startswith("  prefect: ")), "")
+
+
+def page_answers(job: Job) -> bool:
+    """Return whether the server is up whose address the run has told."""
+    return bool(page_of(job)) and answers(f"{page_of(job)}/api/health")
+
+
 def cancel_as_the_page_does(job: Job) -> None:
     """Set the state of the run's flow run through the server's API."""
-    (url,) = {line.split()[-1] for line in job.said.splitlines() if line.startswith("  prefect: ")}
+    url = page_of(job)
     running = {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
     (flow_run,) = job.when(lambda: post(url, job.home, "flow_runs/filter", running))
     job.when(lambda: post(url, job.home, "flow_runs/filter", running)[0]["name"] == job.run_dir.name)

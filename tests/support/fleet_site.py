@@ -54,7 +54,9 @@ class FleetSite:
     @property
     def processes(self) -> list[psutil.Process]:
         played = ["/bin/sh", str(self.folder / "antiphon")]
-        return [one for one in psutil.process_iter() if _words(one)[:2] == played]
+        found = {one.pid: one for one in psutil.process_iter(["ppid"]) if _words(one)[:2] == played}
+        # What a shell is about to run is a copy of the shell for a moment.
+        return [one for one in found.values() if one.info["ppid"] not in found]
 
     def close(self) -> None:
         for process in self.processes:

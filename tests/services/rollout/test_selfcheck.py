@@ -1,5 +1,6 @@
 """What an engine's startup check concludes: which distributions it tells apart, and when drafts stay off."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from math import erfc, sqrt
 
@@ -162,6 +163,12 @@ class LightEngine:
 
     def use_drafts(self, on):
         self.drafts = on
+
+    def alike(self):
+        return nullcontext()
+
+    def close(self):
+        self.settings = None
 
 
 @pytest.fixture
