@@ -75,6 +75,11 @@ class SftConfig(Section):
     def _check(self) -> "SftConfig":
         if not self.data.train:
             raise ValueError("data.train names no file; give files of JSON lines or Parquet")
+        if self.model.renderer not in ("auto", "default"):
+            raise ValueError(
+                f"model.renderer={self.model.renderer} has no effect on rows: the model's chat template "
+                "writes them; leave it out"
+            )
         fields = type(self).model_fields
         unused = [name for name in SCORING if getattr(self, name) != fields[name].default]
         if self.environment is None and unused:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from antiphon.api.scorer import Scorer
+from antiphon.core.checks import LOGPROB_CEILING
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError, UnavailableError
 from antiphon.core.records import FloatArray, IntArray
@@ -105,7 +106,9 @@ def _logprobs(choice: Any, token_ids: Sequence[int], start: int, server: JsonSer
     for place in range(start, len(token_ids)):
         try:
             found[place - start] = float(given[place][str(token_ids[place])]["logprob"])
-        except (KeyError, TypeError, ValueError):
+            if not -np.inf < found[place - start] <= LOGPROB_CEILING:  # NaN neither
+                raise ValueError
+        except (KeyError, TypeError, ValueError, OverflowError):
             said = server.plain(repr(given[place]), most=100)
             raise ContractError(
                 f"it does not say how probable token {token_ids[place]} is at place {place}, but {said}; "

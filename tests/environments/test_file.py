@@ -762,6 +762,9 @@ def test_a_data_set_is_read_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
         environment.try_out()
         assert (environment.size("train"), environment.size("heldout")) == (9, 9)
         assert environment.problem("heldout", 8).text == "58 + 1 ="
+    write(tmp_path / "more.jsonl", sums(90, 4))
+    for mixed in ([name, str(tmp_path / "more.jsonl")], [str(tmp_path / "more.jsonl"), name]):
+        assert opened(train=mixed, heldout=name).size("train") == 13
     with pytest.raises(ConfigError, match="cannot be loaded"):
         opened(train=f"{name}:validation", heldout=name)
 

@@ -58,6 +58,12 @@ def test_its_logprobs_are_those_of_a_scorer_of_the_run(monkeypatch: pytest.Monke
         ("slow", UnavailableError, "did not answer within 0.2 s"),
         ("plain", ContractError, "it answered 1 choices, and not one for each prompt"),
         ("one short", ContractError, "not one for each prompt"),
+        ("redirect", ContractError, "go to http://a/Bearer $TEACHER_KEY?yyy"),
+        ("no HTTP", UnavailableError, "reference.url: it cannot be asked: "),
+        ("NaN", ContractError, "how probable token 8 is at place 3, but {'0': {'logprob': nan}"),
+        ("0.5", ContractError, "how probable token 8 is"),
+        ("-Infinity", ContractError, "how probable token 8 is"),
+        ("-" + "1" * 400, ContractError, "how probable token 8 is"),
         ("other tokens", ContractError, "how probable token 8 is at place 3, but {'-1': {'logprob': -1.0}}"),
     ],
 )
@@ -68,7 +74,15 @@ def test_whatever_it_answers_is_a_sentence(
     limit_s = 0.2 if told == "slow" else 20.0
     with logprobs_of(MODEL, told) as server, pytest.raises(kind) as caught:
         asyncio.run(scored(server, key="TEACHER_KEY", timeout_s=limit_s))
-    assert said in str(caught.value) and "hush" not in str(caught.value)
+    assert said in str(caught.value) and "hush" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("key", ["hush\n", "hush ", "h\u00fcsh"])
+def test_a_key_that_no_header_carries_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("TEACHER_KEY", key)
+    with pytest.raises(ConfigError, match=r"reference\.key: the value of TEACHER_KEY has") as caught:
+        ServedScorer(config_of("http://a/v1", key="TEACHER_KEY"))
+    assert key.strip() not in str(caught.value)
 
 
 def test_it_is_tried_before_the_start_with_one_row_and_one_text() -> None:
