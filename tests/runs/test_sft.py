@@ -18,9 +18,10 @@ from antiphon.cli.replay import replay
 from antiphon.cli.report import report
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
-from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.sft_config import SftConfig, load_sft_config
 from antiphon.environments.registry import environment_of
+from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.lineage.kept import Kept
 from antiphon.lineage.tracking.mlflow_client import client_at
 from antiphon.lineage.tracking.tracked_run import TrackedRun
@@ -272,6 +273,24 @@ def test_a_score_is_the_mean_reward_of_the_held_out_prompts() -> None:
     config = task_config(environment={}, evaluation={"prompts": 6})
     task = HeldoutTask(config, MODEL_FOLDER, Answers(environment_of(config.environment)))
     assert task.score(Path("weights")) == 0.5
+
+
+@pytest.mark.parametrize("failing", [1, 60])
+def test_few_answers_that_cannot_be_judged_count_as_wrong(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    config = task_config(environment={}, evaluation={"prompts": 60})
+    task = HeldoutTask(config, MODEL_FOLDER, Answers(environment_of(config.environment)))
+
+    async def judged(*given: Any) -> list[list[Verdict]]:
+        return [[Failed("it fell over")]] * failing + [[1.0]] * (60 - failing)
+
+    monkeypatch.setattr("antiphon.runs.heldout_task.judged", judged)
+    if failing == 1:
+        assert task.score(Path("weights")) == pytest.approx(59 / 60)
+        return
+    with pytest.raises(AntiphonError, match=r"60 of 60 held-out answers could not be judged.*it fell over"):
+        task.score(Path("weights"))
 
 
 def test_a_task_with_turns_is_refused() -> None:

@@ -38,6 +38,8 @@ class LogprobServer:
         if told == "no HTTP" and request.transport is not None:
             request.transport.write(f"HTTP/9 {request.headers.get('Authorization')}\r\n\r\n".encode())
             request.transport.close()
+        if told == "0.6 s":
+            await asyncio.sleep(0.6)
         if told == "slow":
             await asyncio.Event().wait()
         if told == "plain":

@@ -15,6 +15,7 @@ from antiphon.core.errors import AntiphonError, ConfigError, ContractError, Unav
 from antiphon.core.records import FloatArray
 from antiphon.models.codec import TextCodec
 from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
+from antiphon.services.reward import prompt_logprobs
 from antiphon.services.reward.prompt_logprobs import ServedScorer, check_server
 from antiphon.services.scorer.server import open_scorer
 from antiphon.services.scorer.service import ScorerService
@@ -75,6 +76,18 @@ def test_whatever_it_answers_is_a_sentence(
     with logprobs_of(MODEL, told) as server, pytest.raises(kind) as caught:
         asyncio.run(scored(server, key="TEACHER_KEY", timeout_s=limit_s))
     assert said in str(caught.value) and "hush" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_who_waits_for_its_turn_has_not_begun_to_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_logprobs, "AT_ONCE", 1)
+
+    async def story(url: str) -> None:
+        async with ServedScorer(config_of(url, timeout_s=1.5)) as scorer:
+            await asyncio.gather(*(scorer.score(PROMPT, COMPLETIONS) for _ in range(4)))
+
+    with logprobs_of(MODEL, *["0.6 s"] * 4) as server:
+        asyncio.run(story(server.url))
+        assert len(server.asked) == 4
 
 
 @pytest.mark.parametrize("key", ["hush\n", "hush ", "h\u00fcsh"])
