@@ -133,9 +133,21 @@ class SupervisedReader:
                     )
                 if row.learned[0][0] == 0:
                     raise ConfigError("nothing stands before its first turn; a row begins with a prompt")
+                self._check_characters(row, given)
             except ConfigError as error:
                 raise ConfigError(f"{field}: {files.where(number)}: {error}") from error
             yield row
+
+    def _check_characters(self, row: SupervisedRow, given: Mapping[str, Any]) -> None:
+        if self._codec.unknown_id is not None and self._codec.unknown_id not in row.token_ids:
+            return
+        texts = [one.get("content") for one in given.get("messages") or ()]
+        for text in filter(None, texts or (given["prompt"], given["completion"])):
+            if places := self._codec.lost_characters(text):
+                raise ConfigError(
+                    f"the tokenizer of model.path has no token for {text[places[0]]!r} in {text[:80]!r}; "
+                    "leave it out, or take another model"
+                )
 
     def row(self, given: Mapping[str, Any]) -> SupervisedRow:
         """Return what a row holds.

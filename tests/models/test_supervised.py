@@ -128,6 +128,19 @@ def test_what_a_table_has_no_value_for_is_as_if_it_were_not_there(
     assert found[0].token_ids.size == found[1].token_ids.size + 1 == found[2].token_ids.size + 1
 
 
+@pytest.mark.parametrize(
+    "row", [{"prompt": "1 + Q =", "completion": "3"}, {"prompt": "1", "completion": "Q"}]
+)
+def test_what_the_tokenizer_has_no_token_for_is_not_learned_as_something_else(
+    tmp_path: Path, row: dict[str, str]
+) -> None:
+    codec = TextCodec.load(str(Path(__file__).parents[2] / "examples" / "models" / "chain-sum"))
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "1 + 2 =\n", "completion": "3"}) + "\n" + json.dumps(row))
+    with pytest.raises(ConfigError, match=r"row 2 of .* has no token for 'Q' in '"):
+        list(SupervisedReader(codec, None, codec.end_tokens).read(Rows([file]), "data.train"))
+
+
 def test_without_a_template_prompts_with_completions_are_plain_text(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
