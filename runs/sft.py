@@ -250,7 +250,8 @@ class _Curves:
 
     def __init__(self, plan: SftPlan, home: Path, lines: list[Line]) -> None:
         """Begin with the steps that earlier calls trained; what MLflow has of them stays."""
-        self._plan, self._home, self._tracked = plan, home, None
+        self._plan, self._home = plan, home
+        self._tracked: TrackedRun | None = None
         self._waiting = [(line, wall_clock()) for line in lines]
 
     def draw(self, lines: Sequence[Line] = (), ended: bool = False) -> None:

@@ -40,7 +40,7 @@ from antiphon.services.coordinator.journal.pinned import check_same_run, input_f
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.reward.server import scorer_of
 from antiphon.system.packages import digest_of
-from antiphon.system.rows import Rows
+from antiphon.system.rows import Rows, named_files
 from tests.support.bubblewrap import needs_bubblewrap
 
 Row = dict[str, Any]
@@ -773,3 +773,9 @@ def test_without_datasets_a_name_says_what_to_install(two: Row, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"needs the library datasets .*pip install .datasets>=4"):
         opened(**{**two, "train": "hub:owner/name"})
+
+
+def test_a_list_names_files_and_data_sets(two: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.system.rows._hub_files", lambda named, field, split: (Path(named + split),))
+    found = named_files([two["train"], "hub:a", "hub:b"], "data.train", "test")
+    assert found == (Path(two["train"]).resolve(), Path("hub:atest"), Path("hub:btest"))
