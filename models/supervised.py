@@ -209,7 +209,7 @@ class SupervisedReader:
 
 def _objects(given: Any, name: str) -> Any:
     if given is not None and not (isinstance(given, list) and all(isinstance(one, dict) for one in given)):
-        raise ConfigError(f"`{name}` must be a list of objects, and not {type(given).__name__} or such")
+        raise ConfigError(f"`{name}` must be a list of objects")
     return given
 
 

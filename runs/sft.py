@@ -147,7 +147,8 @@ def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]
         told: gets the figures of each step that is trained now.
 
     Raises:
-        ConfigError: when the model cannot be trained, another process trains it, or it has measured others.
+        ConfigError: when the model cannot be trained, another process trains it, or it was measured on
+            other held-out rows.
         UnavailableError: when the disk is full, or a rank ends.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
