@@ -44,18 +44,21 @@ def sft(path: Path, /, *overrides: str, check: bool = False, as_json: Json = Fal
     make_home(home)
 
     def told(line: dict[str, float]) -> None:
-        heldout = f"; held out {line['heldout_loss']:.4f}" if "heldout_loss" in line else ""
-        heldout += f"; task {line['heldout_score']:.4f}" if "heldout_score" in line else ""
         if not as_json:
-            print(f"step {line['step']:.0f}/{plan.steps}: loss {line['loss']:.4f}{heldout}", flush=True)
+            print(
+                f"step {line['step']:.0f}/{plan.steps}: loss {line['loss']:.4f}{_measured(line)}", flush=True
+            )
 
     lines = train(plan, home, told)
     last = lines[-1]
     if as_json:
         print(json.dumps(said | {"model": str(plan.folder / MODEL), "lines": lines}, indent=2))
         return 0
-    heldout = f", {last['heldout_loss']:.4f} nats held out" if "heldout_loss" in last else ""
-    heldout += f", task score {last['heldout_score']:.4f}" if "heldout_score" in last else ""
-    print(f"loss {lines[0]['loss']:.4f} -> {last['loss']:.4f} nats per learned token{heldout}")
+    print(f"loss {lines[0]['loss']:.4f} -> {last['loss']:.4f} nats per learned token{_measured(last)}")
     print(f"the model, for model.path of a run: {plan.folder / MODEL}")
     return 0
+
+
+def _measured(line: dict[str, float]) -> str:
+    said = {"heldout_loss": "held out", "heldout_score": "task score"}
+    return "".join(f"; {words} {line[name]:.4f}" for name, words in said.items() if name in line)

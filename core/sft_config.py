@@ -110,6 +110,12 @@ def load_sft_config(path: Path, overrides: list[str] | None = None) -> SftConfig
         ConfigError: with one sentence that names the field and the fix.
     """
     try:
-        return SftConfig.model_validate(read_tree(path, overrides))
+        config = SftConfig.model_validate(read_tree(path, overrides))
     except ValidationError as error:
         raise ConfigError(sentences(error, SftConfig)) from error
+    if config.model.renderer not in ("auto", "default"):  # recorded ones are still replayed
+        raise ConfigError(
+            f"model.renderer={config.model.renderer} has no effect on rows: the model's chat template writes "
+            "them; leave it out"
+        )
+    return config

@@ -175,9 +175,8 @@ class TextCodec:
         """
         if self.unknown_id is None:
             # What such a tokenizer does not know it drops, and the places of its tokens are wrong then.
-            return [
-                i for i, character in enumerate(text) if not (character.isspace() or self._has(character))
-            ]
+            lost = {letter for letter in set(text) if not (letter.isspace() or self._has(letter))}
+            return [i for i, letter in enumerate(text) if letter in lost] if lost else []
         tokenizer = self._renamed if self.specials.search(text) else self.tokenizer
         encoding = tokenizer.encode(text, add_special_tokens=False)
         seen = [False] * len(text)

@@ -128,14 +128,26 @@ class SupervisedReader:
                 row = self.row(given)
                 if len(row.token_ids) > self._max_tokens:
                     raise ConfigError(
-                        f"it has {len(row.token_ids)} tokens, more than data.max_tokens={self._max_tokens}; "
-                        "shorten it, or raise that"
+                        f"it has {len(row.token_ids)} tokens, more than {self._max_tokens}, the smaller of "
+                        "data.max_tokens and the positions of model.path; shorten it, or raise the first"
                     )
                 if row.learned[0][0] == 0:
                     raise ConfigError("nothing stands before its first turn; a row begins with a prompt")
+                self._check_characters(row, given)
             except ConfigError as error:
                 raise ConfigError(f"{field}: {files.where(number)}: {error}") from error
             yield row
+
+    def _check_characters(self, row: SupervisedRow, given: Mapping[str, Any]) -> None:
+        if self._codec.unknown_id is not None and self._codec.unknown_id not in row.token_ids:
+            return
+        texts = [one.get("content") for one in given.get("messages") or ()]
+        for text in filter(None, texts or (given["prompt"], given["completion"])):
+            if places := self._codec.lost_characters(text):
+                raise ConfigError(
+                    f"the tokenizer of model.path has no token for {text[places[0]]!r} in {text[:80]!r}; "
+                    "leave it out, or take another model"
+                )
 
     def row(self, given: Mapping[str, Any]) -> SupervisedRow:
         """Return what a row holds.
@@ -144,8 +156,8 @@ class SupervisedReader:
             ConfigError: when it has neither form, a message has no known role or no text, or the template
                 cannot mask turns.
         """
-        if "messages" in given:
-            return self._conversation(_messages(given["messages"]), given.get("tools"))
+        if given.get("messages") is not None:  # a table has null where a row has no such key
+            return self._conversation(_messages(given["messages"]), _objects(given.get("tools"), "tools"))
         prompt, completion = given.get("prompt"), given.get("completion")
         if not isinstance(prompt, str) or not isinstance(completion, str) or not completion:
             raise ConfigError(
@@ -195,12 +207,19 @@ class SupervisedReader:
         return SupervisedRow(np.array(whole[: learned[0][1]], np.int32), tuple(reversed(learned)))
 
 
+def _objects(given: Any, name: str) -> Any:
+    if given is not None and not (isinstance(given, list) and all(isinstance(one, dict) for one in given)):
+        raise ConfigError(f"`{name}` must be a list of objects")
+    return given
+
+
 def _messages(given: Any) -> list[Mapping[str, Any]]:
-    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-        raise ConfigError("`messages` must be a list of objects with `role` and `content`")
-    for one in given:
+    for one in _objects(given, "messages"):
         if one.get("role") not in ROLES:
             raise ConfigError(f"a message has the role {one.get('role')!r}; use one of {', '.join(ROLES)}")
         if not isinstance(one.get("content"), str) and not one.get("tool_calls"):
             raise ConfigError(f"a message of {one['role']} has neither text in `content` nor `tool_calls`")
-    return given
+    # Templates ask whether a key is there, and of a table every message has all of them.
+    return [
+        {key: value for key, value in one.items() if key == "content" or value is not None} for one in given
+    ]

@@ -21,7 +21,7 @@ from antiphon.lineage.kept import Kept
 from antiphon.models.codec import decoder
 from antiphon.models.rendering import Renderer
 from antiphon.runs.preflight import check_characters, check_model
-from antiphon.runs.suites import SAMPLES_FILE, SampleAll, judged, sample_with_workers
+from antiphon.runs.suites import MOST_FAILED, SAMPLES_FILE, SampleAll, judged, sample_with_workers
 from antiphon.services.coordinator.prompts import prompts_of
 from antiphon.services.rollout.suite_worker import SAMPLES, SuiteSample
 
@@ -60,7 +60,7 @@ class HeldoutTask:
         """Return the mean reward of the model in a folder over prompts and samples.
 
         Raises:
-            AntiphonError: when a worker fails, or an answer cannot be judged.
+            AntiphonError: when a worker fails, or more than a few answers cannot be judged.
         """
         config = self._config
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
@@ -85,9 +85,10 @@ class HeldoutTask:
             texts = [[self._decode(np.frombuffer(sample.tokens, np.int32))] for sample in found]
             keys = [one.request_id.rpartition(" ")[0] for one in requests]
             verdicts = asyncio.run(judged(config, self._environment, keys, texts, Path(work)))
-        rewards = list[float]()
-        for (verdict,) in verdicts:
-            if isinstance(verdict, Failed):
-                raise AntiphonError(f"a held-out answer could not be judged: {verdict.reason}")
-            rewards.append(verdict)
-        return sum(rewards) / len(rewards)
+        failed = [verdict for (verdict,) in verdicts if isinstance(verdict, Failed)]
+        if len(failed) > MOST_FAILED * len(verdicts):
+            raise AntiphonError(
+                f"{len(failed)} of {len(verdicts)} held-out answers could not be judged, more than "
+                f"{MOST_FAILED:.0%}, such as one: {failed[0].reason}"
+            )
+        return sum(0.0 if isinstance(verdict, Failed) else verdict for (verdict,) in verdicts) / len(verdicts)

@@ -151,6 +151,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     check_methods(config.algorithm)
     if not config.reference.url:
         check_reference(config.model.path, config.reference.model)
+        if config.reference.model and (teacher := Path(resolve_model_path(config.reference.model))).is_dir():
+            _check_positions(config, "reference.model", teacher)
     section = config.environment
     secret_values(section.secrets)
     environment: AnyEnvironment = environment_of(section)
@@ -435,12 +437,7 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
     start, notes = config.learner.lora.start, list[str]()
     if start is not None:
         notes += check_adapter_base(start_folder(start), model)
-    wanted, positions = config.rollout.max_model_tokens, most_positions(model)
-    if positions is not None and wanted > positions:
-        raise ConfigError(
-            f"rollout.max_model_tokens={wanted} is more than the {positions} positions of model.path={model} "
-            f"(config.json); set rollout.max_model_tokens={positions} or less"
-        )
+    _check_positions(config, "model.path", model)
     named = end_tokens_by_file(model)
     if len({frozenset(tokens) for tokens in named.values()}) > 1:
         said = ", ".join(f"{list(tokens)} in {name}" for name, tokens in named.items())
@@ -448,6 +445,15 @@ def check_model(config: RunConfig, model: Path) -> list[str]:
             f"the files of model.path name different end tokens ({said}); each of them ends an answer"
         )
     return notes
+
+
+def _check_positions(config: RunConfig, field: str, model: Path) -> None:
+    wanted, positions = config.rollout.max_model_tokens, most_positions(model)
+    if positions is not None and wanted > positions:
+        raise ConfigError(
+            f"rollout.max_model_tokens={wanted} is more than the {positions} positions of {field}={model} "
+            f"(config.json); set rollout.max_model_tokens={positions} or less"
+        )
 
 
 def check_devices(config: RunConfig, model: Path) -> None:

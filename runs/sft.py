@@ -7,7 +7,7 @@ them; at the end a Hugging Face folder stands in it, which `model.path` of a run
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import structlog
 
 from antiphon.api.policy_file import copy_policy
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.learning_rate import rate_by_size
 from antiphon.core.records import BatchRow
 from antiphon.core.seeds import generator
@@ -39,7 +39,7 @@ from antiphon.runs.directory import lock
 from antiphon.runs.finding import RECORD
 from antiphon.services.learner.training import TrainedStep
 from antiphon.system.clock import wall_clock
-from antiphon.system.files import write_atomically
+from antiphon.system.files import PREFIX, write_atomically
 from antiphon.system.rows import Rows, named_files
 from antiphon.weights.payload_store import PayloadStore
 
@@ -124,6 +124,8 @@ def plan_sft(config: SftConfig, home: Path) -> SftPlan:
     if rate is None:
         adapters = bool(config.learner.lora.rank)
         rate = rate_by_size(count_parameters(model), adapters=adapters) * (1.0 if adapters else SFT_TIMES)
+    for sentence in config.as_run(config.steps(len(read["train"])), rate).idle_keys():
+        _log.warning("config.idle", reason=sentence)
     task = None
     if config.environment is not None:
         from antiphon.runs.heldout_task import HeldoutTask  # its judges are slow to import
@@ -145,38 +147,42 @@ def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]
         told: gets the figures of each step that is trained now.
 
     Raises:
-        ConfigError: when the model cannot be trained, or another process trains it.
+        ConfigError: when the model cannot be trained, another process trains it, or it was measured on
+            other held-out rows.
         UnavailableError: when the disk is full, or a rank ends.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     with lock(plan.folder):
         log, learner, lines = plan.folder / LOG, plan.config.learner, read_lines(plan.folder)
+        record = plan.folder / RECORD
+        if lines and json.loads(record.read_bytes())["rows"]["heldout"] != plan.heldout.digest():
+            raise ConfigError(
+                f"data.heldout holds other rows than {plan.folder.name} has measured its loss on; put them "
+                "back, or take another run.name"
+            )
         if len(lines) == plan.steps and (plan.folder / MODEL).is_dir():
             return lines
+        for left in plan.folder.glob(f"{PREFIX}*"):  # of a process that was killed, a model's size each
+            shutil.rmtree(left, ignore_errors=True)
         with learning(plan, plan.steps) as (trainer, held, step_of):
             lines = lines[: held.version]
-            told_of = {"kind": "sft", "rows": str(len(plan.rows)), "model.path": plan.config.model.path}
-            tracked = open_run(
-                home, plan.folder / "mlflow.json", plan.config.run.name, plan.folder.name, told_of, {}
-            )
+            curves = _Curves(plan, home, lines)
             write_record(plan)
-            untold: list[tuple[Line, float]] = []
             for step in range(held.version, plan.steps):
                 held, line = step_of(step)
                 if plan.task is not None and plan.due(step, plan.config.evaluation.interval):
-                    with TemporaryDirectory(prefix="scored-", dir=plan.folder) as model:
+                    with TemporaryDirectory(prefix=PREFIX, dir=plan.folder) as model:
                         _fill(Path(model), plan, held)
                         line["heldout_score"] = plan.task.score(Path(model))
                 lines.append(line)
                 if plan.due(step, learner.checkpoint_interval):
                     write_atomically(log, "".join(json.dumps(one) + "\n" for one in lines).encode())
                     trainer.save()
-                untold.append((line, wall_clock()))
-                _log_curves(tracked, untold)
+                curves.draw([line])
                 told(line)
             write_record(plan, held.weights.digest())
             whole_folder(plan.folder / MODEL, lambda begun: _fill(begun, plan, held))
-        _log_curves(tracked, untold, ended=True)
+        curves.draw(ended=True)
     return lines
 
 
@@ -240,19 +246,38 @@ def learning(plan: SftPlan, at_most: int) -> "Iterator[tuple[Trainer, TrainedSte
         yield trainer, held, step_of
 
 
-def _log_curves(tracked: TrackedRun, untold: list[tuple[Line, float]], ended: bool = False) -> None:
-    """Draw steps in MLflow; while it does not answer, they wait for a later one and nothing stops."""
-    try:
+class _Curves:
+    """Draws each step once in MLflow; while it does not answer, or refuses, they wait and nothing stops."""
+
+    def __init__(self, plan: SftPlan, home: Path, lines: list[Line]) -> None:
+        """Begin with the steps that earlier calls trained; what MLflow has of them stays."""
+        self._plan, self._home = plan, home
+        self._tracked: TrackedRun | None = None
+        self._waiting = [(line, wall_clock()) for line in lines]
+
+    def draw(self, lines: Sequence[Line] = (), ended: bool = False) -> None:
+        self._waiting += [(line, wall_clock()) for line in lines]
+        try:
+            tracked = self._tracked = self._tracked or self._open()
+            with explained(tracked.uri):
+                while self._waiting:
+                    line, at = self._waiting[0]
+                    metrics = {f"sft/{name}": value for name, value in line.items()}
+                    tracked.log_summary(int(line["step"]), metrics, at)
+                    del self._waiting[0]
+                if ended:
+                    tracked.client.set_terminated(tracked.run_id)
+        except AntiphonError as error:
+            _log.warning("curves.wait", steps=len(self._waiting), reason=str(error))
+
+    def _open(self) -> TrackedRun:
+        config, folder = self._plan.config, self._plan.folder
+        told_of = {"kind": "sft", "rows": str(len(self._plan.rows)), "model.path": config.model.path}
+        tracked = open_run(self._home, folder / "mlflow.json", config.run.name, folder.name, told_of, {})
         with explained(tracked.uri):
-            while untold:
-                line, at = untold[0]
-                metrics = {f"sft/{name}": value for name, value in line.items()}
-                tracked.log_summary(int(line["step"]), metrics, at)
-                del untold[0]
-            if ended:
-                tracked.client.set_terminated(tracked.run_id)
-    except UnavailableError as error:
-        _log.warning("curves.wait", steps=len(untold), reason=str(error))
+            drawn = {one.step for one in tracked.client.get_metric_history(tracked.run_id, "sft/loss")}
+        self._waiting = [one for one in self._waiting if int(one[0]["step"]) not in drawn]
+        return tracked
 
 
 def _fill(folder: Path, plan: SftPlan, held: TrainedStep) -> None:

@@ -213,10 +213,11 @@ def named_files(named: Any, field: str, split: str) -> tuple[Path, ...]:
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{field}={named!r} is neither the path of a file nor a list of them")
-    if names[0].startswith("hub:"):
-        return _hub_files(names[0], field, split)
-    found = []
+    found = list[Path]()
     for name in names:
+        if name.startswith("hub:"):
+            found += _hub_files(name, field, split)
+            continue
         places = [Path(name).expanduser(), _ROOT / name]
         path = next((place for place in places if place.is_file()), None)
         if path is None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from antiphon.core.errors import ContractError, UnavailableError
+from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.reporting.plain_text import plain
 from antiphon.environments.outside import secret_values
 from antiphon.environments.scoring.messages import REASON_CHARS
@@ -35,10 +35,15 @@ class JsonServer:
             at_once: requests at the same time.
 
         Raises:
-            ConfigError: when the variable is not set.
+            ConfigError: when the variable is not set, or holds what no header can.
         """
         self._field, self._timeout_s, self._at_once = section, timeout_s, at_once
         self._secrets = secret_values([key] if key else [], f"{section}.key")
+        if not all("!" <= letter <= "~" for value in self._secrets.values() for letter in value):
+            raise ConfigError(
+                f"{section}.key: the value of {key} has a space, a line end or a letter that no header can "
+                "carry; export the key alone"
+            )
 
     async def __aenter__(self) -> Self:
         (value,) = self._secrets.values() or ("",)
@@ -72,18 +77,22 @@ class JsonServer:
         except TimeoutError:
             raise UnavailableError(f"it did not answer within {self._timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise UnavailableError(f"it cannot be asked: {type(error).__name__}: {error}") from error
-        status, said = answer.status, self.plain(found.decode(errors="replace"), most=SAID_CHARS)
-        if status != 200:
+            said = self.plain(str(error), most=SAID_CHARS)  # it may quote what is no HTTP
+            raise UnavailableError(f"it cannot be asked: {type(error).__name__}: {said}") from None
+        if (status := answer.status) != 200:
+            said = self._said(found)
             if 300 <= status < 400:
-                place = answer.headers.get("Location", "")
+                place = self.plain(answer.headers.get("Location", ""), most=SAID_CHARS)
                 said = f"go to {place}; give the final address in {self._field}.url"
             kind = UnavailableError if status >= 500 or status in PASSING else ContractError
             raise kind(f"it answered with status {status}: {said}")
         try:
             return json.loads(found)
         except (ValueError, RecursionError):
-            raise UnavailableError(f"its answer is no JSON: {said}") from None
+            raise UnavailableError(f"its answer is no JSON: {self._said(found)}") from None
+
+    def _said(self, answer: bytearray) -> str:
+        return self.plain(answer.decode(errors="replace"), most=SAID_CHARS)
 
     def plain(self, text: str, keep: str = "", most: int | None = REASON_CHARS) -> str:
         """Return a text of the other side without orders and without the key."""

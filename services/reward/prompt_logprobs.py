@@ -11,8 +11,9 @@ from typing import Any, Self
 import numpy as np
 
 from antiphon.api.scorer import Scorer
+from antiphon.core.checks import LOGPROB_CEILING
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, ConfigError, ContractError, UnavailableError
+from antiphon.core.errors import ConfigError, ContractError, UnavailableError
 from antiphon.core.records import FloatArray, IntArray
 from antiphon.models.codec import TextCodec
 from antiphon.services.reward.json_server import ANSWER_BYTES, JsonServer
@@ -37,6 +38,7 @@ class ServedScorer(Scorer):
         section = config.reference
         self._url, self._model = f"{section.url.rstrip('/')}/completions", section.model
         self._server = JsonServer("reference", section.key, section.timeout_s, AT_ONCE)
+        self._places = asyncio.Semaphore(AT_ONCE)  # who waits for another's answer has not asked yet
 
     async def __aenter__(self) -> Self:
         await self._server.__aenter__()
@@ -50,13 +52,12 @@ class ServedScorer(Scorer):
     ) -> Sequence[FloatArray]:
         rows = [np.concatenate([prompt_token_ids, one]).tolist() for one in completions]
         try:
-            choices = await self._choices(rows, sum(map(len, rows)))
+            async with self._places:
+                choices = await self._choices(rows, sum(map(len, rows)))
             start = prompt_token_ids.size
             return [_logprobs(one, row, start, self._server) for one, row in zip(choices, rows, strict=True)]
-        except UnavailableError as error:
-            raise UnavailableError(f"reference.url: {error}") from error
-        except ContractError as error:
-            raise ContractError(f"reference.url: {error}") from error
+        except (ContractError, UnavailableError) as error:
+            raise type(error)(f"reference.url: {error}") from error
 
     async def check_text(self, text: str, token_ids: Sequence[int]) -> None:
         """Check that the server makes the same tokens of a text.
@@ -105,7 +106,9 @@ def _logprobs(choice: Any, token_ids: Sequence[int], start: int, server: JsonSer
     for place in range(start, len(token_ids)):
         try:
             found[place - start] = float(given[place][str(token_ids[place])]["logprob"])
-        except (KeyError, TypeError, ValueError):
+            if not -np.inf < found[place - start] <= LOGPROB_CEILING:  # NaN neither
+                raise ValueError
+        except (KeyError, TypeError, ValueError, OverflowError):
             said = server.plain(repr(given[place]), most=100)
             raise ContractError(
                 f"it does not say how probable token {token_ids[place]} is at place {place}, but {said}; "
@@ -132,9 +135,7 @@ def check_server(config: RunConfig, codec: TextCodec, text: str) -> None:
 
     try:
         asyncio.run(tried())
-    except AntiphonError as error:
-        if isinstance(error, ConfigError):
-            raise
+    except (ContractError, UnavailableError) as error:
         said = str(error).removeprefix("reference.url: ")
         section = config.reference
         raise ConfigError(

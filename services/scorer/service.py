@@ -5,6 +5,7 @@ Legend: G completions of one prompt, T tokens of one, K of them at a time, V voc
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ class ScorerService(Scorer):
     def __init__(self, model: Any, temperature: float) -> None:
         """Serve a Hugging Face causal model; `temperature` divides its logits, and 0 counts as 1."""
         self._model, self._temperature = model, temperature or 1.0
-        self._one = asyncio.Lock()
+        # A call that nobody waits for any more goes on in its thread, and no other begins beside it.
+        self._one = ThreadPoolExecutor(1)
 
     async def score(
         self, prompt_token_ids: IntArray, completions: Sequence[IntArray]
@@ -37,8 +39,8 @@ class ScorerService(Scorer):
                 f"a prompt of {prompt_token_ids.size} tokens and its completions cannot be scored: "
                 f"there must be a prompt, and no token beyond {vocabulary - 1}; give all services one model"
             )
-        async with self._one:
-            return await asyncio.to_thread(self._score, prompt_token_ids, completions)
+        asked = asyncio.get_running_loop().run_in_executor
+        return await asked(self._one, self._score, prompt_token_ids, completions)
 
     def _score(self, prompt: IntArray, completions: Sequence[IntArray]) -> list[FloatArray]:
         found = [np.zeros(one.size, dtype=np.float32) for one in completions]

@@ -40,7 +40,7 @@ from antiphon.services.coordinator.journal.pinned import check_same_run, input_f
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.reward.server import scorer_of
 from antiphon.system.packages import digest_of
-from antiphon.system.rows import Rows
+from antiphon.system.rows import Rows, named_files
 from tests.support.bubblewrap import needs_bubblewrap
 
 Row = dict[str, Any]
@@ -762,6 +762,9 @@ def test_a_data_set_is_read_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
         environment.try_out()
         assert (environment.size("train"), environment.size("heldout")) == (9, 9)
         assert environment.problem("heldout", 8).text == "58 + 1 ="
+    write(tmp_path / "more.jsonl", sums(90, 4))
+    for mixed in ([name, str(tmp_path / "more.jsonl")], [str(tmp_path / "more.jsonl"), name]):
+        assert opened(train=mixed, heldout=name).size("train") == 13
     with pytest.raises(ConfigError, match="cannot be loaded"):
         opened(train=f"{name}:validation", heldout=name)
 
@@ -770,3 +773,9 @@ def test_without_datasets_a_name_says_what_to_install(two: Row, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"needs the library datasets .*pip install .datasets>=4"):
         opened(**{**two, "train": "hub:owner/name"})
+
+
+def test_a_list_names_files_and_data_sets(two: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.system.rows._hub_files", lambda named, field, split: (Path(named + split),))
+    found = named_files([two["train"], "hub:a", "hub:b"], "data.train", "test")
+    assert found == (Path(two["train"]).resolve(), Path("hub:atest"), Path("hub:btest"))

@@ -86,8 +86,9 @@ SILENT = chatml().replace(
             {"messages": [{"role": "user", "content": "1"}]},
             "none of its messages is the assistant's",
         ),
-        ("chatml", {"messages": "1"}, "must be a list of objects"),
-        ("chatml", {"prompt": "1" * 99, "completion": "2"}, "more than data.max_tokens=60; shorten it"),
+        ("chatml", {"messages": "1"}, "`messages` must be a list of objects"),
+        ("chatml", {"messages": CONVERSATIONS[0], "tools": "[]"}, "`tools` must be a list of objects"),
+        ("chatml", {"prompt": "1" * 99, "completion": "2"}, "more than 60, the smaller of data.max_tokens"),
         (FORGETFUL, {"messages": CONVERSATIONS[1][3:]}, "cannot be masked; use data.turns=last"),
         (SILENT, {"messages": CONVERSATIONS[0]}, "cannot be masked; give another template"),
     ],
@@ -107,6 +108,37 @@ def test_a_row_that_cannot_be_learned_from_is_named(
         and str(caught.value).startswith("data.train: ")
         and f"row {1 if template is SILENT else 2}" in str(caught.value)  # the first is good elsewhere
     )
+
+
+def test_what_a_table_has_no_value_for_is_as_if_it_were_not_there(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    asking = chatml().replace("{% for m in messages %}", "{% for m in messages %}{{ 'x' if 'name' in m }}")
+    plainly = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    named = [{"role": "user", "content": "1", "name": "a"}, {"role": "assistant", "content": "2"}]
+    rows = [{"messages": named}, {"prompt": "1", "completion": "2"}, {"messages": plainly}]
+    columns = {name: [row.get(name) for row in rows] for name in ("messages", "prompt", "completion")}
+    pq.write_table(pa.Table.from_pydict(columns), table := tmp_path / "rows.parquet")
+    (lines := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = reader(tokenizer, asking)
+    found, wanted = (list(made.read(Rows([file], ()), "data.train")) for file in (table, lines))
+    assert asking != chatml() and [one.token_ids.tolist() for one in found] == [
+        one.token_ids.tolist() for one in wanted
+    ]
+    assert found[0].token_ids.size == found[1].token_ids.size + 1 == found[2].token_ids.size + 1
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": "1 + Q =", "completion": "3"}, {"prompt": "1", "completion": "Q"}]
+)
+def test_what_the_tokenizer_has_no_token_for_is_not_learned_as_something_else(
+    tmp_path: Path, row: dict[str, str]
+) -> None:
+    codec = TextCodec.load(str(Path(__file__).parents[2] / "examples" / "models" / "chain-sum"))
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "1 + 2 =\n", "completion": "3"}) + "\n" + json.dumps(row))
+    with pytest.raises(ConfigError, match=r"row 2 of .* has no token for 'Q' in '"):
+        list(SupervisedReader(codec, None, codec.end_tokens).read(Rows([file]), "data.train"))
 
 
 def test_without_a_template_prompts_with_completions_are_plain_text(

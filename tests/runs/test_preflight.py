@@ -98,6 +98,12 @@ def test_a_model_is_checked_against_its_own_configuration_and_the_run_s(
     long = load_config(EXAMPLES / "quickstart.yaml", ["rollout.max_model_tokens=1025"])
     with pytest.raises(ConfigError, match=r"max_model_tokens=1025 is more than the 1024 positions"):
         check_model(long, EXAMPLES / "models" / "chain-sum")
+    shutil.copytree(EXAMPLES / "models" / "chain-sum", teacher := tmp_path / "teacher")
+    (teacher / "config.json").write_text((teacher / "config.json").read_text().replace(": 1024", ": 64"))
+    told = [*NO_LEDGER, "reference.kl=0.1", f"reference.model={teacher}"]
+    taught = load_config(EXAMPLES / "quickstart.yaml", told)
+    with pytest.raises(ConfigError, match=r"is more than the 64 positions of reference\.model=.*teacher"):
+        preflight(taught, tmp_path)
 
 
 def test_too_little_shared_memory_is_named_with_what_is_needed(

@@ -18,9 +18,10 @@ from antiphon.cli.replay import replay
 from antiphon.cli.report import report
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
-from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.sft_config import SftConfig, load_sft_config
 from antiphon.environments.registry import environment_of
+from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.lineage.kept import Kept
 from antiphon.lineage.tracking.mlflow_client import client_at
 from antiphon.lineage.tracking.tracked_run import TrackedRun
@@ -31,6 +32,7 @@ from antiphon.runs.preflight import check_methods
 from antiphon.runs.sft import LOG, MODEL, Line, SftPlan, plan_sft, train
 from antiphon.runs.sft_replay import replay_sft
 from antiphon.services.rollout.suite_worker import SAMPLES, SuiteSample
+from antiphon.system.files import PREFIX
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "models" / "chain-sum"
 FIELDS = ("train", "heldout")
@@ -40,6 +42,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "sft" / "sums.yaml"
 def plan_of(home: Path, *overrides: str) -> SftPlan:
     few = "data.rows_per_step=48", "learner.checkpoint_interval=2", "data.heldout_interval=3"
     return plan_sft(load_sft_config(EXAMPLE, ["data.epochs=1", *few, *overrides]), home)
+
+
+def drawn_losses(plan: SftPlan) -> list[tuple[int, float]]:
+    known = json.loads((plan.folder / "mlflow.json").read_text())
+    client = client_at(known["tracking_uri"])
+    assert client.get_run(known["run_id"]).info.status == "FINISHED"
+    return [(one.step, one.value) for one in client.get_metric_history(known["run_id"], "sft/loss")]
 
 
 def weights(plan: SftPlan) -> str:
@@ -56,14 +65,21 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path) -> N
         if line["step"] == 4:
             raise KeyboardInterrupt
 
+    left = parted.folder / f"{PREFIX}left"  # by a process that was killed
+    left.mkdir(parents=True)
     for _ in range(2):  # 4 is learned again from the checkpoint of 4, and then no more
         try:
             train(parted, tmp_path / "parted", interrupt)
         except KeyboardInterrupt:
             continue
     again = train(parted, tmp_path / "parted", lambda line: None)
-    assert again == lines and weights(parted) == weights(whole)
+    assert again == lines and weights(parted) == weights(whole) and not left.exists()
+    assert drawn_losses(parted) == [(line["step"], line["loss"]) for line in lines]  # each step once
     assert train(parted, tmp_path / "parted", lambda line: pytest.fail("it is done")) == lines
+    others = plan_of(tmp_path / "parted", f"data.heldout={EXAMPLE.with_name('train.jsonl')}")
+    assert others.folder == parted.folder
+    with pytest.raises(ConfigError, match=r"data\.heldout holds other rows than sums-sft"):
+        train(others, tmp_path / "parted", lambda line: None)
     shown = AutoModelForCausalLM.from_pretrained(whole.folder / MODEL, dtype=torch.float32)
     losses = []
     for one in whole.heldout:
@@ -150,11 +166,19 @@ def test_curves_wait_for_an_mlflow_that_does_not_answer(
     monkeypatch.setattr(TrackedRun, "log_summary", failing)
     lines = train(plan, tmp_path, lambda line: None)
     assert calls[:4] == [1, 1, 1, 1] and len(lines) == 6
-    known = json.loads((plan.folder / "mlflow.json").read_text())
-    client = client_at(known["tracking_uri"])
-    drawn = client.get_metric_history(known["run_id"], "sft/loss")
-    assert [(point.step, point.value) for point in drawn] == [(line["step"], line["loss"]) for line in lines]
-    assert client.get_run(known["run_id"]).info.status == "FINISHED"
+    assert drawn_losses(plan) == [(line["step"], line["loss"]) for line in lines]
+
+
+def test_an_mlflow_that_refuses_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, opened = plan_of(tmp_path, "data.rows_per_step=256"), []
+
+    def gone(*place: Any) -> TrackedRun:
+        opened.append(place)
+        raise (UnavailableError, ContractError)[len(opened) % 2]("its run was deleted")
+
+    monkeypatch.setattr("antiphon.runs.sft.open_run", gone)
+    assert len(train(plan, tmp_path, lambda line: None)) == 1
+    assert len(opened) == 2 and (plan.folder / MODEL / "config.json").is_file()
 
 
 def test_adapters_are_trained_and_written_merged(tmp_path: Path) -> None:
@@ -251,6 +275,24 @@ def test_a_score_is_the_mean_reward_of_the_held_out_prompts() -> None:
     assert task.score(Path("weights")) == 0.5
 
 
+@pytest.mark.parametrize("failing", [1, 60])
+def test_few_answers_that_cannot_be_judged_count_as_wrong(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    config = task_config(environment={}, evaluation={"prompts": 60})
+    task = HeldoutTask(config, MODEL_FOLDER, Answers(environment_of(config.environment)))
+
+    async def judged(*given: Any) -> list[list[Verdict]]:
+        return [[Failed("it fell over")]] * failing + [[1.0]] * (60 - failing)
+
+    monkeypatch.setattr("antiphon.runs.heldout_task.judged", judged)
+    if failing == 1:
+        assert task.score(Path("weights")) == pytest.approx(59 / 60)
+        return
+    with pytest.raises(AntiphonError, match=r"60 of 60 held-out answers could not be judged.*it fell over"):
+        task.score(Path("weights"))
+
+
 def test_a_task_with_turns_is_refused() -> None:
     config = task_config(environment={"name": "poker"}, rollout={"max_model_tokens": 2048})
     with pytest.raises(ConfigError, match=r"environment\.name=poker has turns"):
@@ -281,6 +323,11 @@ def test_the_weights_are_scored_on_a_task_while_they_train(tmp_path: Path) -> No
         (
             {"data": {"train": "x"}, "sampling": {"max_tokens": 9}},
             "sampling has no effect without environment",
+        ),
+        ({"model": {"renderer": "qwen3"}, "data": {"train": "x"}}, "model.renderer=qwen3 has no effect"),
+        (
+            {"learner": {"warmup_steps": 50}, "data": {"train": str(EXAMPLE.with_name("train.jsonl"))}},
+            "learner.warmup_steps=50 is no shorter than run.steps=8",
         ),
         ({"data": {"train": "nowhere.jsonl"}}, "data.train: there is no file nowhere.jsonl"),
         ({"data": {"train": "x", "rows": 2}}, "unknown key data.rows"),

@@ -32,6 +32,14 @@ class LogprobServer:
         told = self.script.pop(0) if self.script else "honest"
         if told.isdecimal():
             return web.Response(status=int(told), text=f"no, {request.headers.get('Authorization')}")
+        if told == "redirect":
+            place = f"http://a/{request.headers.get('Authorization')}?{'y' * 999}"
+            return web.Response(status=307, headers={"Location": place})
+        if told == "no HTTP" and request.transport is not None:
+            request.transport.write(f"HTTP/9 {request.headers.get('Authorization')}\r\n\r\n".encode())
+            request.transport.close()
+        if told == "0.6 s":
+            await asyncio.sleep(0.6)
         if told == "slow":
             await asyncio.Event().wait()
         if told == "plain":
@@ -47,6 +55,10 @@ class LogprobServer:
                 choice["prompt_logprobs"] = [
                     one and {"-1": {"logprob": -1.0}} for one in choice["prompt_logprobs"]
                 ]
+        if told in ("NaN", "0.5", "-Infinity", "-" + "1" * 400):
+            choices[0]["prompt_logprobs"][-1] = {
+                str(token): {"logprob": json.loads(told)} for token in range(99)
+            }
         if told == "one short":
             choices.pop()
         return web.json_response({"choices": choices[::-1]})

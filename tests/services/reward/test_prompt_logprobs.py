@@ -15,6 +15,7 @@ from antiphon.core.errors import AntiphonError, ConfigError, ContractError, Unav
 from antiphon.core.records import FloatArray
 from antiphon.models.codec import TextCodec
 from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
+from antiphon.services.reward import prompt_logprobs
 from antiphon.services.reward.prompt_logprobs import ServedScorer, check_server
 from antiphon.services.scorer.server import open_scorer
 from antiphon.services.scorer.service import ScorerService
@@ -58,6 +59,12 @@ def test_its_logprobs_are_those_of_a_scorer_of_the_run(monkeypatch: pytest.Monke
         ("slow", UnavailableError, "did not answer within 0.2 s"),
         ("plain", ContractError, "it answered 1 choices, and not one for each prompt"),
         ("one short", ContractError, "not one for each prompt"),
+        ("redirect", ContractError, "go to http://a/Bearer $TEACHER_KEY?yyy"),
+        ("no HTTP", UnavailableError, "reference.url: it cannot be asked: "),
+        ("NaN", ContractError, "how probable token 8 is at place 3, but {'0': {'logprob': nan}"),
+        ("0.5", ContractError, "how probable token 8 is"),
+        ("-Infinity", ContractError, "how probable token 8 is"),
+        ("-" + "1" * 400, ContractError, "how probable token 8 is"),
         ("other tokens", ContractError, "how probable token 8 is at place 3, but {'-1': {'logprob': -1.0}}"),
     ],
 )
@@ -68,7 +75,27 @@ def test_whatever_it_answers_is_a_sentence(
     limit_s = 0.2 if told == "slow" else 20.0
     with logprobs_of(MODEL, told) as server, pytest.raises(kind) as caught:
         asyncio.run(scored(server, key="TEACHER_KEY", timeout_s=limit_s))
-    assert said in str(caught.value) and "hush" not in str(caught.value)
+    assert said in str(caught.value) and "hush" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_who_waits_for_its_turn_has_not_begun_to_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_logprobs, "AT_ONCE", 1)
+
+    async def story(url: str) -> None:
+        async with ServedScorer(config_of(url, timeout_s=1.5)) as scorer:
+            await asyncio.gather(*(scorer.score(PROMPT, COMPLETIONS) for _ in range(4)))
+
+    with logprobs_of(MODEL, *["0.6 s"] * 4) as server:
+        asyncio.run(story(server.url))
+        assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize("key", ["hush\n", "hush ", "h\u00fcsh"])
+def test_a_key_that_no_header_carries_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("TEACHER_KEY", key)
+    with pytest.raises(ConfigError, match=r"reference\.key: the value of TEACHER_KEY has") as caught:
+        ServedScorer(config_of("http://a/v1", key="TEACHER_KEY"))
+    assert key.strip() not in str(caught.value)
 
 
 def test_it_is_tried_before_the_start_with_one_row_and_one_text() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import shutil
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,37 @@ def test_logprobs_over_the_wire_are_those_of_one_forward_pass(temperature: float
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
     with pytest.raises(ContractError, match=f"no token beyond {vocabulary - 1}"):
         asyncio.run(ask([np.array([vocabulary], dtype=np.int32)]))
+
+
+def test_what_nobody_waits_for_any_more_does_not_run_beside_the_next() -> None:
+    model, running, most = make_model().eval(), [0], [0]
+    entered, leave, score = threading.Event(), threading.Event(), ScorerService._score
+
+    class Slow(ScorerService):
+        def _score(self, prompt: np.ndarray, completions: Sequence[np.ndarray]) -> list[np.ndarray]:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            entered.set()
+            assert leave.wait(30.0)
+            found = score(self, prompt, completions)
+            running[0] -= 1
+            return found
+
+    async def story() -> None:
+        service, tokens = Slow(model, 1.0), np.array([1, 2], dtype=np.int32)
+        first = asyncio.create_task(service.score(tokens, [tokens]))
+        await asyncio.to_thread(entered.wait, 30.0)
+        first.cancel()  # as a deadline does
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        entered.clear()
+        second = asyncio.create_task(service.score(tokens, [tokens]))
+        assert not await asyncio.to_thread(entered.wait, 0.2)
+        leave.set()
+        (found,) = await second
+        assert found.shape == (2,) and most == [1]
+
+    asyncio.run(story())
 
 
 def test_rewards_with_a_reference_come_back_and_those_without_are_as_before() -> None:
