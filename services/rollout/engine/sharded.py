@@ -190,7 +190,9 @@ class ShardedEngine(VllmEngine):
     def _advance(self) -> Any:
         self._pass_on(Order.STEP, *self._schedule())
         self._steps += 1
-        return super()._advance()
+        # Where one rank alone fails, the others wait inside the step, and no order would reach them.
+        with self._ranks.running():
+            return super()._advance()
 
     def _schedule(self) -> tuple[int, ...]:
         """Return requests in flight, rows and accepted drafts of the last step, and two numbers of a digest.
