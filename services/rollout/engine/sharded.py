@@ -263,7 +263,7 @@ def start_sharded(settings: EngineSettings, config: RunConfig) -> ShardedEngine:
             f"rollout.tensor_parallel={world} needs a process that was started with {SAME_ORDER}, since all "
             "ranks must take sets in one order; start it with `child_environment`"
         )
-    shared_memory.sweep()
+    list(shared_memory.remove_leftovers(named=shared_memory.ENGINES))
     os.environ[SHARED_NAME] = shared_memory.new_name()
     followers = Followers(world, "engine")
     (followers.folder / "config.yaml").write_text(dump_config(config))
