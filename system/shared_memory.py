@@ -17,7 +17,7 @@ SHARED = Path("/dev/shm")
 """Where Linux shows shared memory as files."""
 _NAMESPACE = os.stat("/proc/self/ns/pid").st_ino
 """Containers may share memory and no process ids."""
-ENGINES = re.compile(rf"antiphon-\d+-(?:{_NAMESPACE}-(\d+)|\d+-\d+)-.+")
+ENGINES = re.compile(rf"antiphon-\d+-(?:{_NAMESPACE}-(\d+)|\d+)-.+")
 """Of `new_name`; where the name has the id of its maker's process, in this namespace, it is a group."""
 SEGMENT = re.compile(
     rf"{ENGINES.pattern}|psm_.+|sem\.mp-.+|.+-cpushm|torch_(\d+)_.+|__KMP_REGISTERED_LIB_(\d+)_.+"
